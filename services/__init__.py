@@ -1,0 +1,1 @@
+"""streamrl's running system: Ray actors, launch, command line. Part of streamrl, not a package of its own."""

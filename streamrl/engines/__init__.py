@@ -1,0 +1,1 @@
+"""Engines sample completions. `base` is the seam; `torch` and `scripted` are what stands behind it."""

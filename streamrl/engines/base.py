@@ -1,0 +1,65 @@
+"""The seam between a rollout replica and whatever samples its tokens.
+
+An engine is a plain synchronous object that one thread owns and steps. It speaks batches: requests come in
+lists and completions leave in lists, because a call for each sample or token would cost more than a small
+model's forward pass. It knows ids, not text, and it answers under exactly one version at a time.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from streamrl.types import EngineStats, GenerationRequest, GenerationResult, UpdateMode, Version
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Engine(Protocol):
+    """Continuous batching behind five verbs.
+
+    Example:
+        engine.submit(requests)
+        while engine.has_work:
+            for result in engine.step():
+                ...
+    """
+
+    @property
+    def version(self) -> Version:
+        """The version that samples the next token."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything: requests running or waiting, or a drained update to finish."""
+        ...
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests. One that can never run (too long, empty) comes back from the next `step` as
+        FinishReason.ERROR; it never raises for a single bad request."""
+        ...
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests early; each comes back from the next `step` as ABORT with the tokens it had."""
+        ...
+
+    def load_weights(
+        self, tensors: "Mapping[str, torch.Tensor]", version: Version, mode: UpdateMode
+    ) -> None:
+        """Take a complete set of Hugging Face named tensors as `version`.
+
+        `keep` and `recompute` take effect before the next token; `drain` takes effect when the running requests
+        are done, and starts no waiting request before. All tensors or none: on an error the old version serves
+        on. The engine copies: the caller may free `tensors` when this returns (for `drain`: also at once).
+        """
+        ...
+
+    def step(self) -> list[GenerationResult]:
+        """Advance every running request by at least one token and return those that finished."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    def close(self) -> None:
+        """Free the KV cache. Calls after this raise."""
+        ...

@@ -1,0 +1,59 @@
+"""The errors that streamrl raises on purpose.
+
+    StreamRLError
+    +-- ConfigError          the configuration is wrong                       exit code 2
+    +-- ResourceError        memory, disk, port, machine: not enough of it    exit code 3
+    +-- ComponentError       a part of the running system failed              exit code 4
+    |   +-- DeadlineError    a wait passed its deadline
+    |   +-- FencedError      a replaced part tried to act
+    |   +-- NonFiniteError   a number that must be finite is not
+    +-- DataError            bytes on disk or on the wire are not what they claim to be   exit code 4
+    +-- RunFolderError       the run folder is in use, of another schema, or finished     exit code 2
+
+Each also inherits the nearest built-in type, and each survives pickling (its `args` rebuild it), since Ray
+carries errors between processes.
+"""
+
+
+class StreamRLError(Exception):
+    """Root of the tree. `exit_code` is what `streamrl` returns when this error ends a command."""
+
+    exit_code = 4
+
+
+class ConfigError(StreamRLError, ValueError):
+    """The configuration, or a value that a user gave, is wrong."""
+
+    exit_code = 2
+
+
+class RunFolderError(StreamRLError, ValueError):
+    """The run folder cannot be used as it is: in use, of another schema, or of another configuration."""
+
+    exit_code = 2
+
+
+class ResourceError(StreamRLError, OSError):
+    """The machine has too little of something: memory, disk, a port."""
+
+    exit_code = 3
+
+
+class ComponentError(StreamRLError, RuntimeError):
+    """A part of the running system failed. The message names component, phase and cause."""
+
+
+class DeadlineError(ComponentError, TimeoutError):
+    """A wait passed its deadline. The message names who waited, for what, and how long."""
+
+
+class FencedError(ComponentError):
+    """A part that was replaced, or lost its epoch, tried to act."""
+
+
+class NonFiniteError(ComponentError):
+    """A log-probability, loss, gradient norm or weight is NaN or infinite."""
+
+
+class DataError(StreamRLError, ValueError):
+    """Bytes on disk or on the wire are damaged, foreign, or of a newer schema."""

@@ -1,0 +1,247 @@
+"""The records that the parts of streamrl exchange inside a process.
+
+What goes to disk is Arrow (`buffers.schema`); what goes between actors is built from the structs here. All are
+plain data: no torch, no Arrow, no Ray. Arrays are numpy, ragged lists are a flat array plus offsets.
+
+Shape suffixes: `_N` rows, `_T` tokens of all rows together.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+IntArray = npt.NDArray[np.int32]
+LongArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+
+
+class TokenOrigin(IntEnum):
+    """Where a token came from. The loss mask is `origin == SAMPLED`, never a token value."""
+
+    PROMPT = 0
+    SAMPLED = 1
+    ENVIRONMENT = 2
+
+
+class FinishReason(StrEnum):
+    """Why a rollout ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class UpdateMode(StrEnum):
+    """What a replica does with requests in flight when a new version arrives.
+
+    keep: swap the weights, keep the KV cache of the old version.
+    recompute: swap the weights, rebuild the KV cache of every running request under the new ones.
+    drain: finish what runs under the old version first, start nothing new meanwhile.
+    """
+
+    KEEP = "keep"
+    RECOMPUTE = "recompute"
+    DRAIN = "drain"
+
+
+class Version(NamedTuple):
+    """The number of a published weight set, ordered lexicographically.
+
+    Step 0 is the initial model; step s makes step s. A resume raises the incarnation, so a version published
+    after it is newer than every one of the lost branch.
+    """
+
+    incarnation: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.step}"
+
+
+class VersionSpan(NamedTuple):
+    """`version` sampled the tokens from index `start` on, up to the next span's start."""
+
+    start: int
+    version: Version
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drawn. `temperature = 0` is greedy; 1.0 / 0 / 0.0 switch top-p / top-k / min-p off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_new_tokens: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One completion to make. Ids in, ids out: an engine knows nothing of text.
+
+    `prompt_ids` is int32 of length >= 1. `seed` (unsigned, below 2**63) alone decides the sampled tokens, given
+    the weights. Requests with equal prompts that are submitted together share one prefill.
+    """
+
+    request_id: str
+    prompt_ids: IntArray
+    seed: int
+    sampling: SamplingParams
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """One finished completion.
+
+    token_ids: int32 [n], the sampled tokens, the stop token included.
+    logprobs: float32 [n], of the distribution that was sampled (temperature and truncation applied).
+    version_spans: `start` counts sampled tokens; the first span starts at 0; never empty unless n == 0.
+    error: text when `finish_reason` is ERROR, else "".
+    """
+
+    request_id: str
+    token_ids: IntArray
+    logprobs: FloatArray
+    version_spans: tuple[VersionSpan, ...]
+    finish_reason: FinishReason
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since start (tokens, requests) and gauges (running, waiting, kv_bytes_*)."""
+
+    running: int
+    waiting: int
+    generated_tokens: int
+    finished_requests: int
+    kv_bytes_used: int
+    kv_bytes_total: int
+    version: Version
+
+
+class Ticket(msgspec.Struct, frozen=True, array_like=True):
+    """Leave to generate one group, given by the queue to one replica.
+
+    number: place of the group in data order, counted from 0; it decides the order inside a training batch.
+    data_index: row of the task's training prompts. data_pass: the pass over the data.
+    attempt: 0 for the first try. last_step: last step at which the group may be trained.
+    """
+
+    number: int
+    data_index: int
+    data_pass: int
+    attempt: int
+    last_step: int
+
+
+class FrameRef(msgspec.Struct, frozen=True, array_like=True):
+    """Where one durable Arrow record batch lies: a byte range of a segment file.
+
+    path is relative to the run folder. checksum is XXH3-64 over the salt and the frame's bytes.
+    """
+
+    path: str
+    offset: int
+    length: int
+    num_rows: int
+    checksum: int
+    salt: int
+
+
+class RowRef(NamedTuple):
+    """One row of one frame."""
+
+    frame: FrameRef
+    row: int
+
+
+class ScoreStatus(StrEnum):
+    OK = "ok"
+    FAILED = "failed"
+
+
+class Score(msgspec.Struct, frozen=True, array_like=True):
+    """The verdict on one rollout. A failed score has no number: `reward` is None and `reason` says why."""
+
+    status: ScoreStatus
+    reward: float | None
+    components: dict[str, float] = {}
+    reason: str = ""
+
+    @classmethod
+    def ok(cls, reward: float, components: dict[str, float] | None = None) -> "Score":
+        return cls(ScoreStatus.OK, reward, components or {})
+
+    @classmethod
+    def failed(cls, reason: str) -> "Score":
+        return cls(ScoreStatus.FAILED, None, {}, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRows:
+    """Rollouts ready for the learner: ragged, never padded. All token arrays are flat over the rows.
+
+    offsets: int64 [N + 1]; row i owns tokens offsets[i]:offsets[i + 1].
+    token_ids int32 [T], token_origin uint8 [T], rollout_logprobs float32 [T] (0 where not sampled).
+    token_steps: int64 [T], the step of the version that sampled each token (-1 where not sampled).
+    group: int64 [N], the group's number (data order). sample_index: int64 [N].
+    rewards: float64 [N]; NaN where the score failed (`valid` is False there).
+    valid: bool [N]. replica: str per row.
+    """
+
+    offsets: LongArray
+    token_ids: IntArray
+    token_origin: npt.NDArray[np.uint8]
+    rollout_logprobs: FloatArray
+    token_steps: LongArray
+    group: LongArray
+    sample_index: LongArray
+    rewards: npt.NDArray[np.float64]
+    valid: npt.NDArray[np.bool_]
+    replica: list[str] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.offsets[-1])
+
+    def lengths(self) -> LongArray:
+        """int64 [N], tokens of each row."""
+        return np.diff(self.offsets)
+
+    def oldest_steps(self) -> LongArray:
+        """int64 [N], the step of each row's oldest sampled token (-1 for a row without one)."""
+        never = np.iinfo(np.int64).max
+        steps = np.where(self.token_steps < 0, never, self.token_steps)
+        oldest = np.minimum.reduceat(steps, self.offsets[:-1]) if self.num_rows else steps
+        return np.where(oldest == never, -1, oldest).astype(np.int64)
+
+
+def prompt_digest(content: str, index: int) -> str:
+    """The id of a prompt, stable across runs of the same data: 16 hex digits of its content and index."""
+    return xxhash.xxh3_64_hexdigest(f"{index}\x00{content}".encode())
+
+
+def group_id(prompt_id: str, data_pass: int) -> str:
+    return f"{prompt_id}.{data_pass}"
+
+
+def rollout_id(group: str, sample_index: int) -> str:
+    return f"{group}/{sample_index}"
+
+
+def rollout_seed(run_seed: int, rollout: str) -> int:
+    """The sampling seed of a rollout, in [0, 2**63). It depends on the run's seed and the rollout's id only,
+    so a second attempt draws the same tokens."""
+    return xxhash.xxh3_64_intdigest(rollout.encode(), seed=run_seed) >> 1
