@@ -1,1 +1,1 @@
-"""streamrl's Arrow replay queue: schemas, segments, ledger and index. Part of streamrl, not a package of its own."""
+"""streamrl's Arrow replay queue: schemas, segments, ledger, index. A part of streamrl."""

@@ -1,7 +1,7 @@
 """The shape of a configuration: one frozen struct per TOML table, each key with its meaning and its range.
 
-Nothing heavy is imported here: `streamrl check` must answer in a moment. What a type or a range cannot say is in
-`rules`; where a value came from (file and line) is in `load`. Derived quantities are properties, not keys.
+Nothing heavy is imported here: `streamrl check` must answer in a moment. What a type or a range cannot say is
+in `rules`; where a value came from (file and line) is in `load`. Derived quantities are properties, not keys.
 """
 
 from typing import Annotated, Literal
@@ -13,21 +13,25 @@ NonNegative = Annotated[int, Meta(ge=0)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Meta(gt=0.0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 
 
 class Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every table."""
 
 
-class TaskConfig(Table):
+class TaskConfig(Table, frozen=True):
+    """What the model learns."""
+
     name: str = "arithmetic"
     """A built-in task, or `module:Class` of one's own."""
     held_out: Fraction = 0.1
     """Share of the task's items kept for evaluation, by a fixed digest; never trained on."""
 
 
-class ModelConfig(Table):
+class ModelConfig(Table, frozen=True):
+    """The policy that is trained."""
+
     preset: str | None = None
     """A model made from nothing by name. Exactly one of `preset` and `path`."""
     path: str | None = None
@@ -36,10 +40,11 @@ class ModelConfig(Table):
     """Number format of weights and activations, in the learner and in the engine."""
 
 
-class WarmupConfig(Table):
-    """Supervised warm-up on the task's own demonstrations, before the stream starts. `max_steps = 0` skips it."""
+class WarmupConfig(Table, frozen=True):
+    """Supervised warm-up on the task's own demonstrations, before the stream starts."""
 
     max_steps: NonNegative = 0
+    """Steps at most; 0 skips the warm-up."""
     batch_size: Positive = 256
     """Demonstrations a step."""
     lr: PositiveFloat = 1e-3
@@ -50,16 +55,22 @@ class WarmupConfig(Table):
     """Steps between two looks at the score."""
 
 
-class SamplingConfig(Table):
+class SamplingConfig(Table, frozen=True):
+    """How tokens are drawn in the stream; evaluation is greedy whatever stands here."""
+
     temperature: NonNegativeFloat = 1.0
+    """Divides the logits. 0 is greedy, which leaves a group nothing to compare."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Smallest set of tokens with this probability; 1 switches it off."""
     top_k: NonNegative = 0
-    """0 switches it off."""
+    """Number of likeliest tokens; 0 switches it off."""
     min_p: Fraction = 0.0
+    """Least probability, as a share of the likeliest token's; 0 switches it off."""
     max_new_tokens: Positive = 16
+    """Tokens of a completion at most, its end token included."""
 
 
-class ScriptedConfig(Table):
+class ScriptedConfig(Table, frozen=True):
     """The scripted engine: deterministic completions, faults on demand. For tests and for the simulator."""
 
     latency_steps: Positive = 4
@@ -74,9 +85,13 @@ class ScriptedConfig(Table):
     """Added to each log-prob, as a mismatched engine would."""
 
 
-class RolloutConfig(Table):
+class RolloutConfig(Table, frozen=True):
+    """The replicas that generate."""
+
     replicas: Positive = 1
+    """Engines, each in a process of its own."""
     engine: Literal["torch", "scripted"] = "torch"
+    """`torch` runs the model in process; `scripted` draws tokens without one, for tests."""
     group_size: Positive = 8
     """Rollouts of one prompt."""
     slots: Positive = 64
@@ -84,8 +99,10 @@ class RolloutConfig(Table):
     update_mode: Literal["keep", "recompute", "drain"] = "keep"
     """What happens to requests in flight when a version arrives."""
     deterministic: bool = True
-    """A request's ids and log-probs do not depend on what shares its batch. Required for `max_staleness = 0`."""
+    """A request's ids and log-probs do not depend on what shares its batch. `max_staleness = 0`
+    requires it."""
     device: Literal["cpu", "cuda"] = "cpu"
+    """Where the engine computes."""
     threads: Positive = 1
     """Intra-op threads of one replica's engine."""
     kv_bytes: Positive = 256 * 2**20
@@ -94,7 +111,9 @@ class RolloutConfig(Table):
     scripted: ScriptedConfig = field(default_factory=ScriptedConfig)
 
 
-class RewardConfig(Table):
+class RewardConfig(Table, frozen=True):
+    """The stage that scores each rollout when it ends."""
+
     function: str = "exact_match"
     """A built-in reward, or `module:function` of one's own."""
     workers: Positive = 1
@@ -109,40 +128,61 @@ class RewardConfig(Table):
     """Share of failed scores, over a step, at which the run stops and says why."""
 
 
-class OptimizerConfig(Table):
+class OptimizerConfig(Table, frozen=True):
+    """AdamW and its rate."""
+
     lr: NonNegativeFloat = 1e-6
+    """Peak rate."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    """Decay of the first and of the second moment, each below 1."""
     eps: PositiveFloat = 1e-8
+    """Added to the root of the second moment."""
     weight_decay: NonNegativeFloat = 0.0
+    """Decoupled, times the rate."""
     max_grad_norm: PositiveFloat = 1.0
+    """The global gradient norm is clipped to it."""
     warmup_steps: NonNegative = 10
+    """Steps over which the rate rises linearly to `lr`."""
     decay: Literal["constant", "linear", "cosine"] = "linear"
+    """Course of the rate after that, to the last step."""
     min_lr_ratio: Fraction = 0.1
     """Rate at the last step, as a share of `lr`."""
 
 
-class AlgorithmConfig(Table):
+class AlgorithmConfig(Table, frozen=True):
+    """From rewards to a loss: advantage, correction, loss and aggregation are independent choices."""
+
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    """How a rollout is judged against the others of its group."""
     loss: Literal["ppo"] = "ppo"
+    """`ppo` is the clipped surrogate."""
     clip_low: NonNegativeFloat = 0.2
+    """The ratio is clipped below at 1 - `clip_low`."""
     clip_high: NonNegativeFloat = 0.28
+    """The ratio is clipped above at 1 + `clip_high`."""
     correction: Literal["none", "tis"] = "tis"
     """Weight for the distance between the policy that sampled and the policy that is trained."""
     tis_cap: PositiveFloat = 2.0
     """Upper bound of the truncated importance weight."""
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = "token_mean"
+    """How the losses of tokens become one number; the denominators are global."""
 
 
-class LearnerConfig(Table):
+class LearnerConfig(Table, frozen=True):
+    """The stage that trains; it is the clock of the run."""
+
     steps: Positive = 100
+    """Optimizer steps of the whole run."""
     num_workers: Positive = 1
     """FSDP2 ranks."""
     groups_per_step: Positive = 8
+    """Prompts of one step, each with `rollout.group_size` rollouts."""
     max_staleness: NonNegative = 2
     """Steps between the oldest token of a rollout and the step that trains on it, at most."""
     late: Literal["wait", "drop", "reissue"] = "wait"
     """What to do when a group that is still running must be in this batch to keep the bound."""
     device: Literal["cpu", "cuda"] = "cpu"
+    """Where the ranks compute; the process group is gloo on `cpu`, NCCL on `cuda`."""
     threads: Positive = 1
     """Intra-op threads of one rank."""
     micro_batch_tokens: Positive = 16384
@@ -151,31 +191,38 @@ class LearnerConfig(Table):
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
 
 
-class CheckpointConfig(Table):
+class CheckpointConfig(Table, frozen=True):
+    """Atomic commits of everything that a resume needs."""
+
     every: Positive = 50
     """Steps between two checkpoints; the last step always has one."""
     keep: Positive = 2
     """Checkpoints kept; an older one goes only after a newer one is verified."""
 
 
-class EvalConfig(Table):
+class EvalConfig(Table, frozen=True):
+    """Greedy scores on the held-out items, under one pinned version."""
+
     every: Positive = 100
     """Steps between two evaluations beside the stream; before and after are always scored."""
     max_items: NonNegative = 0
     """Held-out items scored; 0 takes all."""
 
 
-class QueueConfig(Table):
+class QueueConfig(Table, frozen=True):
+    """The durable replay queue between the replicas and the learner."""
+
     durability: Literal["disk", "memory"] = "disk"
     """`disk`: acknowledged rows survive a `kill -9`. `memory`: they survive a process, not the machine."""
     commit_interval_ms: NonNegativeFloat = 5.0
     """Group commit: rows that arrive within it share one sync to disk."""
     segment_bytes: Positive = 16 * 2**20
+    """Size of a log file, allocated at once."""
     byte_budget: Positive = 2 * 2**30
     """Bytes of rows waiting or not yet covered by a checkpoint."""
 
 
-class DeadlineConfig(Table):
+class DeadlineConfig(Table, frozen=True):
     """Seconds that the system waits before it fails and says for what."""
 
     start_s: PositiveFloat = 120.0
@@ -187,11 +234,14 @@ class DeadlineConfig(Table):
     step_s: PositiveFloat = 600.0
     """One learner step, its wait for data excepted."""
     checkpoint_s: PositiveFloat = 600.0
+    """From the snapshot of a checkpoint to its commit."""
     stop_s: PositiveFloat = 10.0
     """From the order to stop to the last process gone."""
 
 
-class RayConfig(Table):
+class RayConfig(Table, frozen=True):
+    """The Ray that the run lives in."""
+
     address: str = "local"
     """`local` starts a Ray of its own, on loopback, with a token; else the address of a cluster."""
     num_cpus: Positive | None = None
@@ -200,19 +250,24 @@ class RayConfig(Table):
     """Ray's own shared memory; streamrl's data does not pass through it."""
 
 
-class ObserveConfig(Table):
+class ObserveConfig(Table, frozen=True):
+    """What is recorded beside `metrics.jsonl`."""
+
     trace: bool = True
     """Write a Chrome trace of every span (opens in Perfetto)."""
     tensorboard: bool = False
     """Also write TensorBoard event files (extra `tensorboard`)."""
 
 
-class Config(Table):
+class Config(Table, frozen=True):
+    """A whole run. Every key has a default but the model."""
+
     name: Name = "run"
     """Name of the run; its folder is `<runs>/<name>`."""
     runs: str = "runs"
     """Folder of run folders."""
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    """Of data order, sampling, warm-up and a preset's first weights."""
     task: TaskConfig = field(default_factory=TaskConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)

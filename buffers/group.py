@@ -1,0 +1,104 @@
+"""One group and its rows, as the index keeps them in memory, and the tallies that close the books. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from streamrl.staleness import Candidate
+from streamrl.types import FrameRef
+
+
+class GroupState(StrEnum):
+    """Where a group is. While it runs, its rollouts are pending, complete or scored; then as the group."""
+
+    RUNNING = "running"
+    READY = "ready"
+    LEASED = "leased"
+    TRAINED = "trained"
+    DROPPED = "dropped"
+
+
+@dataclass(slots=True)
+class Row:
+    """One accepted row. reward counts only where valid; valid only once scored."""
+
+    frame: FrameRef
+    row: int
+    attempt: int
+    prompt_tokens: int
+    sampled_tokens: int
+    oldest_step: int
+    scored: bool = False
+    valid: bool = False
+    reward: float = float("nan")
+
+
+@dataclass(slots=True)
+class Group:
+    """A group that was issued and is not forgotten yet.
+
+    floor: rows of attempts below it come too late. replica: who runs it, None if nobody does. reserved: bytes
+    set aside for rollouts that are not there yet. rows: by (sample index, branch). samples: rollouts
+    accepted.
+    """
+
+    number: int
+    attempt: int
+    last_step: int
+    issued_at: float
+    reserved: int
+    floor: int = 0
+    replica: str | None = None
+    state: GroupState = GroupState.RUNNING
+    rows: dict[tuple[int, int], Row] = field(default_factory=dict)
+    samples: set[int] = field(default_factory=set)
+    num_scored: int = 0
+    sampled_tokens: int = 0
+    num_bytes: int = 0
+
+    @property
+    def candidate(self) -> Candidate:
+        return Candidate(self.number, self.last_step)
+
+    def num_valid_samples(self) -> int:
+        """Rollouts with a valid score on some branch."""
+        return len({sample for (sample, _), row in self.rows.items() if row.valid})
+
+    def keys(self) -> Iterator[tuple[int, int, int, int]]:
+        """(number, sample index, branch, attempt) of each row."""
+        return ((self.number, sample, branch, row.attempt) for (sample, branch), row in self.rows.items())
+
+
+@dataclass(slots=True)
+class Tally:
+    """Groups, rows and sampled tokens by state; running groups count with the rows they have so far."""
+
+    groups: Counter[GroupState] = field(default_factory=Counter)
+    rows: Counter[GroupState] = field(default_factory=Counter)
+    tokens: Counter[GroupState] = field(default_factory=Counter)
+
+    def enter(self, group: Group) -> None:
+        """Book a new group in its state."""
+        self._count(group, 1)
+
+    def move(self, group: Group, state: GroupState) -> None:
+        """Book the group from its state to another, and set it."""
+        self._count(group, -1)
+        group.state = state
+        self._count(group, 1)
+
+    def add_row(self, state: GroupState, sampled_tokens: int) -> None:
+        self.rows[state] += 1
+        self.tokens[state] += sampled_tokens
+
+    def discard_rows(self, group: Group) -> None:
+        """Book the rows of a group as dropped; the group itself stays where it is."""
+        for counter, amount in ((self.rows, len(group.rows)), (self.tokens, group.sampled_tokens)):
+            counter[group.state] -= amount
+            counter[GroupState.DROPPED] += amount
+
+    def _count(self, group: Group, sign: int) -> None:
+        self.groups[group.state] += sign
+        self.rows[group.state] += sign * len(group.rows)
+        self.tokens[group.state] += sign * group.sampled_tokens

@@ -1,0 +1,257 @@
+"""The replay index: what every issued group is doing, decided without I/O.
+
+    issue -> RUNNING -> READY -> LEASED -> TRAINED      the rollouts of a running group:
+                |         |  ^               |          PENDING -> COMPLETE -> SCORED
+                v         v  +---------------+
+               DROPPED          go back
+
+Guaranteed: the books close at every moment (issued = running + ready + leased + trained + dropped; the same
+for the tokens accepted); a group is dropped only with a reason, and gives its place and its bytes back;
+admission and the choice of a batch follow `streamrl.staleness`. The index knows no files, no event loop, and
+of replicas only names; the clock only dates issues.
+"""
+
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+
+from buffers.budget import ByteBudget
+from buffers.group import Group, GroupState, Tally
+from buffers.records import DataOrder, Lease, QueueCounts, QueueSettings, Records, UnscoredFrame
+from buffers.running import RunningGroups
+from buffers.stepping import StepBooks
+from streamrl.clock import Clock
+from streamrl.staleness import Admission, Candidate
+from streamrl.types import FrameRef, Ticket
+
+REWARD_FAILED = "reward_failed"
+"""Reason of a group with fewer than two valid scores: nothing to compare."""
+
+
+class ReplayIndex:
+    """Issue, accept, score, lease, commit.
+
+    Example:
+        (ticket,) = index.issue("replica-0", serving_step=0, room=1)
+        index.accept(frame, rows.packed())
+        index.score(scored.packed(), scored.valid, scored.reward)
+        lease = index.lease(0)
+        index.commit(0)
+    """
+
+    def __init__(self, settings: QueueSettings, order: DataOrder, clock: Clock) -> None:
+        self._settings = settings
+        self._order = order
+        self._clock = clock
+        self._admission = Admission(settings.max_staleness, settings.groups_per_step, settings.total_groups)
+        self._budget = ByteBudget(settings.byte_budget)
+        self._tally = Tally()
+        self._running = RunningGroups(settings, clock, self._tally, self._budget)
+        self._steps = StepBooks(settings, self._tally, self._budget)
+        self._dropped: Counter[str] = Counter()
+        self._failed: list[int] = []
+
+    @property
+    def next_step(self) -> int:
+        """The step whose batch comes next."""
+        return self._steps.next_step
+
+    @property
+    def num_unscored(self) -> int:
+        """Rows that wait for a scorer."""
+        return self._running.board.num_waiting
+
+    def issue(self, replica: str, serving_step: int, room: int) -> list[Ticket]:
+        """Up to `room` groups for a replica that serves `serving_step`, those to be issued again first."""
+        last_step = self._admission.last_step(serving_step)
+        waiting = [self._running.groups[number] for number in sorted(self._running.orphans)]
+        # Not under an older version than before: the group's place in the admission counts on that version.
+        again = [group for group in waiting if group.last_step <= last_step][: max(0, room)]
+        tickets = [self._again(group, last_step) for group in again]
+        groups = self._tally.groups
+        capacity = self._admission.capacity(
+            serving_step=serving_step,
+            trained=groups[GroupState.TRAINED] + groups[GroupState.LEASED],
+            waiting=groups[GroupState.READY],
+            running=groups[GroupState.RUNNING],
+        )
+        fresh = min(room - len(tickets), capacity, self._budget.fits(self._running.group_bytes))
+        first = self._running.next_number
+        tickets += [self._ticket(number, 0, last_step) for number in range(first, first + fresh)]
+        for ticket in tickets:
+            self._running.book(replica, ticket)
+        return tickets
+
+    def _again(self, group: Group, last_step: int) -> Ticket:
+        """Accepted rows keep the group's last step; without any it counts from the version served now."""
+        return self._ticket(group.number, group.attempt + 1, group.last_step if group.rows else last_step)
+
+    def _ticket(self, number: int, attempt: int, last_step: int) -> Ticket:
+        data_pass, data_index = self._order.at(number)
+        return Ticket(number, data_index, data_pass, attempt, last_step)
+
+    def restore_issue(self, replica: str, tickets: list[Ticket]) -> None:
+        """Book tickets that the ledger has."""
+        for ticket in tickets:
+            self._running.book(replica, ticket)
+
+    def accept(self, frame: FrameRef, rows: Records) -> Records:
+        """Take rows (type ACCEPTED) of a frame of completions; returns those that are new.
+
+        Raises:
+            DataError: a row that cannot be; nothing is taken then.
+        """
+        kept = self._running.accept(frame, rows)
+        self._settle()
+        return kept
+
+    def unscored(self, scorer: str, max_rows: int) -> list[UnscoredFrame]:
+        """Hand out at most `max_rows` rows to a scorer."""
+        return self._running.board.take(scorer, max_rows)
+
+    def requeue_unscored(self, scorer: str) -> int:
+        """Take back what a lost scorer had; returns how many rows."""
+        return self._running.board.give_back(scorer)
+
+    def score(self, rows: Records, valid: npt.NDArray[np.bool_], reward: npt.NDArray[np.float64]) -> Records:
+        """Take verdicts (type SCORED); returns those that are new.
+
+        Raises:
+            DataError: a valid score that is not finite; nothing is taken then.
+        """
+        kept = self._running.score(rows, valid, reward)
+        self._settle()
+        return kept
+
+    def _settle(self) -> None:
+        """A finished group is ready, or dropped if fewer than two of its rollouts can be compared."""
+        finished, self._running.finished = self._running.finished, []
+        for group in finished:
+            if group.num_valid_samples() < min(2, self._settings.group_size):
+                self.drop(group.number, REWARD_FAILED)
+                self._failed.append(group.number)
+            else:
+                self._running.remove(group)
+                self._steps.add(group)
+
+    def pop_failed(self) -> list[int]:
+        """The groups dropped as `reward_failed` since the last call."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def drop(self, number: int, reason: str) -> bool:
+        """Drop a running or ready group and give its place back; whether it was one."""
+        group = self._running.groups.get(number)
+        if group is not None:
+            self._running.remove(group)
+        else:
+            group = self._steps.take_out(number)
+        if group is None:
+            return False
+        self._budget.free(0, group.num_bytes)
+        self._tally.move(group, GroupState.DROPPED)
+        self._dropped[reason] += 1
+        return True
+
+    def withdraw(self, number: int, step: int) -> bool:
+        """Discard what a running group has and have it issued again, as if under the version of `step`."""
+        return self._running.withdraw(number, self._admission.last_step(step))
+
+    def release(self, replica: str) -> list[int]:
+        """Take back what a lost replica has not finished."""
+        return self._running.release(replica)
+
+    def release_all(self) -> None:
+        """Take back what any replica has not finished."""
+        self._running.release_all()
+
+    def lease(self, step: int) -> Lease | None:
+        """The batch of `step`, or None as long as it has to wait.
+
+        Raises:
+            ComponentError: not the next step.
+        """
+        return self._steps.lease(step, self._candidates)
+
+    def late(self, step: int) -> list[int]:
+        """The running groups that hold up the batch of `step`."""
+        return self._steps.late(step, self._candidates)
+
+    def _candidates(self) -> list[Candidate]:
+        return [group.candidate for group in self._running.groups.values()]
+
+    def commit(self, step: int) -> list[int] | None:
+        """Book the lease of `step` as trained; its groups, or None if it was booked before."""
+        return self._steps.commit(step)
+
+    def cover(self, step: int) -> None:
+        """A durable checkpoint holds every step below `step`."""
+        self._steps.cover(step)
+
+    def go_to(self, step: int) -> None:
+        """Resume from a checkpoint of `step`: steps trained after it take the same groups again."""
+        self._steps.go_to(step)
+
+    def plan(self, step: int, numbers: list[int]) -> None:
+        """Have `step` take these ready groups again."""
+        self._steps.plan(step, numbers)
+
+    def start_at(self, step: int, groups: int) -> None:
+        """Start with `groups` groups trained at steps before `step` and covered by a checkpoint."""
+        self._steps.start_at(step)
+        self._tally.groups[GroupState.TRAINED] += groups
+
+    def skip(self, number: int) -> None:
+        """A group of a covered step: its number is used up."""
+        self._running.next_number = max(self._running.next_number, number + 1)
+
+    def add_trained(self, rows: int, tokens: int) -> None:
+        """Book rows of covered steps."""
+        self._running.accepted_tokens += tokens
+        self._tally.rows[GroupState.TRAINED] += rows
+        self._tally.tokens[GroupState.TRAINED] += tokens
+
+    def overdue(self, limit_s: float) -> list[tuple[int, str]]:
+        """(number, replica) of running groups issued more than `limit_s` ago; "" once no replica has it."""
+        now = self._clock.now()
+        groups = self._running.groups.values()
+        return [(group.number, group.replica or "") for group in groups if now - group.issued_at > limit_s]
+
+    def counts(self, incarnation: int = 0) -> QueueCounts:
+        """The books, now."""
+        groups, rows, tokens = self._tally.groups, self._tally.rows, self._tally.tokens
+        running, state = self._running, GroupState
+        queued = tokens[state.RUNNING] + tokens[state.READY]
+        return QueueCounts(
+            next_step=self._steps.next_step,
+            incarnation=incarnation,
+            groups_issued=running.next_number,
+            groups_running=groups[state.RUNNING],
+            groups_orphaned=len(running.orphans),
+            groups_ready=groups[state.READY],
+            groups_leased=groups[state.LEASED],
+            groups_trained=groups[state.TRAINED],
+            groups_dropped=dict(self._dropped),
+            groups_reissued=running.num_reissued,
+            rows_pending=groups[state.RUNNING] * self._settings.group_size - running.num_samples,
+            rows_complete=rows[state.RUNNING] - running.num_scored,
+            rows_scored=running.num_scored,
+            rows_ready=rows[state.READY],
+            rows_leased=rows[state.LEASED],
+            rows_trained=rows[state.TRAINED],
+            rows_dropped=rows[state.DROPPED],
+            rows_ignored=running.ignored["rows"],
+            rows_unscored=self.num_unscored,
+            scores_ok=running.scores[True],
+            scores_failed=running.scores[False],
+            tokens_accepted=running.accepted_tokens,
+            tokens_queued=queued,
+            tokens_leased=tokens[state.LEASED],
+            tokens_trained=tokens[state.TRAINED],
+            tokens_dropped=tokens[state.DROPPED],
+            tokens_ignored=running.ignored["tokens"],
+            bytes_reserved=self._budget.reserved,
+            bytes_held=self._budget.held,
+            byte_budget=self._settings.byte_budget,
+        )

@@ -1,0 +1,232 @@
+"""Groups that run: issued to a replica, given back, filled with rows and scores until they are finished.
+
+Guaranteed: a row counts once, by (number, sample index, branch); what comes twice, too late or for a group
+that is closed is ignored and counted; a batch is taken whole or, if a row in it is impossible, not at all. A
+group that goes back keeps its number, its place and what was accepted of it. Pure, linear in what each call
+is given. Nothing here decides how many groups may run, or what becomes of a finished one.
+"""
+
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+
+from buffers.budget import ByteBudget
+from buffers.group import Group, GroupState, Row, Tally
+from buffers.handout import Key, ScoringBoard
+from buffers.records import FAILED_FINISHES, QueueSettings, Records
+from streamrl.clock import Clock
+from streamrl.errors import DataError
+from streamrl.types import FrameRef, Ticket
+
+
+class RunningGroups:
+    """The groups that are neither ready nor closed. It books into the tally, the budget and the board it is
+    given.
+
+    `finished` collects the groups whose rollouts are all there and scored; whoever settles them empties it.
+    """
+
+    def __init__(self, settings: QueueSettings, clock: Clock, tally: Tally, budget: ByteBudget) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._tally = tally
+        self._budget = budget
+        self._of_replica: dict[str, set[int]] = {}
+        self.groups: dict[int, Group] = {}
+        self.orphans: set[int] = set()
+        """Numbers that wait to be issued again."""
+        self.finished: list[Group] = []
+        self.board = ScoringBoard()
+        self.next_number = 0
+        self.ignored: Counter[str] = Counter()
+        """`rows`, `tokens` and `scores` that came twice or too late."""
+        self.scores: Counter[bool] = Counter()
+        """Valid (True) and failed (False) scores so far."""
+        self.accepted_tokens = 0
+        self.num_samples = 0
+        self.num_scored = 0
+        self.num_reissued = 0
+
+    @property
+    def group_bytes(self) -> int:
+        """The most that one group takes."""
+        return self._settings.group_size * self._settings.rollout_bytes
+
+    def book(self, replica: str, ticket: Ticket) -> None:
+        """Book a ticket, given out now or read from the ledger. One of a closed group changes nothing."""
+        group = self.groups.get(ticket.number)
+        if group is not None:
+            self.num_reissued += 1
+        elif ticket.number >= self.next_number:
+            group = self._new(ticket.number, ticket.attempt, ticket.last_step)
+            self._tally.enter(group)
+            self.next_number = ticket.number + 1
+        else:
+            return
+        self._leave_replica(group)
+        self.orphans.discard(group.number)
+        group.attempt, group.last_step, group.replica = ticket.attempt, ticket.last_step, replica
+        group.issued_at = self._clock.now()
+        if not group.rows:
+            group.floor = max(group.floor, ticket.attempt)
+        self._of_replica.setdefault(replica, set()).add(group.number)
+
+    def _new(self, number: int, attempt: int, last_step: int) -> Group:
+        group = Group(number, attempt, last_step, self._clock.now(), self.group_bytes)
+        self._budget.reserve(self.group_bytes)
+        self.groups[number] = group
+        return group
+
+    def release(self, replica: str) -> list[int]:
+        """Take back what `replica` has not finished, to be issued again; accepted rows stay."""
+        numbers = sorted(self._of_replica.get(replica, ()))
+        for number in numbers:
+            self._leave_replica(self.groups[number])
+        self.orphans.update(numbers)
+        return numbers
+
+    def release_all(self) -> None:
+        """Take back everything that some replica has not finished."""
+        for replica in sorted(self._of_replica):
+            self.release(replica)
+
+    def withdraw(self, number: int, last_step: int) -> bool:
+        """Discard the rows of a running group and have it issued again; whether it was running."""
+        group = self.groups.get(number)
+        if group is None:
+            return False
+        self._tally.discard_rows(group)
+        self.remove(group)
+        self._budget.free(0, group.num_bytes)
+        fresh = self._new(number, group.attempt, last_step)
+        fresh.floor = group.attempt + 1
+        self.orphans.add(number)
+        return True
+
+    def remove(self, group: Group) -> None:
+        """Take a group out: finished or dropped. Its rows stay booked, what was reserved is given back."""
+        self._leave_replica(group)
+        self.orphans.discard(group.number)
+        del self.groups[group.number]
+        if group.num_scored < len(group.rows):
+            self.board.done(group.keys())
+        self.num_scored -= group.num_scored
+        self.num_samples -= len(group.samples)
+        self._budget.free(group.reserved, 0)
+        group.reserved = 0
+
+    def _leave_replica(self, group: Group) -> None:
+        if group.replica is not None:
+            self._of_replica[group.replica].discard(group.number)
+            group.replica = None
+
+    def accept(self, frame: FrameRef, rows: Records) -> Records:
+        """Take rows (type ACCEPTED) of a frame of completions; returns those that are new.
+
+        Raises:
+            DataError: a group that was never issued, a sample index out of range, or tokens of a version
+            older
+                than the ticket allows. Nothing is taken then.
+        """
+        entries = rows.tolist()
+        self._check(entries)
+        share = -(-frame.length // frame.num_rows)
+        kept: list[int] = []
+        unscored: dict[Key, int] = {}
+        for place, entry in enumerate(entries):
+            number, sample, branch, attempt, row, prompt, sampled, oldest, finish = entry
+            group = self.groups.get(number)
+            if group is None or attempt < group.floor or (sample, branch) in group.rows:
+                self.ignored["rows"] += 1
+                self.ignored["tokens"] += sampled
+                continue
+            record = Row(frame, row, attempt, prompt, sampled, oldest)
+            self._add(group, (sample, branch), record, share)
+            if finish not in FAILED_FINISHES:
+                unscored[number, sample, branch, attempt] = row
+            kept.append(place)
+        self.board.put(frame, unscored)
+        self._fail_the_broken(rows[kept])
+        return rows[kept]
+
+    def _check(self, entries: list[tuple[int, ...]]) -> None:
+        size, staleness = self._settings.group_size, self._settings.max_staleness
+        for number, sample, _, attempt, _, _, _, oldest, _ in entries:
+            if not 0 <= number < self.next_number:
+                raise DataError(f"group {number} was never issued; the next number is {self.next_number}")
+            if not 0 <= sample < size:
+                raise DataError(f"group {number}: sample index {sample} is not in 0..{size - 1}")
+            group = self.groups.get(number)
+            if group is None or attempt < group.floor or oldest < 0:
+                continue
+            if oldest + staleness < group.last_step:
+                raise DataError(
+                    f"group {number}, sample {sample}: tokens of step {oldest}, but its replica "
+                    f"said that it served step {group.last_step - staleness}: it must report the "
+                    "version that it samples with"
+                )
+
+    def _add(self, group: Group, key: tuple[int, int], row: Row, num_bytes: int) -> None:
+        first = key[0] not in group.samples
+        trimmed = min(group.reserved, self._settings.rollout_bytes) if first else 0
+        self._budget.trim(trimmed, num_bytes)
+        self._tally.add_row(GroupState.RUNNING, row.sampled_tokens)
+        self.accepted_tokens += row.sampled_tokens
+        self.num_samples += first
+        group.reserved -= trimmed
+        group.num_bytes += num_bytes
+        group.sampled_tokens += row.sampled_tokens
+        group.rows[key] = row
+        group.samples.add(key[0])
+        if len(group.samples) == self._settings.group_size:
+            self._leave_replica(group)
+            self.orphans.discard(group.number)
+
+    def _fail_the_broken(self, rows: Records) -> None:
+        """Rollouts that ended as abort or error have failed: nobody scores them."""
+        broken = rows[np.isin(rows["finish"], list(FAILED_FINISHES))]
+        names = zip(
+            broken["number"].tolist(), broken["sample_index"].tolist(), broken["branch"].tolist(), strict=True
+        )
+        for number, sample, branch in names:
+            group = self.groups[number]
+            self._set_score(group, group.rows[sample, branch], False, float("nan"))
+
+    def score(self, rows: Records, valid: npt.NDArray[np.bool_], reward: npt.NDArray[np.float64]) -> Records:
+        """Take verdicts (type SCORED); returns those that are new.
+
+        Raises:
+            DataError: a valid score that is not finite. Nothing is taken then.
+        """
+        infinite = valid & ~np.isfinite(reward)
+        if infinite.any():
+            place = int(np.argmax(infinite))
+            raise DataError(
+                f"group {rows['number'][place]}, sample {rows['sample_index'][place]}: a valid score of "
+                f"{reward[place]}; a score that is no finite number is a failed one"
+            )
+        kept: list[int] = []
+        scored: list[Key] = []
+        verdicts = zip(rows.tolist(), valid.tolist(), reward.tolist(), strict=True)
+        for place, ((number, sample, branch, attempt, _), is_valid, value) in enumerate(verdicts):
+            group = self.groups.get(number)
+            row = group.rows.get((sample, branch)) if group is not None else None
+            if group is None or row is None or row.scored or row.attempt != attempt:
+                self.ignored["scores"] += 1
+                continue
+            self._set_score(group, row, is_valid, value)
+            scored.append((number, sample, branch, attempt))
+            kept.append(place)
+        self.board.done(scored)
+        return rows[kept]
+
+    def _set_score(self, group: Group, row: Row, valid: bool, reward: float) -> None:
+        row.scored, row.valid = True, valid
+        if valid:
+            row.reward = reward
+        group.num_scored += 1
+        self.num_scored += 1
+        self.scores[valid] += 1
+        if len(group.samples) == self._settings.group_size and group.num_scored == len(group.rows):
+            self.finished.append(group)

@@ -1,0 +1,147 @@
+"""Reading segments by memory map: rows without a copy, and no byte believed before its checksum.
+
+Guaranteed: `read` returns a batch whose bytes have the checksum that the reference names and that Arrow has
+validated in full, checked once for each frame; a path outside the run folder is refused. `scan` yields the
+frames that a segment's own index vouches for. Batches stay valid after `forget`. One thread uses a reader.
+Nothing here knows which frames the ledger accepted.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from buffers.schema import check_readable
+from buffers.segment_format import IndexEntry, frame_checksum, is_end, read_index
+from streamrl.errors import DataError
+from streamrl.types import FrameRef
+
+
+class _Mapping(NamedTuple):
+    path: Path
+    data: pa.Buffer
+    schema: pa.Schema
+    verified: dict[int, FrameRef]
+    """Frames that passed, by offset."""
+
+
+class SegmentReader:
+    """Maps each segment of a run once and hands out its frames.
+
+    Example:
+        reader = SegmentReader(run)
+        batch = reader.read(frame)
+        for frame in reader.scan("queue/completions/replica-0-0-0.arrow"):
+            ...
+    """
+
+    def __init__(self, run_folder: Path) -> None:
+        self._run_folder = run_folder.resolve()
+        self._mappings: dict[str, _Mapping] = {}
+
+    def read(self, frame: FrameRef) -> pa.RecordBatch:
+        """The rows of one frame, zero-copy.
+
+        Raises:
+            DataError: the path leaves the run folder or is not there, the segment is shorter than the frame
+                or of another schema, or the bytes are not those that were written. Names file and offset.
+        """
+        mapping = self._mapping(frame.path, frame.offset + frame.length)
+        data = mapping.data.slice(frame.offset, frame.length)
+        if mapping.verified.get(frame.offset) == frame:
+            return pa.ipc.read_record_batch(data, mapping.schema)
+        self._verify_size(mapping, frame.offset + frame.length)
+        if frame_checksum(frame.salt, memoryview(data)) != frame.checksum:
+            raise DataError(
+                f"{frame.path}: offset {frame.offset}: {frame.length} bytes do not have their checksum"
+            )
+        batch = _decode(data, mapping.schema, frame)
+        mapping.verified[frame.offset] = frame
+        return batch
+
+    def scan(self, path: str) -> Iterator[FrameRef]:
+        """The frames of a segment, in the order in which they were written, up to a torn tail.
+
+        Raises:
+            DataError: damage before the last synced entry. Names file and offset.
+        """
+        for entry in self._entries(self._resolve(path), path)[1:]:
+            if not is_end(entry):
+                yield FrameRef(path, entry.offset, entry.length, entry.rows, entry.checksum, entry.salt)
+
+    def sealed(self, path: str) -> bool:
+        """Whether the segment's writer ended it."""
+        entries = self._entries(self._resolve(path), path)
+        return bool(entries) and is_end(entries[-1])
+
+    def forget(self, path: str) -> None:
+        """Drop the mapping of a segment; batches already read keep theirs alive."""
+        self._mappings.pop(path, None)
+
+    def _resolve(self, path: str) -> Path:
+        resolved = (self._run_folder / path).resolve()
+        if not resolved.is_relative_to(self._run_folder):
+            raise DataError(f"segment path {path!r} leads out of the run folder {self._run_folder}")
+        return resolved
+
+    def _mapping(self, path: str, needed: int) -> _Mapping:
+        mapping = self._mappings.get(path)
+        if mapping is None or mapping.data.size < needed:
+            mapping = self._map(path)
+            self._mappings[path] = mapping
+        if mapping.data.size < needed:
+            raise DataError(
+                f"{path}: {mapping.data.size} bytes, but a frame ends at {needed}: the file was cut"
+            )
+        return mapping
+
+    def _map(self, path: str) -> _Mapping:
+        resolved = self._resolve(path)
+        entries = self._entries(resolved, path)
+        if not entries:
+            raise DataError(
+                f"{path}: offset 0: its index names no schema: the writer never finished creating it"
+            )
+        try:
+            with pa.memory_map(str(resolved)) as source:
+                data = source.read_buffer()
+        except OSError as error:
+            raise DataError(f"{path}: cannot be mapped: {error}") from error
+        return _Mapping(resolved, data, _read_schema(data, entries[0], path), {})
+
+    def _verify_size(self, mapping: _Mapping, needed: int) -> None:
+        """A map outlives a cut of its file, and reading past the cut would end the process: look first."""
+        size = mapping.path.stat().st_size
+        if size < needed:
+            raise DataError(f"{mapping.path}: {size} bytes, but a frame ends at {needed}: the file was cut")
+
+    def _entries(self, resolved: Path, path: str) -> list[IndexEntry]:
+        index = resolved.with_suffix(".idx")
+        try:
+            data = index.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: its index {index.name} cannot be read: {error.strerror}") from error
+        return read_index(data, str(Path(path).with_suffix(".idx")))
+
+
+def _read_schema(data: pa.Buffer, entry: IndexEntry, path: str) -> pa.Schema:
+    message = data.slice(entry.offset, entry.length)
+    if message.size < entry.length or frame_checksum(entry.salt, memoryview(message)) != entry.checksum:
+        raise DataError(f"{path}: offset {entry.offset}: the schema does not have its checksum")
+    schema = pa.ipc.read_schema(message)
+    check_readable(schema, path)
+    return schema
+
+
+def _decode(data: pa.Buffer, schema: pa.Schema, frame: FrameRef) -> pa.RecordBatch:
+    try:
+        batch = pa.ipc.read_record_batch(data, schema)
+        batch.validate(full=True)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{frame.path}: offset {frame.offset}: not a valid record batch: {error}") from error
+    if batch.num_rows != frame.num_rows:
+        raise DataError(
+            f"{frame.path}: offset {frame.offset}: {batch.num_rows} rows, expected {frame.num_rows}"
+        )
+    return batch

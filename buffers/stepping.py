@@ -1,0 +1,161 @@
+"""Groups that are ready, and the steps that take them: lease, commit, cover, go back.
+
+Guaranteed: steps are leased in order, one at a time, and a lease asked for again is the same one; after going
+back, the steps that were trained before take the same groups again before anything else is chosen; trained
+rows hold their bytes until a checkpoint covers them. Which groups a new step takes is `streamrl.staleness`'s
+to say. Pure; choosing a batch looks at all groups that are not trained yet, the rest is linear in the groups
+concerned.
+"""
+
+from collections.abc import Callable, Iterable
+
+from buffers.budget import ByteBudget
+from buffers.group import Group, GroupState, Tally
+from buffers.leasing import build_lease
+from buffers.records import Lease, QueueSettings
+from streamrl.errors import ComponentError
+from streamrl.staleness import Candidate, late_groups, select_batch
+
+Running = Callable[[], Iterable[Candidate]]
+
+
+class StepBooks:
+    """Ready groups and the learner's steps. `next_step` is the step whose batch comes next."""
+
+    def __init__(self, settings: QueueSettings, tally: Tally, budget: ByteBudget) -> None:
+        self._settings = settings
+        self._tally = tally
+        self._budget = budget
+        self._ready: dict[int, Group] = {}
+        self._planned: dict[int, list[Group]] = {}
+        self._leased: tuple[Lease, list[Group]] | None = None
+        self._trained: dict[int, list[Group]] = {}
+        self.next_step = 0
+        self.covered_step = 0
+
+    def add(self, group: Group) -> None:
+        """A group became ready."""
+        self._tally.move(group, GroupState.READY)
+        self._ready[group.number] = group
+
+    def take_out(self, number: int) -> Group | None:
+        """Remove a ready group; one that is planned for a step again stays."""
+        return self._ready.pop(number, None)
+
+    def lease(self, step: int, running: Running) -> Lease | None:
+        """The batch of `step`, or None as long as it has to wait.
+
+        Raises:
+            ComponentError: not the next step, or ready groups that cannot be trained in time any more.
+        """
+        if self._leased is not None and self._leased[0].step == step:
+            return self._leased[0]
+        if step != self.next_step or self._leased is not None:
+            raise ComponentError(
+                f"lease of step {step}: the queue's next step is {self.next_step}; after a resume, call "
+                "resume_from with the checkpoint's step first"
+            )
+        groups = self._planned.pop(step, None) or self._choose(step, running)
+        if groups is None:
+            return None
+        for group in groups:
+            self._tally.move(group, GroupState.LEASED)
+        lease = build_lease(step, groups)
+        self._leased = (lease, groups)
+        return lease
+
+    def _choose(self, step: int, running: Running) -> list[Group] | None:
+        if len(self._ready) < self._settings.groups_per_step:
+            return None
+        numbers = select_batch(step, self._settings.groups_per_step, self._candidates(), running())
+        return None if numbers is None else [self._ready.pop(number) for number in numbers]
+
+    def late(self, step: int, running: Running) -> list[int]:
+        """The running groups that hold up the batch of `step`."""
+        if step in self._planned or len(self._ready) < self._settings.groups_per_step:
+            return []
+        return late_groups(step, self._settings.groups_per_step, self._candidates(), running())
+
+    def _candidates(self) -> list[Candidate]:
+        return [group.candidate for group in self._ready.values()]
+
+    def commit(self, step: int) -> list[int] | None:
+        """Book the lease of `step` as trained; its groups, or None if it was booked before.
+
+        Raises:
+            ComponentError: `step` is not leased.
+        """
+        if step < self.next_step:
+            return None
+        if self._leased is None or self._leased[0].step != step:
+            raise ComponentError(
+                f"commit of step {step}, which is not leased; the next step is {self.next_step}"
+            )
+        groups = self._leased[1]
+        self._leased = None
+        self._train(step, groups)
+        return [group.number for group in groups]
+
+    def _train(self, step: int, groups: list[Group]) -> None:
+        for group in groups:
+            self._tally.move(group, GroupState.TRAINED)
+        self._trained[step] = groups
+        self.next_step = step + 1
+
+    def cover(self, step: int) -> None:
+        """A durable checkpoint holds every step below `step`: their rows are let go.
+
+        Raises:
+            ComponentError: `step` lies beyond the steps that are trained.
+        """
+        if step > self.next_step:
+            raise ComponentError(
+                f"a checkpoint of step {step} covers steps that are not trained: {self.next_step}"
+            )
+        for trained in [s for s in self._trained if s < step]:
+            for group in self._trained.pop(trained):
+                self._budget.free(0, group.num_bytes)
+        self.covered_step = max(self.covered_step, step)
+
+    def plan(self, step: int, numbers: list[int]) -> None:
+        """Ready groups that `step`, trained before, takes again.
+
+        Raises:
+            ComponentError: one of them is not ready: its rows or scores are not in the ledger.
+        """
+        missing = [number for number in numbers if number not in self._ready]
+        if missing:
+            raise ComponentError(
+                f"step {step} was trained on groups {missing[:8]}, whose rows or scores the ledger does "
+                "not have: it is damaged; go back to an older copy of the run folder"
+            )
+        self._planned[step] = [self._ready.pop(number) for number in numbers]
+
+    def go_to(self, step: int) -> None:
+        """Make `step` the next one: later steps are planned again, earlier planned ones count as trained.
+
+        Raises:
+            ComponentError: rows of that step are let go already, or the steps before it were never trained.
+        """
+        last_known = max([self.next_step, *(planned + 1 for planned in self._planned)])
+        if not self.covered_step <= step <= last_known:
+            raise ComponentError(
+                f"cannot resume from step {step}: the queue has steps {self.covered_step}..{last_known}; "
+                "open it anew from the ledger, with the checkpoint's step"
+            )
+        if self._leased is not None:
+            for group in self._leased[1]:
+                self.add(group)
+            self._leased = None
+        for trained in [s for s in self._trained if s >= step]:
+            groups = self._trained.pop(trained)
+            for group in groups:
+                self._tally.move(group, GroupState.READY)
+            self._planned[trained] = groups
+        for planned in sorted(s for s in self._planned if s < step):
+            self._train(planned, self._planned.pop(planned))
+        self.next_step = step
+
+    def start_at(self, step: int) -> None:
+        """Start counting at `step`, everything before it covered. Only before the first group is added."""
+        self.next_step = self.covered_step = step

@@ -1,0 +1,105 @@
+"""What the controller writes down of a run: metrics, events for whoever watches, and the summary at the end.
+
+Knows nothing of actors. Everything it is told ends in `metrics.jsonl`, in the event log, or in the summary.
+"""
+
+from typing import Any
+
+import msgspec
+
+from services.events import EventLog
+from services.run_folder import RunFolder
+from streamrl.config import Config
+from streamrl.metrics import MetricsWriter, Summary, read_metrics
+from streamrl.plot import reward_curve
+from streamrl.types import Version
+
+SUMMED = ("time/step", "time/wait")
+
+
+class RunBook:
+    """One launch of one run."""
+
+    def __init__(self, run: RunFolder, config: Config) -> None:
+        self.events = EventLog()
+        self._run = run
+        self._config = config
+        tensorboard = run.path / "tensorboard" if config.observe.tensorboard else None
+        self._metrics = MetricsWriter(run.metrics_path, tensorboard)
+        self._last: dict[str, Any] = {}
+        self._scores: dict[int, float] = {}
+        self._pending_score: dict[str, Any] = {}
+        self._totals = dict.fromkeys(SUMMED, 0.0)
+        self._staleness_max = 0
+        self._staleness_sum = 0.0
+        self._steps = 0
+        self._versions = 0
+
+    def resume(self, step: int) -> None:
+        """Forget the lines after the checkpoint that is resumed: those steps are made again."""
+        self._metrics.truncate_after(step)
+        for line in read_metrics(self._run.metrics_path):
+            if "eval/score" in line:
+                self._scores[line["eval/step"]] = line["eval/score"]
+            if "time/step" in line:
+                self._count(line)
+
+    def report(self, kind: str, facts: dict[str, Any]) -> None:
+        """Take down one event; a `step` is a line of metrics too."""
+        if kind == "step":
+            facts = {**facts, **self._take_pending_score()}
+            self._count(facts)
+            self._metrics.write(facts)
+            self._last = facts
+        self.events.add({"kind": kind, **facts})
+
+    def scored(self, version: Version, score: float, failed: int) -> None:
+        """A version's held-out score; it goes into the next line of metrics, with the step that it is of."""
+        self._scores[version.step] = score
+        self._pending_score = {"eval/score": score, "eval/step": version.step, "eval/failed": failed}
+        self.events.add({"kind": "eval", "step": version.step, "score": score, "failed": failed})
+
+    def status(self) -> dict[str, Any]:
+        return {"metrics": self._last, "eval": self._scores, "steps": self._steps}
+
+    def summary(self, result: dict[str, Any]) -> dict[str, Any]:
+        """The figures of the finished run, as `streamrl.metrics.Summary`. The wall clock is the owner's to fill in."""
+        if self._pending_score:
+            self._metrics.write({"step": self._config.learner.steps, **self._take_pending_score()})
+        reward_curve(self._run.metrics_path, self._run.curve_path)
+        seconds = self._totals["time/step"]
+        trained = self._steps * self._config.rollouts_per_step
+        summary = Summary(
+            eval_before=self._scores.get(0),
+            eval_after=self._scores.get(self._config.learner.steps),
+            wall_s=0.0,
+            steps=self._config.learner.steps,
+            rollouts_per_s=trained / seconds if seconds else 0.0,
+            seed=self._config.seed,
+            export=str(self._run.export_path),
+            curve=str(self._run.curve_path),
+            staleness_mean=self._staleness_sum / self._steps if self._steps else 0.0,
+            staleness_max=self._staleness_max,
+            versions_published=self._versions,
+            two_version_rollouts=result["two_version_rollouts"],
+            discards=sum(result["discards_by_reason"].values()) * self._config.rollout.group_size,
+            discards_by_reason=result["discards_by_reason"],
+            learner_wait_share=self._totals["time/wait"] / seconds if seconds else 0.0,
+        )
+        return msgspec.to_builtins(summary)
+
+    def close(self) -> None:
+        self._metrics.close()
+        self.events.close()
+
+    def _take_pending_score(self) -> dict[str, Any]:
+        pending, self._pending_score = self._pending_score, {}
+        return pending
+
+    def _count(self, facts: dict[str, Any]) -> None:
+        for key in SUMMED:
+            self._totals[key] += facts[key]
+        self._steps += 1
+        self._versions += 1
+        self._staleness_sum += facts["staleness/mean"]
+        self._staleness_max = max(self._staleness_max, facts["staleness/max"])

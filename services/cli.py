@@ -1,0 +1,280 @@
+"""The command line: parses, delegates, prints, and turns an error into one message and an exit code.
+
+Guarantees: `--help` imports nothing beyond the parser; no command but `export` and `replay` imports torch,
+Ray or Arrow; a StreamRLError is a message without a traceback. Exit codes: 0 done, 2 configuration, 3
+resources, 4 a part failed, 130 interrupted.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter
+
+from streamrl.errors import StreamRLError
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+Rest = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
+Json = Annotated[bool, Parameter(name="--json", negative="")]
+Flag = Annotated[bool, Parameter(negative="")]
+
+app = App(
+    name="streamrl",
+    help="Reinforcement-learning post-training of language models as a durable, exact stream.",
+    version_flags=[],
+    # Markdown would cost every --help 70 ms for its parser.
+    help_format="plaintext",
+    result_action="return_value",
+)
+
+
+@app.command
+def up(
+    config: str,
+    *rest: Rest,
+    detach: Flag = False,
+    fresh: Flag = False,
+    name: str | None = None,
+    as_json: Json = False,
+) -> int:
+    """Start, resume or show a run, and stay with it until it ends.
+
+    More TOML files follow an `@`, single keys are given by their path; what comes later wins:
+    `streamrl up a.toml @ b.toml --learner.optimizer.lr 1e-6`.
+
+    Parameters
+    ----------
+    config
+        A TOML file.
+    detach
+        Return when the run is up; `streamrl down` ends it.
+    fresh
+        Start a new folder, `NAME-2`, `NAME-3`, ... if `NAME` is taken.
+    name
+        Name of the run, instead of the configuration's.
+    as_json
+        Print every event as a line of JSON.
+    """
+    from services.up import up as bring_up
+
+    return bring_up(_checked(config, rest, name), detach=detach, fresh=fresh, as_json=as_json)
+
+
+@app.command
+def check(config: str, *rest: Rest, name: str | None = None, as_json: Json = False) -> int:
+    """Check a configuration and what it needs of this machine; start nothing.
+
+    Parameters
+    ----------
+    config
+        A TOML file; overlays and keys follow as for `up`.
+    name
+        Name of the run, instead of the configuration's.
+    as_json
+        Print the resolved configuration as JSON.
+    """
+    import msgspec
+
+    checked = _checked(config, rest, name)
+    if as_json:
+        print(msgspec.json.encode(checked).decode())
+    else:
+        print(f"{config}: nothing wrong; run {checked.name}, {checked.learner.steps} steps")
+    return 0
+
+
+@app.command
+def status(run: str | None = None, *, as_json: Json = False) -> int:
+    """Say how a run stands.
+
+    Parameters
+    ----------
+    run
+        A run folder, or a name under `runs/`; the newest when absent.
+    """
+    from services import commands
+
+    facts = commands.status(_find(run))
+    _print(facts, as_json)
+    return 0
+
+
+@app.command
+def logs(
+    component: str | None = None,
+    *,
+    run: str | None = None,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative="")] = False,
+    lines: Annotated[int, Parameter(name=["--lines", "-n"])] = 20,
+) -> int:
+    """Show the last lines of the parts' logs.
+
+    Parameters
+    ----------
+    component
+        Only this part: `owner`, `controller`, `rollout`, `reward`, `learner`, ...
+    run
+        A run folder, or a name under `runs/`; the newest when absent.
+    follow
+        Go on with what is written, until the run ends.
+    lines
+        Lines of each log.
+    """
+    from services import commands
+
+    def show(part: str, line: str) -> None:
+        print(f"{part:<12} {line}")
+
+    commands.show_logs(_find(run), component, count=lines, follow=follow, show=show)
+    return 0
+
+
+@app.command
+def why(run: str | None = None, *, as_json: Json = False) -> int:
+    """Say what bounds a run's speed, and what ails its learning.
+
+    Parameters
+    ----------
+    run
+        A run folder, or a name under `runs/`; the newest when absent.
+    """
+    from services import commands
+
+    findings = commands.why(_find(run))
+    if as_json:
+        print(json.dumps(findings))
+        return 0
+    for finding in findings:
+        print(f"{finding['kind']}: {finding['text']}")
+    if not findings:
+        print("nothing stands out")
+    return 0
+
+
+@app.command(name="eval")
+def evaluate(run: str | None = None, *, as_json: Json = False) -> int:
+    """Score the held-out items under the newest version.
+
+    Parameters
+    ----------
+    run
+        A run folder, or a name under `runs/`; the newest when absent.
+    """
+    from services import commands
+
+    _print(commands.evaluate(_find(run)), as_json)
+    return 0
+
+
+@app.command
+def export(run: str | None = None, *, to: str | None = None, as_json: Json = False) -> int:
+    """Write the newest checkpoint as a Hugging Face model folder.
+
+    Parameters
+    ----------
+    run
+        A run folder, or a name under `runs/`; the newest when absent.
+    to
+        The folder to write; `export/` in the run folder when absent.
+    """
+    from services import commands
+
+    found = _find(run)
+    _print(commands.export(found, Path(to) if to else found.export_path), as_json)
+    return 0
+
+
+@app.command
+def replay(run: str | None = None) -> int:
+    """Train again, in this process, on the rollouts that a run recorded.
+
+    Parameters
+    ----------
+    run
+        A run folder, or a name under `runs/`; the newest when absent.
+    """
+    from services.replay import main as replay_run
+
+    return replay_run(_find(run))
+
+
+@app.command
+def down(run: str | None = None, *, as_json: Json = False) -> int:
+    """End a run: a clean stop with a checkpoint, then nothing of it left.
+
+    Parameters
+    ----------
+    run
+        A run folder, or a name under `runs/`; the newest when absent.
+    """
+    from services import commands
+
+    _print(commands.down(_find(run)), as_json)
+    return 0
+
+
+def main() -> None:
+    """The console script `streamrl`."""
+    sys.exit(run_app(sys.argv[1:]))
+
+
+def run_app(arguments: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        code = app(arguments, exit_on_error=False, print_error=True)
+    except CycloptsError:
+        return EXIT_USAGE
+    except StreamRLError as error:
+        print(f"streamrl: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; stdout must not fail again when Python flushes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def _checked(path: str, rest: tuple[str, ...], name: str | None) -> Any:
+    """The configuration of a command line, weighed against this machine. Raises ConfigError,
+    ResourceError.
+    """
+    from streamrl.config import ResourceProblems, check_resources, load_args
+
+    given = [*rest, *(["--name", name] if name is not None else [])]
+    config = load_args(path, given)
+    problems = check_resources(config)
+    if problems:
+        raise ResourceProblems(tuple(problems))
+    return config
+
+
+def _find(run: str | None) -> Any:
+    from services.run_folder import find_run
+
+    return find_run(run)
+
+
+def _print(facts: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(facts))
+        return
+    for key, value in _flat(facts):
+        print(f"{key:<24} {value}")
+
+
+def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in facts.items():
+        nested = isinstance(value, dict)
+        pairs += _flat(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
+    return pairs
+
+
+if __name__ == "__main__":
+    main()

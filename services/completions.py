@@ -1,0 +1,84 @@
+"""A replica's log of completions: from finished rollouts to one durable Arrow frame and the queue's view of it.
+
+Ids go through unchanged (invariant 5).
+"""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from buffers.records import AcceptedRows
+from buffers.rows import CompletionRows, completions_batch, token_columns
+from buffers.schema import COMPLETIONS
+from buffers.segment_writer import SegmentWriter
+from services.layout import COMPLETIONS_FOLDER
+from services.rollout_rows import Finished
+from streamrl.config import Config
+from streamrl.types import FrameRef, IntArray, SamplingParams, rollout_seed
+
+
+class CompletionLog:
+    """The segment writer of one replica, and what each of its rows has in common."""
+
+    def __init__(self, run_folder: Path, config: Config, replica: str, epoch: int) -> None:
+        self._seed = config.seed
+        self._replica = replica
+        self._writer = SegmentWriter(
+            run_folder,
+            COMPLETIONS_FOLDER,
+            replica,
+            epoch,
+            COMPLETIONS,
+            config.queue.segment_bytes,
+            config.queue.durability,
+            config.queue.commit_interval_ms / 1e3,
+        )
+        sampling = config.rollout.sampling
+        self.sampling = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            max_new_tokens=sampling.max_new_tokens,
+        )
+
+    async def append(self, finished: list[Finished]) -> tuple[FrameRef, AcceptedRows]:
+        """Write rollouts of the stream; returns when they are durable."""
+        rows = self._rows(finished)
+        frame = await asyncio.wrap_future(self._writer.append(completions_batch(rows)))
+        numbers = np.array([one.issued.ticket.number for one in finished], np.int64)
+        return frame, AcceptedRows.of(rows, numbers)
+
+    def close(self) -> None:
+        """Seal the segment."""
+        self._writer.close()
+
+    def _rows(self, finished: list[Finished]) -> CompletionRows:
+        issued = [one.issued for one in finished]
+        count = len(finished)
+        ids = [one.result.request_id for one in finished]
+        return CompletionRows(
+            tokens=token_columns([one.prompt_ids for one in issued], [one.result for one in finished]),
+            rollout_id=ids,
+            branch=np.zeros(count, np.int32),
+            group_id=[one.group_id for one in issued],
+            prompt_id=[one.prompt_id for one in issued],
+            stream="train",
+            data_pass=_int32(one.ticket.data_pass for one in issued),
+            sample_index=_int32(one.sample_index for one in issued),
+            attempt=_int32(one.ticket.attempt for one in issued),
+            finish_reason=[one.result.finish_reason.value for one in finished],
+            sampling=self.sampling,
+            seed=np.array([rollout_seed(self._seed, one) for one in ids], np.int64),
+            turns=np.ones(count, np.int32),
+            replica=self._replica,
+            started_ns=np.array([one.started_ns for one in issued], np.int64),
+            finished_ns=np.array([one.finished_ns for one in finished], np.int64),
+            payload=[one.payload for one in issued],
+        )
+
+
+def _int32(values: Iterable[int]) -> IntArray:
+    return np.fromiter(values, np.int32)

@@ -1,0 +1,194 @@
+"""The one thread that owns a replica's engine.
+
+Everything that touches the engine runs here, between two of its steps: so a version never changes in the middle
+of a forward pass, and the actor's event loop is never blocked by one. The thread sleeps on a condition when there
+is nothing to do. It knows neither Ray, nor the queue, nor Arrow.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Protocol
+
+from streamrl.engines.base import Engine
+from streamrl.types import EngineStats, GenerationRequest, GenerationResult, UpdateMode, Version
+
+if TYPE_CHECKING:
+    import torch
+
+
+class SpareWork(Protocol):
+    """Work for the moments in which the stream leaves the thread free (an evaluation)."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def step(self) -> None: ...
+
+
+# One step of spare work for so many steps of the stream, so that an evaluation ends although the stream never rests.
+SPARE_EVERY = 4
+
+
+class EngineThread:
+    """Runs an engine and delivers what finishes.
+
+    `make_engine` is called in the thread (thread counts are a thread's own affair). `deliver(results, idle)` is
+    called in the thread with everything that finished in a step, and whenever the engine ran out of work (`idle`);
+    it must not block. `on_death(error)` is called once if the thread fails.
+
+    Example:
+        thread = EngineThread(make_engine, deliver, on_death)
+        thread.start().result(timeout=60)
+        thread.submit(requests)
+        thread.load(tensors, version, UpdateMode.KEEP).result()
+        thread.stop()
+    """
+
+    def __init__(
+        self,
+        make_engine: Callable[[], Engine],
+        deliver: Callable[[list[GenerationResult], bool], None],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        self._make_engine = make_engine
+        self._deliver = deliver
+        self._on_death = on_death
+        self._commands: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
+        self._spare: deque[tuple[SpareWork, Future[None]]] = deque()
+        self._loading: list[tuple[Version, Future[None], Future[None]]] = []
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+
+    def start(self) -> Future[None]:
+        """Start the thread; the future is done when the engine stands, or carries what kept it from standing."""
+        self._thread.start()
+        return self._ready
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> Future[None]:
+        return self.call(lambda engine: engine.submit(requests))
+
+    def abort(self, request_ids: Sequence[str]) -> Future[None]:
+        return self.call(lambda engine: engine.abort(request_ids))
+
+    def load(self, tensors: "Mapping[str, torch.Tensor]", version: Version, mode: UpdateMode) -> Future[None]:
+        """Hand a version to the engine; done when it answers (under `drain` that is when the last request of the
+        old version is done). Keep `tensors` until then."""
+        loaded: Future[None] = Future()
+        command = self.call(lambda engine: engine.load_weights(tensors, version, mode))
+        command.add_done_callback(lambda done: self._loading.append((version, loaded, done)))
+        return loaded
+
+    def stats(self) -> Future[EngineStats]:
+        return self.call(lambda engine: engine.stats())
+
+    def call(self, command: Callable[[Engine], Any]) -> Future[Any]:
+        """Run `command(engine)` between two steps."""
+        future: Future[Any] = Future()
+        with self._wake:
+            if self._stopping:
+                raise RuntimeError("the engine thread has been stopped")
+            self._commands.append((command, future))
+            self._wake.notify()
+        return future
+
+    def run_spare(self, work: SpareWork) -> Future[None]:
+        """Step `work` until it is done, when the stream rests and at least every `SPARE_EVERY` steps of it."""
+        future: Future[None] = Future()
+        with self._wake:
+            self._spare.append((work, future))
+            self._wake.notify()
+        return future
+
+    def stop(self, timeout: float | None = None) -> None:
+        """End the thread after its current step; the engine is closed, waiting commands are cancelled."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def _main(self) -> None:
+        try:
+            engine = self._make_engine()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the waiter must hear it
+            self._ready.set_exception(error)
+            return
+        self._ready.set_result(None)
+        try:
+            self._loop(engine)
+        except BaseException as error:  # noqa: BLE001 - a dead engine thread must never be silent
+            self._on_death(error)
+        finally:
+            engine.close()
+            self._cancel_waiting()
+
+    def _loop(self, engine: Engine) -> None:
+        steps_since_spare = 0
+        while self._await_work(engine):
+            self._run_commands(engine)
+            self._report_loaded(engine)
+            if engine.has_work:
+                steps_since_spare += 1
+                finished = engine.step()
+                self._report_loaded(engine)
+                busy = engine.has_work
+                if finished or not busy:
+                    self._deliver(finished, not busy)
+            if self._spare and (not engine.has_work or steps_since_spare >= SPARE_EVERY):
+                steps_since_spare = 0
+                self._step_spare()
+
+    def _await_work(self, engine: Engine) -> bool:
+        with self._wake:
+            while not (self._stopping or self._commands or self._spare or engine.has_work):
+                self._wake.wait()
+            return not self._stopping
+
+    def _run_commands(self, engine: Engine) -> None:
+        while self._commands:
+            command, future = self._commands.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(command(engine))
+            except Exception as error:  # noqa: BLE001 - it is the caller's, who waits for it
+                future.set_exception(error)
+
+    def _report_loaded(self, engine: Engine) -> None:
+        """Tell those whose version answers now, or whose load was refused."""
+        if not self._loading:
+            return
+        waiting = []
+        for version, loaded, command in self._loading:
+            error = command.exception()
+            if error is not None:
+                loaded.set_exception(error)
+            elif engine.version >= version:
+                loaded.set_result(None)
+            else:
+                waiting.append((version, loaded, command))
+        self._loading = waiting
+
+    def _step_spare(self) -> None:
+        work, future = self._spare[0]
+        try:
+            work.step()
+        except Exception as error:  # noqa: BLE001 - it is the caller's, who waits for it
+            self._spare.popleft()
+            future.set_exception(error)
+            return
+        if work.done:
+            self._spare.popleft()
+            future.set_result(None)
+
+    def _cancel_waiting(self) -> None:
+        with self._wake:
+            self._stopping = True
+            for future in [one[1] for one in (*self._commands, *self._spare, *self._loading)]:
+                future.cancel()
+            self._commands.clear()
+            self._spare.clear()

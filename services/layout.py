@@ -1,0 +1,14 @@
+"""Where the parts of a run put what they write, inside the run folder."""
+
+from pathlib import Path
+
+from streamrl.config import Config
+
+COMPLETIONS_FOLDER = "queue/completions"
+SCORES_FOLDER = "queue/scores"
+TRACE_FOLDER = "logs/trace"
+
+
+def model_folder(run_folder: Path, config: Config) -> Path:
+    """The Hugging Face folder that every process loads: architecture, tokenizer, weights before any training."""
+    return Path(config.model.path).resolve() if config.model.path is not None else run_folder / "model"

@@ -1,0 +1,214 @@
+"""A learner rank: the actor around `LearnerCore`.
+
+Rank 0 takes the lease of a step, makes the plan and hands it to the other ranks; all ranks train; rank 0 publishes the
+version, commits the step, and reports. The commit comes after every rank's optimizer step, since the plan of the next
+step does not leave before. Torch runs in one thread of its own, so the actor answers at any time.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import numpy as np
+from ray.actor import ActorHandle
+
+from buffers.records import Lease
+from services.deadline import within
+from services.layout import TRACE_FOLDER
+from services.run_folder import RunFolder
+from streamrl.clock import SystemClock
+from streamrl.config import Config
+from streamrl.timeline import StepTimer, TraceWriter
+from streamrl.weights.manifest import encode
+
+if TYPE_CHECKING:
+    from streamrl.learner.warmup import WarmupProgress
+
+T = TypeVar("T")
+
+PHASES = ("wait", "read", "pack", "forward_backward", "optimizer", "publish", "commit", "checkpoint")
+EVALUATION = "evaluation"
+
+
+class LearnerRank:
+    """See the module."""
+
+    def __init__(
+        self,
+        rank: int,
+        run_folder: str,
+        config: dict[str, Any],
+        incarnation: int,
+        queue: ActorHandle,
+        store: ActorHandle,
+    ) -> None:
+        self._rank = rank
+        self._config = msgspec.convert(config, Config)
+        self._run = RunFolder.open(Path(run_folder))
+        self._queue = queue
+        self._store = store
+        # Here and not above: the controller makes this class and has no use for torch.
+        from services.learner_core import LearnerCore
+
+        self._core = LearnerCore(self._run, self._config, incarnation, rank)
+        self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+        self._stop = asyncio.Event()
+
+    # ---- start
+
+    async def build(self, controller: ActorHandle) -> dict[str, Any]:
+        """Load model and checkpoint; returns what `LearnerCore.build` does."""
+        self._controller = controller
+        limit = self._config.deadlines.start_s
+        return await within(limit, self._in_thread(self._core.build), who=self._name, what="loading the model")
+
+    async def warm_up(self) -> None:
+        """The supervised phase of a fresh run, then the checkpoint that a resume begins with."""
+        loop = asyncio.get_running_loop()
+
+        def report(progress: "WarmupProgress") -> None:
+            facts = {"step": progress.step, "loss": progress.loss, "score": progress.score}
+            if progress.score is not None and self._rank == 0:
+                loop.call_soon_threadsafe(self._tell, "warmup", facts)
+
+        await self._in_thread(self._core.warm_up, report)
+        await self._in_thread(self._core.save)
+
+    async def run(self) -> dict[str, Any]:
+        """Train to the last step, or until the queue is closed. Returns `finished` and the step reached."""
+        trace = self._trace()
+        timer = StepTimer(SystemClock(), PHASES, trace)
+        try:
+            await self._publish()
+            while self._core.step < self._config.learner.steps and await self._step(timer):
+                pass
+            finished = self._core.step >= self._config.learner.steps
+            if finished:
+                await self._in_thread(self._core.export)
+            return {"finished": finished, "step": self._core.step}
+        finally:
+            if trace is not None:
+                trace.close()
+
+    async def stop(self) -> None:
+        """Finish the step under way, commit a checkpoint of it, and end `run`."""
+        self._stop.set()
+
+    async def close(self) -> None:
+        """Give back shared memory and the process group."""
+        await self._in_thread(self._core.close)
+
+    # ---- a step
+
+    async def _step(self, timer: StepTimer) -> bool:
+        """One step; False when there will be no more."""
+        lease = None
+        if self._rank == 0:
+            with timer.phase("wait"):
+                lease = await self._lease()
+        plan = await self._in_thread(self._core.plan, lease)
+        if plan.step < 0:
+            await self._save()
+            return False
+        limit = self._config.deadlines.step_s
+        training = self._in_thread(self._core.train, plan, timer)
+        metrics = await within(limit, training, who=self._name, what=f"step {plan.step}")
+        with timer.phase("publish"):
+            published = await self._publish()
+        with timer.phase("commit"):
+            counts = await self._queue.commit.remote(plan.step) if self._rank == 0 else {}
+        with timer.phase("checkpoint"):
+            await self._save_if_due()
+        if lease is not None:
+            self._tell("step", {**metrics, **published, **self._facts(lease, counts), **timer.finish()})
+        return True
+
+    async def _lease(self) -> Lease | None:
+        """The batch of this step; None when the queue is closed or the order to stop comes first."""
+        lease = asyncio.ensure_future(self._queue.lease.remote(self._core.step))
+        stop = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({lease, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if self._stop.is_set():
+            lease.cancel()
+            return None
+        stop.cancel()
+        return await lease
+
+    async def _publish(self) -> dict[str, float]:
+        """Make the weights the fleet's next version; pinned, where its held-out score is due."""
+        manifest = await self._in_thread(self._core.publish)
+        if manifest is None:
+            return {}
+        due = self._evaluation_due()
+        gone = await self._store.publish.remote(encode(manifest), EVALUATION if due else None)
+        self._core.unlink(gone)
+        if due:
+            self._controller.published.remote(self._core.version)
+        return {"weights/bytes": manifest.total_bytes, "weights/full_bytes": manifest.total_bytes}
+
+    def _evaluation_due(self) -> bool:
+        step = self._core.step
+        return step % self._config.eval.every == 0 or step == self._config.learner.steps
+
+    async def _save_if_due(self) -> None:
+        step = self._core.step
+        if step % self._config.checkpoint.every == 0 or step == self._config.learner.steps:
+            await self._save()
+
+    async def _save(self) -> None:
+        limit = self._config.deadlines.checkpoint_s
+        await within(limit, self._in_thread(self._core.save), who=self._name, what="the checkpoint")
+        if self._rank == 0:
+            await self._queue.covered.remote(self._core.step)
+
+    # ---- inside
+
+    @property
+    def _name(self) -> str:
+        return f"learner-{self._rank}"
+
+    async def _in_thread(self, call: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._compute, call, *args)
+
+    def _tell(self, kind: str, facts: dict[str, Any]) -> None:
+        self._controller.report.remote(kind, facts)
+
+    def _trace(self) -> TraceWriter | None:
+        if not self._config.observe.trace:
+            return None
+        return TraceWriter(self._run.path / TRACE_FOLDER / f"{self._name}.jsonl", self._name)
+
+    def _facts(self, lease: Lease, counts: dict[str, Any]) -> dict[str, Any]:
+        """What the step's line of metrics says beside the learner's own numbers."""
+        sampled = lease.sampled_tokens > 0
+        staleness = np.maximum(lease.step - lease.oldest_step[sampled], 0)
+        rewards = lease.rewards[lease.valid]
+        return {
+            "step": self._core.step,
+            "version": str(self._core.version),
+            "reward/mean": float(rewards.mean()) if len(rewards) else None,
+            "reward/failed": int((~lease.valid).sum()),
+            "reward/zero_variance_share": _zero_variance_share(lease),
+            "staleness/mean": float(staleness.mean()) if len(staleness) else 0.0,
+            "staleness/max": int(staleness.max(initial=0)),
+            "tokens/trained": counts["tokens_trained"],
+            "tokens/generated": counts["tokens_accepted"] + counts["tokens_ignored"],
+            "tokens/dropped": counts["tokens_dropped"],
+            "queue/rows": counts["rows_waiting"],
+            "queue/bytes": counts["bytes_used"],
+            "queue/wait_s": lease.waited_s,
+            "rollout/replicas": self._config.rollout.replicas,
+        }
+
+
+def _zero_variance_share(lease: Lease) -> float:
+    """Share of the groups whose scores are all equal: they teach nothing."""
+    rewards, groups = lease.rewards[lease.valid], lease.group[lease.valid]
+    if not len(groups):
+        return 0.0
+    starts = np.flatnonzero(np.diff(groups, prepend=groups[0] - 1))
+    equal = np.maximum.reduceat(rewards, starts) == np.minimum.reduceat(rewards, starts)
+    return float(equal.mean())

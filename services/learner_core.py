@@ -1,0 +1,218 @@
+"""One learner rank without Ray: the model, what it trains on, and what it writes.
+
+All methods are synchronous and belong to one thread; those marked *collective* are called by every rank in the same
+order. It reads rows by memory map, and knows neither who gives it a plan nor who takes what it publishes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from buffers.gather import rollout_rows
+from buffers.records import Lease
+from buffers.segment_reader import SegmentReader
+from services import warm_up
+from services.layout import model_folder
+from services.run_folder import RunFolder
+from services.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, share_of
+from streamrl.algorithms import Denominators
+from streamrl.config import Config
+from streamrl.errors import ConfigError
+from streamrl.learner import checkpoint
+from streamrl.learner.fsdp import FsdpBackend, on_policy
+from streamrl.learner.packing import pack
+from streamrl.learner.process_group import LearnerGroup, open_group
+from streamrl.learner.sharding import ShardedPolicy
+from streamrl.learner.warmup import Warmup, WarmupProgress
+from streamrl.models.export import export_hf
+from streamrl.models.load import DTYPES, load_model, prepare_model_folder
+from streamrl.models.tokenizer import load_tokenizer
+from streamrl.tasks.base import is_demonstrated
+from streamrl.tasks.prompts import check_prompt_lengths
+from streamrl.tasks.resolve import resolve_task
+from streamrl.timeline import StepTimer
+from streamrl.types import RolloutRows, Version
+from streamrl.weights.manifest import WeightManifest
+from streamrl.weights.shm import ShmPublisher
+
+
+class LearnerCore:
+    """See the module. `incarnation` is the first half of every version that it makes."""
+
+    def __init__(self, run: RunFolder, config: Config, incarnation: int, rank: int) -> None:
+        self._run = run
+        self._config = config
+        self._incarnation = incarnation
+        self._rank = rank
+        self._reader = SegmentReader(run.path)
+        self._publisher = ShmPublisher(run.run_id, run.key()) if rank == 0 else None
+
+    @property
+    def step(self) -> int:
+        """The step whose weights it holds."""
+        return self._backend.steps_done
+
+    @property
+    def version(self) -> Version:
+        return Version(self._incarnation, self.step)
+
+    # ---- start
+
+    def build(self) -> dict[str, Any]:
+        """Collective. Load the model, and the newest verified checkpoint if there is one.
+
+        Returns `checkpoint` (its step, or None), `skipped` (why newer ones were passed over), and `longest_prompt`
+        (tokens, over the task's training and held-out prompts).
+        """
+        torch.set_num_threads(self._config.learner.threads)
+        if self._rank == 0:
+            prepare_model_folder(self._config.model, self._config.seed, model_folder(self._run.path, self._config))
+        self._group = self._join()
+        self._group.barrier()
+        model = load_model(model_folder(self._run.path, self._config), self._config.model.dtype)
+        self._load_task(model.config.get_text_config().max_position_embeddings)
+        self._policy = ShardedPolicy(model, self._group, DTYPES[self._config.model.dtype])
+        self._backend = self._make_backend()
+        return {**self._load_newest(), "longest_prompt": self._longest_prompt}
+
+    def warm_up(self, report: Callable[[WarmupProgress], None]) -> None:
+        """Collective. The supervised phase, if the configuration has one."""
+        settings = self._config.warmup
+        task, tokenizer = self._task, self._tokenizer
+        if not settings.max_steps:
+            return
+        if not is_demonstrated(task):
+            raise ConfigError(
+                f"task {task.name!r} has no demonstrations to warm up on; set warmup.max_steps = 0, or give it a "
+                "method demonstration(prompt)"
+            )
+        folder = model_folder(self._run.path, self._config)
+        max_length = self._longest_prompt + self._config.rollout.sampling.max_new_tokens
+        with warm_up.greedy_score(self._config, folder, max_length, self._policy, task, tokenizer) as score:
+            Warmup(
+                self._policy,
+                settings,
+                task,
+                tokenizer,
+                evaluate=score,
+                held_apart=warm_up.items_held_apart(task),
+                seed=self._config.seed,
+                micro_batch_tokens=self._config.learner.micro_batch_tokens,
+            ).run(report)
+
+    # ---- a step
+
+    def plan(self, lease: Lease | None) -> StepPlan:
+        """Collective. The plan that rank 0 makes of its lease, on every rank; STOP when rank 0 has none."""
+        plan = STOP if lease is None else make_plan(lease, self._config, self._policy.hidden_size)
+        if self._group.world_size == 1:
+            return plan
+        return decode(self._group.broadcast_bytes(encode(plan) if self._rank == 0 else None))
+
+    def train(self, plan: StepPlan, timer: StepTimer) -> dict[str, float]:
+        """Collective. One optimizer step on this rank's share; metrics of the whole batch."""
+        share = share_of(plan, self._rank)
+        with timer.phase("read"):
+            rows = self._rows(plan, share)
+        with timer.phase("pack"):
+            packs = pack(rows, share.advantages, self._config.learner.micro_batch_tokens)
+        with timer.phase("forward_backward"):
+            metrics = self._backend.step(packs, Denominators(plan.total_tokens, plan.total_rows))
+        metrics.pop("time/forward_backward")
+        timer.move("forward_backward", "optimizer", metrics.pop("time/optimizer"))
+        return metrics
+
+    def publish(self) -> WeightManifest | None:
+        """Collective. Write the weights as `version` to shared memory. None on the ranks that only take part."""
+        weights = self._backend.iter_hf_weights()
+        if self._publisher is None:
+            for _ in weights:
+                pass
+            return None
+        return self._publisher.publish(weights, self.version)
+
+    def unlink(self, versions: list[Version]) -> None:
+        assert self._publisher is not None
+        for version in versions:
+            self._publisher.unlink(Version(*version))
+
+    def weight_digest(self) -> str:
+        """Collective."""
+        return self._backend.weight_digest()
+
+    # ---- what stays
+
+    def save(self) -> None:
+        """Collective. One atomic checkpoint of everything that a resumed run needs."""
+        checkpoint.save(
+            self._run.checkpoints_path,
+            self.version,
+            self._backend.state_tensors(),
+            ledger_position=self.step,
+            extra={"backend": self._backend.state_extra()},
+            keep=self._config.checkpoint.keep,
+            writer=self._rank == 0,
+        )
+
+    def export(self) -> None:
+        """Collective. The weights as a Hugging Face folder."""
+        weights = [(name, tensor.clone()) for name, tensor in self._backend.iter_hf_weights()]
+        if self._rank == 0:
+            export_hf(weights, model_folder(self._run.path, self._config), self._run.export_path)
+
+    def close(self) -> None:
+        """Leave the group and take the published versions back."""
+        if self._publisher is not None:
+            self._publisher.close()
+        self._group.close()
+
+    # ---- inside
+
+    def _join(self) -> LearnerGroup:
+        learner = self._config.learner
+        return open_group(
+            self._rank,
+            learner.num_workers,
+            self._run.path / f"learner-{self._incarnation}.store",
+            device=torch.device(learner.device),
+            timeout_s=self._config.deadlines.step_s,
+        )
+
+    def _load_task(self, context: int) -> None:
+        self._tokenizer = load_tokenizer(model_folder(self._run.path, self._config))
+        self._task = resolve_task(self._config.task.name, self._config.task.held_out)
+        most = context - self._config.rollout.sampling.max_new_tokens
+        self._longest_prompt = check_prompt_lengths(self._task, self._tokenizer, most)
+
+    def _make_backend(self) -> FsdpBackend:
+        learner = self._config.learner
+        return on_policy(
+            self._policy,
+            optimizer=learner.optimizer,
+            algorithm=learner.algorithm,
+            total_steps=learner.steps,
+            temperature=self._config.rollout.sampling.temperature,
+        )
+
+    def _load_newest(self) -> dict[str, Any]:
+        search = checkpoint.find_newest(self._run.checkpoints_path)
+        found = search.newest
+        if found is None:
+            return {"checkpoint": None, "skipped": list(search.skipped)}
+        self._backend.load_state(found.tensor, found.extra["backend"])
+        return {"checkpoint": found.version.step, "skipped": list(search.skipped)}
+
+    def _rows(self, plan: StepPlan, share: Share) -> RolloutRows:
+        used = np.unique(share.frame_index)
+        frames = [self._reader.read(plan.frames[index]) for index in used]
+        return rollout_rows(
+            frames,
+            np.searchsorted(used, share.frame_index),
+            share.row,
+            share.group,
+            share.sample_index,
+            share.rewards,
+            share.valid,
+        )

@@ -1,0 +1,221 @@
+"""The owner of a run: the process that holds Ray, starts the system, answers the control socket and ends it
+all.
+
+    watcher starts us -> control socket -> Ray -> system -> run ... -> stop -> Ray gone -> exit code
+
+Guarantees: an order to stop (a signal, from the watcher) is taken at every moment; the socket answers from
+the first moment to the last; the exit code says how it ended. The limit on a stop, and what survives our
+own death, are the watcher's business.
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from services import ray_session
+from services.control import ControlServer, Event, EventHub, described
+from services.ending import EXIT_INTERRUPTED
+from services.launch import LaunchOrder, owner_grace_s
+from services.liveness import ProcessId
+from services.run_folder import Launch, RunFolder
+from services.run_lock import RunLock
+from services.system_api import StartSystem, System
+from streamrl.config import load
+from streamrl.config.schema import Config
+from streamrl.errors import RunFolderError, StreamRLError
+from streamrl.failure import FailureReport, report_failure
+
+PR_SET_PDEATHSIG = 1
+# Ray's own shutdown takes 1 to 2 s.
+_RAY_STOP_S = 2.5
+_LAST_EVENTS_S = 0.5
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """Somebody ordered the run to stop. Never leaves this module."""
+
+
+class Owner:
+    """One launch of one run, from the first event to the exit code."""
+
+    def __init__(self, run: RunFolder, config: Config, order: LaunchOrder, start_system: StartSystem) -> None:
+        self._run = run
+        self._config = config
+        self._order = order
+        self._start_system = start_system
+        self._hub = EventHub()
+        self._stop = asyncio.Event()
+        self._phase = "starting"
+        self._system: System | None = None
+
+    async def main(self) -> int:
+        """Own the run to its end. Returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop.set)
+        listener = socket.socket(fileno=self._order.control_fd)
+        handlers = {"status": self._status, "eval": self._evaluate}
+        async with ControlServer(listener, self._hub, handlers):
+            try:
+                return await self._own()
+            finally:
+                self._hub.close()
+
+    async def _own(self) -> int:
+        try:
+            summary = await self._train()
+        except Stopped:
+            return self._end("stopped", EXIT_INTERRUPTED)
+        except StreamRLError as error:
+            # The part that failed has reported already, if it could; else this is the first report.
+            report_failure(self._run.path, FailureReport.now("owner", self._phase, str(error)))
+            return self._end("failed", error.exit_code, error=described(error))
+        return self._end("done", 0, summary=summary)
+
+    async def _train(self) -> dict[str, Any]:
+        self._enter("ray")
+        runtime = Path(self._order.runtime)
+        session = await asyncio.to_thread(ray_session.start, self._run, self._config.ray, runtime)
+        try:
+            self._record_address(session)
+            self._enter("actors")
+            self._system = await self._unless_stopped(self._start_system(self._run, self._config))
+            summary = await self._run_system(self._system)
+            return self._finish(summary)
+        finally:
+            await asyncio.to_thread(ray_session.stop)
+
+    async def _run_system(self, system: System) -> dict[str, Any]:
+        self._enter("running")
+        relay = asyncio.create_task(self._relay(system), name="relay events")
+        try:
+            return await self._unless_stopped(system.run())
+        finally:
+            self._enter("stopping")
+            await self._stop_system(system)
+            # A stopped system ends its events; the last ones belong to the story.
+            await asyncio.wait({relay}, timeout=_LAST_EVENTS_S)
+            await _end_task(relay)
+
+    async def _stop_system(self, system: System) -> None:
+        limit = max(1.0, owner_grace_s(self._config.deadlines.stop_s) - _RAY_STOP_S)
+        try:
+            await asyncio.wait_for(system.stop(), limit)
+        except TimeoutError:
+            self._notice(f"the system did not stop within {limit:g} s and is ended as it is")
+        except StreamRLError as error:
+            # Told, not raised: it must not take the place of the error that made us stop.
+            self._notice(f"the system did not stop cleanly: {error}")
+
+    async def _relay(self, system: System) -> None:
+        async for event in system.events():
+            self._publish(event)
+
+    async def _unless_stopped(self, awaitable: Awaitable[T]) -> T:
+        """Await something, but leave it, cancelled, when the order to stop comes first."""
+        work = asyncio.ensure_future(awaitable)
+        stop = asyncio.create_task(self._stop.wait(), name="order to stop")
+        try:
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if self._stop.is_set() and not work.done():
+                raise Stopped
+            return await work
+        finally:
+            await _end_task(stop)
+            await _end_task(work)
+
+    def _finish(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """Add what only the owner knows: the wall clock of the whole command, Ray's start included."""
+        summary = {**summary, "wall_s": (time.time_ns() - self._order.started_ns) / 1e9}
+        self._run.write_summary(summary)
+        return summary
+
+    def _record_address(self, session: ray_session.RaySession) -> None:
+        launch = self._run.record.launch
+        assert launch is not None
+        self._run.start_launch(msgspec.structs.replace(launch, ray_address=session.address))
+        for notice in session.notices:
+            self._notice(notice)
+
+    def _notice(self, text: str) -> None:
+        self._publish({"kind": "notice", "text": text})
+
+    def _enter(self, phase: str) -> None:
+        self._phase = phase
+        self._publish({"kind": "phase", "name": phase})
+
+    def _end(self, how: str, code: int, **facts: Any) -> int:
+        self._phase = how
+        self._publish({"kind": "end", "how": how, "code": code, **facts})
+        return code
+
+    def _publish(self, event: Event) -> None:
+        stamped = self._hub.publish(event)
+        if event["kind"] != "step":
+            with self._run.events_path.open("a") as file:
+                file.write(json.dumps(stamped) + "\n")
+
+    async def _status(self) -> dict[str, Any]:
+        detail = {} if self._system is None else await self._system.status()
+        return {**detail, "run": self._run.name, "phase": self._phase, "pid": os.getpid()}
+
+    async def _evaluate(self) -> dict[str, Any]:
+        if self._system is None:
+            raise RunFolderError(f"run {self._run.name} is still {self._phase}; evaluate when it is running")
+        return await self._system.evaluate()
+
+
+async def _end_task(task: "asyncio.Future[Any]") -> None:
+    """Cancel what may still run and take its result, which nobody wants any more."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def own(arguments: list[str], start_system: StartSystem) -> int:
+    """The owner's process: `[run folder, launch order]`. Returns its exit code."""
+    # Should the watcher itself be killed, its death is our order to stop.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
+    folder, order_text = arguments
+    order = msgspec.json.decode(order_text, type=LaunchOrder)
+    # Inherited from the watcher, and to nobody: a lock that Ray's processes held would outlive us.
+    for fd in (order.lock_fd, order.control_fd):
+        os.set_inheritable(fd, False)
+    run = RunFolder.open(Path(folder))
+    RunLock(order.lock_fd).sign()
+    run.start_launch(
+        Launch(
+            owner=ProcessId.own(),
+            watcher=ProcessId.of(os.getppid()),
+            runtime=order.runtime,
+            control=f"{order.runtime}/control.sock",
+            started_ns=order.started_ns,
+        )
+    )
+    return asyncio.run(Owner(run, load(run.config_path), order, start_system).main())
+
+
+def main() -> None:
+    """Entry point of the process that `streamrl up` starts."""
+    sys.exit(own(sys.argv[1:], _start_system))
+
+
+async def _start_system(run: RunFolder, config: Config) -> System:
+    # Here and not above: Ray reads its settings when it is imported, and `ray_session` makes them.
+    from services.system import start_system
+
+    return await start_system(run, config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The queue actor: hosts the replay queue, and with it every count that admission depends on.
+
+A thin shell: it opens the queue and passes calls on. Replicas call `take` and `accept`, the reward stage `unscored`
+and `add_scores`, the learner `lease` and `commit`; all of them wait here, none of them polls.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from buffers.queue import ReplayQueue
+from buffers.records import AcceptedRows, Lease, QueueSettings, ScoredRows, UnscoredFrame
+from streamrl.clock import SystemClock
+from streamrl.config import Config, limits
+from streamrl.tasks.base import Task
+from streamrl.tasks.order import PromptOrder
+from streamrl.tasks.resolve import resolve_task
+from streamrl.types import FrameRef, Ticket, Version
+
+
+class QueueActor:
+    """See the module."""
+
+    def __init__(self, run_folder: str, config: dict[str, Any]) -> None:
+        self._config = msgspec.convert(config, Config)
+        self._folder = Path(run_folder)
+
+    async def open(self, resume_step: int, longest_prompt: int) -> None:
+        """Open the queue, fresh or from its ledger. resume_step: step of the checkpoint that is resumed, or 0.
+        longest_prompt: in tokens; bytes are reserved for it.
+        """
+        task = resolve_task(self._config.task.name, self._config.task.held_out)
+        order = PromptOrder(task.num_train, self._config.seed)
+        settings = queue_settings(self._config, task, longest_prompt)
+        self._queue = ReplayQueue.open(self._folder, settings, order, SystemClock(), resume_step)
+
+    async def next_epoch(self, writer: str) -> int:
+        """Fence every earlier process of this name; the epoch of the next one."""
+        return await self._queue.next_epoch(writer)
+
+    async def take(self, replica: str, epoch: int, serving: Version, room: int) -> list[Ticket]:
+        return await self._queue.take(replica, epoch, Version(*serving), room)
+
+    async def serving(self, replica: str, epoch: int, version: Version) -> None:
+        self._queue.serving(replica, epoch, Version(*version))
+
+    async def accept(self, replica: str, epoch: int, sequence: int, frame: FrameRef, rows: AcceptedRows) -> None:
+        await self._queue.accept(replica, epoch, sequence, frame, rows)
+
+    async def unscored(self, scorer: str, epoch: int, max_rows: int) -> list[UnscoredFrame]:
+        return await self._queue.unscored(scorer, epoch, max_rows)
+
+    async def add_scores(self, scorer: str, epoch: int, sequence: int, frame: FrameRef, rows: ScoredRows) -> None:
+        await self._queue.add_scores(scorer, epoch, sequence, frame, rows)
+
+    async def requeue_unscored(self, scorer: str) -> int:
+        return self._queue.requeue_unscored(scorer)
+
+    async def lease(self, step: int) -> Lease | None:
+        return await self._queue.lease(step)
+
+    async def commit(self, step: int) -> dict[str, Any]:
+        """The step is trained; returns the books for the metrics."""
+        await self._queue.commit(step)
+        return await self.status()
+
+    async def covered(self, step: int) -> None:
+        await self._queue.covered(step)
+
+    async def overdue(self, limit_s: float) -> str:
+        """The oldest group that has run for longer than the limit, in words; empty when there is none."""
+        late = self._queue.overdue(limit_s)
+        if not late:
+            return ""
+        number, replica = late[0]
+        holder = f"on {replica}" if replica else "waiting to be issued again"
+        return f"group {number}, {holder}, has not finished after {limit_s:g} s ({len(late)} groups in all)"
+
+    async def status(self) -> dict[str, Any]:
+        """The queue's books, as plain values."""
+        counts = self._queue.counts()
+        return {**msgspec.to_builtins(counts), "bytes_used": counts.bytes_used, "rows_waiting": counts.rows_waiting}
+
+    async def close(self) -> None:
+        """Wake every waiter with its typed end; what was acknowledged stays."""
+        self._queue.close()
+
+
+def queue_settings(config: Config, task: Task, longest_prompt: int) -> QueueSettings:
+    """What the replay queue is told of a run."""
+    return QueueSettings(
+        group_size=config.rollout.group_size,
+        groups_per_step=config.learner.groups_per_step,
+        max_staleness=config.learner.max_staleness,
+        byte_budget=config.queue.byte_budget,
+        rollout_bytes=limits.row_bytes(limits.longest_row(config, longest_prompt)),
+        total_groups=config.total_groups,
+        late=config.learner.late,
+        durability=config.queue.durability,
+        commit_interval_s=config.queue.commit_interval_ms / 1e3,
+        fingerprint=task.fingerprint(),
+        seed=config.seed,
+    )

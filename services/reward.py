@@ -1,0 +1,152 @@
+"""The reward stage: scores each rollout as soon as it is durable.
+
+Rows are read by memory map, decoded, and scored in child processes; a verdict becomes a row of the scores log and is
+then told to the queue. A failed score is a fact, not a zero (invariant 8); too many of them stop the run, with the
+last reason given.
+"""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from ray.actor import ActorHandle
+
+from buffers.gather import ScoringRows, scoring_rows
+from buffers.records import ScoredRows, UnscoredFrame
+from buffers.rows import scores_batch
+from buffers.schema import SCORES
+from buffers.segment_reader import SegmentReader
+from buffers.segment_writer import SegmentWriter
+from services.answers import decode
+from services.deadline import within
+from services.layout import SCORES_FOLDER, model_folder
+from services.run_folder import RunFolder
+from streamrl.config import Config
+from streamrl.errors import ComponentError
+from streamrl.evaluation import EvalScore, mean_score
+from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
+from streamrl.rewards.base import RewardItem
+from streamrl.rewards.pool import RewardPool
+from streamrl.types import Score, ScoreStatus
+
+NAME = "reward"
+
+
+class RewardActor:
+    """See the module."""
+
+    def __init__(self, run_folder: str, config: dict[str, Any], queue: ActorHandle) -> None:
+        self._config = msgspec.convert(config, Config)
+        self._run = RunFolder.open(Path(run_folder))
+        self._queue = queue
+        self._failures = FailureShare(self._config.rollouts_per_step, self._config.reward.max_failed)
+        self._scored = 0
+
+    async def start(self, epoch: int) -> None:
+        """Load the tokenizer, start the children, open the scores log. `epoch` fences an earlier process."""
+        self._epoch = epoch
+        reward, queue = self._config.reward, self._config.queue
+        self._tokenizer = load_tokenizer(model_folder(self._run.path, self._config))
+        self._reader = SegmentReader(self._run.path)
+        self._pool = RewardPool(
+            reward.function,
+            workers=reward.workers,
+            batch_size=reward.batch_size,
+            timeout_s=reward.timeout_s,
+            memory_bytes=reward.memory_bytes,
+            import_paths=[path for path in sys.path if path],
+        )
+        await within(self._config.deadlines.start_s, self._pool.start(), who=NAME, what="the start of its children")
+        self._writer = SegmentWriter(
+            self._run.path,
+            SCORES_FOLDER,
+            NAME,
+            self._epoch,
+            SCORES,
+            queue.segment_bytes,
+            queue.durability,
+            queue.commit_interval_ms / 1e3,
+        )
+
+    async def run(self) -> None:
+        """Score until the queue is closed."""
+        sequence = 0
+        most = self._config.reward.batch_size * self._config.reward.workers
+        try:
+            while frames := await self._queue.unscored.remote(NAME, self._epoch, most):
+                await self._score_frames(frames, sequence)
+                sequence += 1
+        finally:
+            await self._pool.close()
+            await asyncio.to_thread(self._writer.close)
+
+    async def score_evaluation(self, answers: bytes) -> EvalScore:
+        """The mean over the held-out answers of one version; failed ones are left out and counted."""
+        held_out = decode(answers)
+        return mean_score(await self._pool.score(held_out.items), len(held_out.errors))
+
+    async def status(self) -> dict[str, Any]:
+        return {"name": NAME, "scored": self._scored, "children_lost": self._pool.lost}
+
+    async def _score_frames(self, frames: list[UnscoredFrame], sequence: int) -> None:
+        parts = [scoring_rows(self._reader.read(one.frame), one.row) for one in frames]
+        items = [item for part in parts for item in reward_items(part, self._tokenizer)]
+        scores = await self._pool.score(items)
+        self._scored += len(scores)
+        self._failures.add(scores)
+        frame = await asyncio.wrap_future(self._writer.append(_batch(parts, scores)))
+        rows = ScoredRows(
+            number=np.concatenate([one.number for one in frames]),
+            sample_index=np.concatenate([one.sample_index for one in frames]),
+            branch=np.concatenate([one.branch for one in frames]),
+            attempt=np.concatenate([one.attempt for one in frames]),
+            valid=np.array([score.status is ScoreStatus.OK for score in scores]),
+            reward=np.array([np.nan if score.reward is None else score.reward for score in scores]),
+        )
+        receipt = self._queue.add_scores.remote(NAME, self._epoch, sequence, frame, rows)
+        await within(self._config.deadlines.step_s, receipt, who=NAME, what="the queue's receipt")
+
+
+class FailureShare:
+    """Stops a run whose rewards fail. Pure.
+
+    Looks at the newest `window` scores, once there are so many; `limit` is the share of failures that is too much.
+    """
+
+    def __init__(self, window: int, limit: float) -> None:
+        self._window = window
+        self._limit = limit
+        self._recent: list[Score] = []
+
+    def add(self, scores: list[Score]) -> None:
+        """Raises ComponentError when more than the limit failed, with the newest reason."""
+        self._recent = [*self._recent, *scores][-self._window :]
+        failed = [score for score in self._recent if score.status is ScoreStatus.FAILED]
+        if len(self._recent) < self._window or len(failed) <= self._limit * self._window:
+            return
+        raise ComponentError(
+            f"reward: {len(failed)} of the last {self._window} rollouts have no score, more than reward.max_failed = "
+            f"{self._limit:g} allows; the last reason: {failed[-1].reason}"
+        )
+
+
+def reward_items(rows: ScoringRows, tokenizer: TextTokenizer) -> list[RewardItem]:
+    """Texts and payloads of rows, as the reward pool takes them."""
+    completions = tokenizer.decode_batch(rows.sampled_ids, rows.sampled_offsets)
+    prompts = tokenizer.decode_batch(rows.prompt_ids, rows.prompt_offsets)
+    columns = zip(completions, prompts, rows.payload, rows.finish_reason, strict=True)
+    return [
+        RewardItem(completion=completion, prompt=prompt, payload=payload, finish_reason=reason)
+        for completion, prompt, payload, reason in columns
+    ]
+
+
+def _batch(parts: list[ScoringRows], scores: list[Score]) -> pa.RecordBatch:
+    ids = [rollout for part in parts for rollout in part.rollout_id]
+    branch = np.concatenate([part.branch for part in parts])
+    return scores_batch(ids, branch, scores, scorer=NAME, scored_ns=time.time_ns())

@@ -1,0 +1,257 @@
+"""A rollout replica: takes groups, samples them, writes what it sampled, and follows the published versions.
+
+Three loops and one engine thread. `_take_loop` asks the queue for as many groups as the engine has room for (waits:
+admission; unblocked by: a new version, a trained batch). `_write_loop` turns what finished into one durable Arrow
+frame and tells the queue (waits: finished rollouts; unblocked by: the engine thread). `_follow_loop` pulls each new
+version and hands it to the engine between two tokens (waits: the weight store; unblocked by: the learner).
+
+The replica answers under one verified version at a time and takes no group before it acknowledged one (invariant 6).
+What it may do when is decided by `streamrl.replica_state`.
+"""
+
+import asyncio
+import itertools
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import ray.actor
+
+from services.answers import encode
+from services.completions import CompletionLog
+from services.deadline import within
+from services.engine_thread import EngineThread
+from services.layout import model_folder
+from services.named_tasks import run_all
+from services.rollout_rows import Finished, Issued, finite
+from services.run_folder import RunFolder
+from streamrl.config import Config
+from streamrl.engines.build import build_engine
+from streamrl.models.tokenizer import load_tokenizer
+from streamrl.replica_state import ReplicaStateMachine
+from streamrl.tasks.prompts import EncodedPrompts
+from streamrl.tasks.resolve import resolve_task
+from streamrl.types import (
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+    Ticket,
+    UpdateMode,
+    Version,
+    group_id,
+    rollout_id,
+    rollout_seed,
+)
+from streamrl.weights.manifest import WeightManifest, decode
+
+# A frame leaves when it holds this many rows, when the engine ran dry, or when its oldest row waited this long:
+# a frame costs about the same for one row as for a hundred, all the way to the learner.
+FRAME_ROWS = 256
+FRAME_WAIT_S = 0.02
+
+
+class RolloutReplica:
+    """See the module."""
+
+    def __init__(
+        self,
+        name: str,
+        run_folder: str,
+        config: dict[str, Any],
+        queue: ray.actor.ActorHandle,
+        store: ray.actor.ActorHandle,
+    ) -> None:
+        self._name = name
+        self._config = msgspec.convert(config, Config)
+        self._run = RunFolder.open(Path(run_folder))
+        self._queue = queue
+        self._store = store
+        self._issued: dict[str, Issued] = {}
+        self._finished: list[Finished] = []
+        self._two_versions = 0
+        self._updates_in_flight = 0
+
+    async def start(self, epoch: int, longest_prompt: int) -> None:
+        """Build the engine and join the weight store. The replica serves nothing before `run` pulled a version.
+
+        epoch: fences; after a restart the queue refuses whatever an older process still sends. longest_prompt: in
+        tokens, over the task's training and held-out prompts.
+        """
+        # Here and not above: the controller makes this class and has no use for torch.
+        from services.evaluations import HeldOut
+        from streamrl.weights.shm import ShmSource
+
+        self._epoch = epoch
+        max_length = longest_prompt + self._config.rollout.sampling.max_new_tokens
+        self._loop = asyncio.get_running_loop()
+        self._state = ReplicaStateMachine(self._name, self._epoch)
+        self._orders = itertools.count()
+        self._routable, self._room, self._flush = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._death: asyncio.Future[None] = self._loop.create_future()
+        folder = model_folder(self._run.path, self._config)
+        tokenizer = load_tokenizer(folder)
+        task = resolve_task(self._config.task.name, self._config.task.held_out)
+        self._prompts = EncodedPrompts(task, tokenizer)
+        self._stop_ids = tokenizer.eos_token_ids
+        self._evaluation = HeldOut(self._config, folder, max_length, task, tokenizer)
+        self._log = CompletionLog(self._run.path, self._config, self._name, self._epoch)
+        self._source = ShmSource(self._run.run_id, self._run.key())
+        make_engine = partial(build_engine, self._config, folder, max_length)
+        self._thread = EngineThread(make_engine, self._deliver, self._engine_died)
+        await asyncio.wrap_future(self._thread.start())
+        await self._store.join.remote(self._name)
+        self._state.started()
+
+    async def run(self) -> None:
+        """Serve until the queue and the weight store are closed."""
+        write = asyncio.create_task(self._write_loop(), name="write")
+        loops = asyncio.create_task(run_all({"take": self._take_loop(), "follow": self._follow_loop()}))
+        try:
+            await asyncio.wait({write, loops, self._death}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (self._death, write, loops):
+                if task.done():
+                    task.result()
+        finally:
+            for task in (write, loops):
+                task.cancel()
+            await asyncio.gather(write, loops, return_exceptions=True)
+            await asyncio.to_thread(self._thread.stop)
+            await asyncio.to_thread(self._log.close)
+
+    async def status(self) -> dict[str, Any]:
+        """Counters and state, for the live view and for `streamrl status`."""
+        stats = await asyncio.wrap_future(self._thread.stats())
+        return {
+            "name": self._name,
+            "state": self._state.state.value,
+            "version": str(stats.version),
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "generated_tokens": stats.generated_tokens,
+            "finished_requests": stats.finished_requests,
+            "kv_bytes_used": stats.kv_bytes_used,
+            "two_version_rollouts": self._two_versions,
+            "updates_in_flight": self._updates_in_flight,
+        }
+
+    async def evaluate(self, manifest: bytes) -> bytes:
+        """Complete the held-out prompts greedily under exactly this version, beside the stream.
+
+        Returns the completions as the reward stage takes them (`services.evaluations.encode`).
+        """
+        weights = decode(manifest)
+        with self._source.open(weights) as tensors:
+            work = self._evaluation.work(tensors, Version(*weights.version))
+            await asyncio.wrap_future(self._thread.run_spare(work))
+        return encode(self._evaluation.result())
+
+    # ---- taking work
+
+    async def _take_loop(self) -> None:
+        await self._routable.wait()
+        while True:
+            room = await self._wait_for_room()
+            tickets = await self._queue.take.remote(self._name, self._epoch, self._state.version, room)
+            if not tickets:
+                return
+            requests = [request for ticket in tickets for request in self._requests(ticket)]
+            self._state.accepted(len(requests))
+            self._thread.submit(requests)
+
+    async def _wait_for_room(self) -> int:
+        """Groups that the engine can take: at least a quarter of its slots, so that prefills come in batches."""
+        group_size, slots = self._config.rollout.group_size, self._config.rollout.slots
+        least = max(1, slots // group_size // 4)
+        while True:
+            room = (max(slots, group_size) - len(self._issued)) // group_size
+            if room >= least:
+                return room
+            self._room.clear()
+            await self._room.wait()
+
+    def _requests(self, ticket: Ticket) -> list[GenerationRequest]:
+        prompt, prompt_ids = self._prompts.at(ticket.data_index)
+        group = group_id(prompt.prompt_id, ticket.data_pass)
+        now = time.time_ns()
+        requests = []
+        for sample_index in range(self._config.rollout.group_size):
+            rollout = rollout_id(group, sample_index)
+            self._issued[rollout] = Issued(
+                ticket, sample_index, group, prompt.prompt_id, prompt_ids, prompt.payload, now
+            )
+            seed = rollout_seed(self._config.seed, rollout)
+            requests.append(GenerationRequest(rollout, prompt_ids, seed, self._sampling, self._stop_ids))
+        return requests
+
+    @property
+    def _sampling(self) -> SamplingParams:
+        return self._log.sampling
+
+    # ---- writing what finished
+
+    def _deliver(self, results: list[GenerationResult], idle: bool) -> None:
+        """Called by the engine thread."""
+        self._loop.call_soon_threadsafe(self._collect, results, idle)
+
+    def _collect(self, results: list[GenerationResult], idle: bool) -> None:
+        if results and not self._finished:
+            self._loop.call_later(FRAME_WAIT_S, self._flush.set)
+        now = time.time_ns()
+        self._state.finished(len(results))
+        for result in results:
+            issued = self._issued.pop(result.request_id, None)
+            if issued is None:
+                continue  # aborted, or issued again to another replica: nobody waits for it
+            self._two_versions += len(result.version_spans) > 1
+            self._finished.append(Finished(issued, finite(result, self._name), now))
+        if idle or len(self._finished) >= FRAME_ROWS:
+            self._flush.set()
+        self._room.set()
+
+    async def _write_loop(self) -> None:
+        sequence = 0
+        while True:
+            await self._flush.wait()
+            self._flush.clear()
+            finished, self._finished = self._finished, []
+            if not finished:
+                continue
+            frame, rows = await within(
+                self._config.deadlines.step_s,
+                self._log.append(finished),
+                who=self._name,
+                what="the write to disk",
+            )
+            accepted = self._queue.accept.remote(self._name, self._epoch, sequence, frame, rows)
+            await within(self._config.deadlines.step_s, accepted, who=self._name, what="the queue's receipt")
+            sequence += 1
+
+    # ---- following the weights
+
+    async def _follow_loop(self) -> None:
+        while True:
+            data = await self._store.newer_than.remote(self._name, self._state.version)
+            if data is None:
+                return
+            await self._take_up(decode(data))
+
+    async def _take_up(self, manifest: WeightManifest) -> None:
+        """Verify a version, let the engine copy it between two tokens, then say so to store and queue."""
+        version = Version(*manifest.version)
+        self._state.update(next(self._orders), version)
+        in_flight = len(self._issued)
+        with self._source.open(manifest) as tensors:
+            mode = UpdateMode(self._config.rollout.update_mode)
+            loaded = asyncio.wrap_future(self._thread.load(tensors, version, mode))
+            await within(self._config.deadlines.update_s, loaded, who=self._name, what=f"taking up version {version}")
+        self._state.loaded(version)
+        self._updates_in_flight += in_flight > 0
+        await self._store.acknowledge.remote(self._name, version)
+        await self._queue.serving.remote(self._name, self._epoch, version)
+        self._routable.set()
+
+    def _engine_died(self, error: BaseException) -> None:
+        """Called by the engine thread."""
+        self._loop.call_soon_threadsafe(self._death.set_exception, error)

@@ -1,0 +1,107 @@
+"""What every learner rank must know of one step: which rows are its own, and the sums over the whole batch.
+
+Rank 0 makes the plan from the lease and hands it to the others as msgpack: ids, offsets and numbers, never tokens.
+Denominators are of the whole batch, so a result does not depend on how rows are split. Pure: no I/O, no Ray.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from buffers.records import Lease
+from streamrl.algorithms import ADVANTAGES
+from streamrl.config import Config
+from streamrl.learner.balance import split_rows
+from streamrl.types import FrameRef, LongArray
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True):
+    """One step. Array columns are little-endian bytes over the rows of the lease, in its order.
+
+    step: the step whose weights the learner holds; -1 ends the loop of the other ranks. rank: owner of each row.
+    total_tokens, total_rows: what is trained of the whole batch (rows without a score are not).
+    """
+
+    step: int
+    frames: list[FrameRef] = []
+    frame_index: bytes = b""
+    row: bytes = b""
+    group: bytes = b""
+    sample_index: bytes = b""
+    rewards: bytes = b""
+    valid: bytes = b""
+    advantages: bytes = b""
+    rank: bytes = b""
+    total_tokens: int = 0
+    total_rows: int = 0
+
+
+STOP = StepPlan(step=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The rows of one rank, as columns over its rows."""
+
+    frame_index: LongArray
+    row: LongArray
+    group: LongArray
+    sample_index: LongArray
+    rewards: npt.NDArray[np.float64]
+    valid: npt.NDArray[np.bool_]
+    advantages: npt.NDArray[np.float64]
+
+
+def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
+    """Advantages over the whole batch, and a share of about the same work for each rank."""
+    advantage = ADVANTAGES[config.learner.algorithm.advantage]
+    trained = lease.valid & (lease.sampled_tokens > 0)
+    return StepPlan(
+        step=lease.step,
+        frames=list(lease.frames),
+        frame_index=_pack(lease.frame_index, np.int64),
+        row=_pack(lease.row, np.int64),
+        group=_pack(lease.group, np.int64),
+        sample_index=_pack(lease.sample_index, np.int64),
+        rewards=_pack(lease.rewards, np.float64),
+        valid=_pack(lease.valid, np.uint8),
+        advantages=_pack(advantage(lease.rewards, lease.valid, lease.group), np.float64),
+        rank=_pack(_ranks(lease, config.learner.num_workers, hidden_size), np.int64),
+        total_tokens=int(lease.sampled_tokens[trained].sum()),
+        total_rows=int(trained.sum()),
+    )
+
+
+def share_of(plan: StepPlan, rank: int) -> Share:
+    """The rows of `rank`, still in the order of the lease."""
+    mine = np.frombuffer(plan.rank, np.int64) == rank
+    return Share(
+        frame_index=np.frombuffer(plan.frame_index, np.int64)[mine],
+        row=np.frombuffer(plan.row, np.int64)[mine],
+        group=np.frombuffer(plan.group, np.int64)[mine],
+        sample_index=np.frombuffer(plan.sample_index, np.int64)[mine],
+        rewards=np.frombuffer(plan.rewards, np.float64)[mine],
+        valid=np.frombuffer(plan.valid, np.uint8)[mine].astype(bool),
+        advantages=np.frombuffer(plan.advantages, np.float64)[mine],
+    )
+
+
+def encode(plan: StepPlan) -> bytes:
+    return msgspec.msgpack.encode(plan)
+
+
+def decode(data: bytes) -> StepPlan:
+    return msgspec.msgpack.decode(data, type=StepPlan)
+
+
+def _ranks(lease: Lease, num_ranks: int, hidden_size: int) -> LongArray:
+    rank = np.zeros(lease.num_rows, np.int64)
+    for number, rows in enumerate(split_rows(lease.num_tokens, lease.group, num_ranks, hidden_size)):
+        rank[rows] = number
+    return rank
+
+
+def _pack(column: npt.NDArray[np.generic], dtype: type) -> bytes:
+    return np.ascontiguousarray(column, dtype=dtype).tobytes()

@@ -1,0 +1,67 @@
+"""The running system, as the owner sees it: one controller actor, and everything that hangs on it."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import ray
+from ray.actor import ActorHandle
+
+from services.controller import Controller
+from services.parts import explain_death, thread_variables
+from services.run_folder import RunFolder
+from streamrl.config import Config
+
+
+class RaySystem:
+    """Implements `services.system_api.System` on a controller actor."""
+
+    def __init__(self, controller: ActorHandle) -> None:
+        self._controller = controller
+        self._running = False
+
+    async def run(self) -> dict[str, Any]:
+        self._running = True
+        try:
+            return await self._controller.run.remote()
+        except ray.exceptions.RayError as error:
+            raise explain_death("controller", error) from error
+        finally:
+            self._running = False
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        number = 0
+        while True:
+            try:
+                number, events = await self._controller.next_events.remote(number)
+            except ray.exceptions.RayActorError:
+                return
+            if not events:
+                return
+            for event in events:
+                yield event
+
+    async def status(self) -> dict[str, Any]:
+        return await self._controller.status.remote()
+
+    async def evaluate(self) -> dict[str, Any]:
+        try:
+            return await self._controller.evaluate.remote()
+        except ray.exceptions.RayError as error:
+            raise explain_death("evaluation", error) from error
+
+    async def stop(self) -> None:
+        """Let the learner commit what it has, then end the controller, and with it every part."""
+        try:
+            await self._controller.stop.remote()
+        except ray.exceptions.RayActorError:
+            return
+        ray.kill(self._controller)
+
+
+async def start_system(run: RunFolder, config: Config) -> RaySystem:
+    """Start the controller of a run. Ray must be up."""
+    actor = ray.remote(Controller).options(
+        num_cpus=0, max_concurrency=64, runtime_env={"env_vars": thread_variables(1)}
+    )
+    return RaySystem(actor.remote(str(run.path), msgspec.to_builtins(config), run.incarnation))

@@ -1,0 +1,80 @@
+"""The weight store actor: which versions exist, who has which, and what may be unlinked.
+
+It holds manifests only; the tensors lie in shared memory. All decisions are `streamrl.weights.store.WeightStore`'s.
+Long-polled by the replicas, fed by the learner.
+"""
+
+import asyncio
+from pathlib import Path
+
+from services.run_folder import RunFolder
+from streamrl.clock import SystemClock
+from streamrl.types import Version
+from streamrl.weights.manifest import decode, encode
+from streamrl.weights.store import WeightStore
+
+
+class WeightStoreActor:
+    """See the module. Versions travel as (incarnation, step)."""
+
+    def __init__(self, run_folder: str, update_deadline_s: float) -> None:
+        run = RunFolder.open(Path(run_folder))
+        self._store = WeightStore(run.run_id, run.key(), SystemClock(), update_deadline_s)
+        self._published = asyncio.Condition()
+        self._closed = False
+
+    async def publish(self, manifest: bytes, pin_for: str | None = None) -> list[Version]:
+        """Make a version known, pinned at once for `pin_for` when given.
+
+        Returns the versions that nobody can need any more, for the publisher to unlink.
+        """
+        weights = decode(manifest)
+        async with self._published:
+            self._store.publish(weights)
+            if pin_for is not None:
+                self._store.pin(weights.version, pin_for)
+            self._published.notify_all()
+        return self._store.retirable()
+
+    async def join(self, replica: str) -> None:
+        """A replica that will follow the versions. One that joins again starts over."""
+        self._store.leave(replica)
+        self._store.join(replica)
+
+    async def leave(self, replica: str) -> None:
+        self._store.leave(replica)
+
+    async def newer_than(self, replica: str, version: Version | None) -> bytes | None:
+        """Wait for a version newer than `version` and hand its manifest out; None once the store is closed."""
+        async with self._published:
+            await self._published.wait_for(lambda: self._closed or self._store.newer_than(version) is not None)
+            manifest = None if self._closed else self._store.newer_than(version, replica)
+        return encode(manifest) if manifest is not None else None
+
+    async def acknowledge(self, replica: str, version: Version) -> None:
+        """The replica serves `version` from now on."""
+        self._store.acknowledge(replica, Version(*version))
+
+    async def pin(self, version: Version, holder: str) -> bytes:
+        """The manifest of a version, kept until `unpin`."""
+        return encode(self._store.pin(Version(*version), holder))
+
+    async def unpin(self, version: Version, holder: str) -> None:
+        self._store.unpin(Version(*version), holder)
+
+    async def latest(self) -> Version | None:
+        newest = self._store.latest
+        return newest.version if newest is not None else None
+
+    async def late(self) -> list[str]:
+        """Replicas that owe an acknowledgement for longer than the deadline, in words."""
+        return [
+            f"{one.replica} serves version {one.acknowledged} and owes version {one.latest} for {one.waited_s:.1f} s"
+            for one in self._store.late()
+        ]
+
+    async def close(self) -> None:
+        """Wake every waiter with None."""
+        async with self._published:
+            self._closed = True
+            self._published.notify_all()

@@ -1,0 +1,89 @@
+"""The rules about lengths and bytes: context, packs, queue, KV cache. Pure.
+
+`check_capacity` is called twice: by a check, with what is known of the prompts without loading the task, and
+at the start of a run, with the true longest prompt.
+"""
+
+from collections.abc import Iterator
+
+from streamrl.config import limits
+from streamrl.config.known import MODEL_TYPES
+from streamrl.config.limits import human_bytes
+from streamrl.config.model_facts import ModelFacts
+from streamrl.config.problems import Problem
+from streamrl.config.schema import Config
+
+_LENGTH = "rollout.sampling.max_new_tokens"
+
+
+def check_capacity(config: Config, model: ModelFacts | None, prompt_tokens: int) -> list[Problem]:
+    """Every rule of length or bytes that is broken when the longest prompt has `prompt_tokens`. Rules about a
+    model that could not be read are left out."""
+    problems = [*_rows_fit(config, prompt_tokens), *_queue_fits(config, prompt_tokens)]
+    if model is not None:
+        problems += [*_family(config, model), *_context(config, model, prompt_tokens)]
+        problems += _kv_cache(config, model, prompt_tokens)
+    return problems
+
+
+def _rows_fit(config: Config, prompt_tokens: int) -> Iterator[Problem]:
+    row = limits.longest_row(config, prompt_tokens)
+    if config.learner.micro_batch_tokens < row:
+        what = f"a rollout of {row} tokens (prompt + {_LENGTH}) fits no pack; set at least {row}"
+        given = str(config.learner.micro_batch_tokens)
+        yield Problem(key="learner.micro_batch_tokens", what=what, given=given, involves=(_LENGTH,))
+    needed = 2 * limits.row_bytes(row)
+    if config.queue.segment_bytes < needed:
+        what = f"a segment must hold the longest rollout ({row} tokens); set at least {needed}"
+        given = str(config.queue.segment_bytes)
+        yield Problem(key="queue.segment_bytes", what=what, given=given, involves=(_LENGTH,))
+
+
+def _queue_fits(config: Config, prompt_tokens: int) -> Iterator[Problem]:
+    steps = config.learner.max_staleness + 2
+    needed = steps * limits.step_bytes(config, prompt_tokens)
+    if config.queue.byte_budget < needed:
+        what = (
+            f"must hold max_staleness + 2 = {steps} steps of {config.rollouts_per_step} rollouts at full "
+            f"length; set at least {needed}"
+        )
+        involves = ("learner.max_staleness", "learner.groups_per_step", "rollout.group_size", _LENGTH)
+        given = str(config.queue.byte_budget)
+        yield Problem(key="queue.byte_budget", what=what, given=given, involves=involves)
+
+
+def _family(config: Config, model: ModelFacts) -> Iterator[Problem]:
+    if config.rollout.engine == "torch" and model.model_type not in MODEL_TYPES:
+        known = ", ".join(MODEL_TYPES)
+        what = f'the torch engine does not know models of type "{model.model_type}"'
+        involves = ("rollout.engine",)
+        yield Problem(key="model.path", what=what, allowed=f"models of type {known}", involves=involves)
+
+
+def _context(config: Config, model: ModelFacts, prompt_tokens: int) -> Iterator[Problem]:
+    row = limits.longest_row(config, prompt_tokens)
+    if model.context is not None and row > model.context:
+        most = model.context - prompt_tokens
+        way_out = f"set at most {most}" if most > 0 else "take a model with a longer context"
+        what = (
+            f"prompt ({prompt_tokens}) + completion pass the model's context of {model.context} tokens; "
+            f"{way_out}"
+        )
+        given = str(config.rollout.sampling.max_new_tokens)
+        yield Problem(
+            key=_LENGTH, what=what, given=given, involves=("model.preset", "model.path", "task.name")
+        )
+
+
+def _kv_cache(config: Config, model: ModelFacts, prompt_tokens: int) -> Iterator[Problem]:
+    rows = limits.INVARIANT_ROWS if config.rollout.deterministic else 1
+    needed = rows * limits.kv_request_bytes(config, model, prompt_tokens)
+    if config.rollout.kv_bytes < needed:
+        requests = f"{rows} requests" if rows > 1 else "one request"
+        what = (
+            f"too little for {requests} at full length ({human_bytes(needed)}); set at least {needed}, "
+            f"or a lower {_LENGTH}"
+        )
+        given = str(config.rollout.kv_bytes)
+        involves = (_LENGTH, "rollout.deterministic", "model.dtype")
+        yield Problem(key="rollout.kv_bytes", what=what, given=given, involves=involves)

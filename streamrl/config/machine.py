@@ -1,0 +1,79 @@
+"""What this machine has: memory, shared memory, disk, GPUs, optional packages. Reads the system, decides
+nothing."""
+
+import os
+import shutil
+from importlib import util
+from pathlib import Path
+
+from msgspec import Struct
+
+_CGROUP = Path("/sys/fs/cgroup")
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class Machine(Struct, frozen=True, kw_only=True):
+    """Bytes are free bytes. `runs_writable` is None where a file stands in the way of the runs folder."""
+
+    memory_bytes: int
+    shared_memory_bytes: int
+    disk_bytes: int
+    runs_writable: bool | None
+    num_gpus: int
+    torch_has_cuda: bool
+    has_tensorboard: bool
+
+
+def read_machine(runs: Path) -> Machine:
+    """The machine as it is now; `runs` need not exist yet."""
+    place = _nearest_existing(runs.expanduser().absolute())
+    num_gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    return Machine(
+        memory_bytes=available_memory(),
+        shared_memory_bytes=shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else 0,
+        disk_bytes=shutil.disk_usage(place).free,
+        runs_writable=os.access(place, os.W_OK | os.X_OK) if place.is_dir() else None,
+        num_gpus=num_gpus,
+        torch_has_cuda=num_gpus > 0 and _torch_has_cuda(),
+        has_tensorboard=util.find_spec("tensorboard") is not None,
+    )
+
+
+def available_memory() -> int:
+    """Bytes that new processes can take: what the kernel has, and what the container's limit leaves."""
+    import psutil  # only here: whoever merely loads a configuration does without it
+
+    available = int(psutil.virtual_memory().available)
+    left = cgroup_memory_left(_CGROUP)
+    return available if left is None else min(available, left)
+
+
+def cgroup_memory_left(folder: Path) -> int | None:
+    """Bytes under the limit of a version 2 control group, None where there is none. Page cache that can be
+    dropped counts as free."""
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        used = int((folder / "memory.current").read_text())
+        stat = (folder / "memory.stat").read_text()
+    except OSError:
+        return None
+    if limit == "max":
+        return None
+    cache = next((int(line.split()[1]) for line in stat.splitlines() if line.startswith("inactive_file ")), 0)
+    return max(0, int(limit) - used + cache)
+
+
+def _torch_has_cuda() -> bool:
+    """By the version's label, since importing torch takes seconds: CPU builds are labelled `+cpu`."""
+    from importlib import metadata  # only here: it takes longer than the rest of a check
+
+    try:
+        return not metadata.version("torch").endswith("+cpu")
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def _nearest_existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

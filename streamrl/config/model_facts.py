@@ -1,0 +1,152 @@
+"""What a check must know of a model, read from its folder without loading it: JSON files and safetensors
+headers.
+
+It imports no model library and reads no weights.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from streamrl.config.problems import Problem
+
+_HEADER_LIMIT = 100 * 2**20  # the safetensors format's own bound of a header
+_NEEDED = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads")
+
+
+class ModelFacts(Struct, frozen=True, kw_only=True):
+    """Sizes of a causal language model. `context` is in tokens, None where the model names no limit."""
+
+    model_type: str
+    context: int | None
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    num_parameters: int
+
+
+class _Unreadable(ValueError):
+    """A file of the model folder is not what it should be; the text says which and why."""
+
+
+def read_folder(folder: Path) -> tuple[ModelFacts | None, list[Problem]]:
+    """The facts of a Hugging Face model folder, and what is missing or wrong in it, all at once."""
+    if not folder.is_dir():
+        kind = "not a folder" if folder.exists() else "no such folder"
+        return None, [_problem(f"{kind}: {folder}; give a Hugging Face model folder, or set model.preset")]
+    problems: list[Problem] = []
+    config = _attempt(lambda: _model_config(folder), problems) or {}
+    parameters = _attempt(lambda: _count_parameters(folder), problems)
+    _attempt(lambda: _require_eos(folder, config), problems)
+    if problems or parameters is None:
+        return None, problems
+    return facts_of(config, parameters), []
+
+
+def _attempt(read: Any, problems: list[Problem]) -> Any:
+    try:
+        return read()
+    except _Unreadable as error:
+        problems.append(_problem(str(error)))
+        return None
+
+
+def _problem(what: str) -> Problem:
+    return Problem(key="model.path", what=what)
+
+
+def facts_of(config: Mapping[str, Any], num_parameters: int) -> ModelFacts:
+    """The facts in the values of a Hugging Face decoder's configuration."""
+    heads = config["num_attention_heads"]
+    return ModelFacts(
+        model_type=str(config["model_type"]),
+        context=config.get("max_position_embeddings"),
+        num_layers=config["num_hidden_layers"],
+        num_kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        hidden_size=config["hidden_size"],
+        num_parameters=num_parameters,
+    )
+
+
+def _model_config(folder: Path) -> dict[str, Any]:
+    config = _read_json(folder / "config.json")
+    missing = [key for key in _NEEDED if key not in config]
+    if missing:
+        raise _Unreadable(
+            f"{folder / 'config.json'} lacks {', '.join(missing)}: not a decoder-only language model"
+        )
+    numbers = [*_NEEDED[1:], "max_position_embeddings", "num_key_value_heads", "head_dim"]
+    for key in numbers:
+        value = config.get(key)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise _Unreadable(f"{folder / 'config.json'}: {key} is not a positive integer: {value!r}")
+    return config
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise _Unreadable(f"no such file: {path}; the folder is not a complete Hugging Face model") from None
+    except (OSError, ValueError) as error:
+        raise _Unreadable(f"cannot read {path}: {error}") from None
+    if not isinstance(value, dict):
+        raise _Unreadable(f"{path} is not a JSON object")
+    return value
+
+
+def _require_eos(folder: Path, config: dict[str, Any]) -> None:
+    """A tokenizer that can say how a completion ends."""
+    _read_json(folder / "tokenizer.json")
+    named = folder / "tokenizer_config.json"
+    tokenizer = _read_json(named) if named.exists() else {}
+    if tokenizer.get("eos_token") is None and config.get("eos_token_id") is None:
+        raise _Unreadable(
+            f"the tokenizer in {folder} has no end-of-sequence token; "
+            "set eos_token in tokenizer_config.json or eos_token_id in config.json"
+        )
+
+
+def _count_parameters(folder: Path) -> int:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise _Unreadable(f"no *.safetensors in {folder}; formats that can carry code are refused")
+    return sum(_elements(path) for path in files)
+
+
+def _elements(path: Path) -> int:
+    """Elements of all tensors in one safetensors file, from its header."""
+    header = _safetensors_header(path)
+    return sum(math.prod(shape) for shape in _shapes(header, path))
+
+
+def _shapes(header: dict[str, Any], path: Path) -> Iterator[list[int]]:
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        shape = entry.get("shape") if isinstance(entry, dict) else None
+        if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
+            raise _Unreadable(f"{path} is damaged: tensor {name} has no shape")
+        yield shape
+
+
+def _safetensors_header(path: Path) -> dict[str, Any]:
+    """Source: the format's description, 8 bytes of little-endian length, then that much JSON."""
+    try:
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _HEADER_LIMIT + 1
+            text = file.read(length) if length <= _HEADER_LIMIT else b""
+        header = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise _Unreadable(f"cannot read {path}: {error}") from None
+    if not isinstance(header, dict):
+        raise _Unreadable(f"{path} is damaged: its header is not a JSON object")
+    return header

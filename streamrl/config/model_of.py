@@ -1,0 +1,33 @@
+"""The facts of the configured model, whether it is a preset or a folder."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from streamrl.config.model_facts import ModelFacts, facts_of, read_folder
+from streamrl.config.problems import Problem
+from streamrl.config.schema import ModelConfig
+from streamrl.models.presets import PRESETS, Preset
+
+
+def model_facts(model: ModelConfig) -> tuple[ModelFacts | None, list[Problem]]:
+    """Facts, or the problems of the folder; neither for no model or an unknown preset, which the rules name."""
+    if model.path is not None:
+        return read_folder(Path(model.path).expanduser())
+    preset = PRESETS.get(model.preset or "")
+    return (preset_facts(preset) if preset else None), []
+
+
+def preset_facts(preset: Preset) -> ModelFacts:
+    config = {"model_type": preset.model_type, **preset.config_values()}
+    return facts_of(config, _count_parameters(config))
+
+
+def _count_parameters(config: Mapping[str, Any]) -> int:
+    """Elements of a Qwen3 decoder: gated MLP, a norm on each query and key head, no biases."""
+    hidden, head = config["hidden_size"], config["head_dim"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    attention = hidden * head * 2 * (heads + kv_heads) + 2 * head
+    layer = attention + 3 * hidden * config["intermediate_size"] + 2 * hidden
+    embeddings = config["vocab_size"] * hidden * (1 if config["tie_word_embeddings"] else 2)
+    return int(embeddings + config["num_hidden_layers"] * layer + hidden)

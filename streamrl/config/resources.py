@@ -1,0 +1,150 @@
+"""What a run needs of one machine, against what the machine has. `estimate` and `shortages` are pure.
+
+The estimate is meant to refuse what cannot work, not to predict to the megabyte: fixed parts are rounded from
+what the parts of a small run take (proportional set size), tensors are counted.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from streamrl.config import limits
+from streamrl.config.limits import human_bytes
+from streamrl.config.machine import Machine, read_machine
+from streamrl.config.model_facts import ModelFacts
+from streamrl.config.model_of import model_facts
+from streamrl.config.problems import MACHINE, Problem
+from streamrl.config.schema import Config
+
+_MIB = 2**20
+_TORCH_PROCESS = 400 * _MIB  # a process with torch and Ray, its shared pages counted in part
+_LIGHT_PROCESS = 100 * _MIB  # an actor without torch, or a scoring child
+_RAY = 700 * _MIB  # gcs, raylet, agents, and the owner
+_NUM_LIGHT_ACTORS = 4  # queue, weight store, reward stage, controller
+_LIVE_VERSIONS = 3  # of the weights in shared memory: served, being pulled, being published
+_OPTIMIZER_COPIES = 4  # weights, gradients and the two moments of Adam
+_CHECKPOINT_COPIES = 3  # weights and two moments
+_ACTIVATION_BYTES = 34  # per token, layer and hidden unit at 2 bytes: Korthikanti et al. 2022
+
+
+class Estimate(Struct, frozen=True, kw_only=True):
+    """Bytes that a run takes on one machine. `memory` is by the key that governs each part."""
+
+    memory: dict[str, int]
+    shared_memory: int
+    disk: int
+
+    @property
+    def total_memory(self) -> int:
+        return sum(self.memory.values()) + self.shared_memory
+
+
+def check_resources(config: Config) -> list[Problem]:
+    """What this machine has too little of for `config`; for a cluster (`ray.address` set) only the disk is
+    judged."""
+    model, problems = model_facts(config.model)
+    if problems:
+        return problems
+    return shortages(config, estimate(config, model), read_machine(Path(config.runs)))
+
+
+def estimate(config: Config, model: ModelFacts | None) -> Estimate:
+    """What `config` needs; tensors count as nothing when the model is unknown."""
+    weights = limits.weight_bytes(config, model) if model else 0
+    writers = config.rollout.replicas + 1  # and the reward stage
+    rollouts = config.learner.steps * config.rollouts_per_step
+    row = limits.row_bytes(limits.longest_row(config, limits.longest_prompt(config)))
+    rows = min(config.queue.byte_budget, rollouts * row)
+    checkpoints = (config.checkpoint.keep + 1) * _CHECKPOINT_COPIES * weights
+    return Estimate(
+        memory=_memory(config, model, weights),
+        shared_memory=_LIVE_VERSIONS * weights + config.ray.object_store_bytes,
+        disk=writers * config.queue.segment_bytes + rows + checkpoints + weights,
+    )
+
+
+def _memory(config: Config, model: ModelFacts | None, weights: int) -> dict[str, int]:
+    replicas, ranks = config.rollout.replicas, config.learner.num_workers
+    light = _NUM_LIGHT_ACTORS + config.reward.workers
+    memory = {"ray": _RAY + light * _LIGHT_PROCESS}
+    memory["rollout.replicas"] = replicas * _TORCH_PROCESS
+    memory["learner.num_workers"] = ranks * _TORCH_PROCESS
+    if model is None:
+        return memory
+    if config.learner.device == "cpu":
+        memory["learner.micro_batch_tokens"] = ranks * _activations(config, model)
+        memory["learner.num_workers"] += _OPTIMIZER_COPIES * weights
+    if config.rollout.device == "cpu" and config.rollout.engine == "torch":
+        memory["rollout.replicas"] += replicas * 2 * weights  # the model and the engine's fused copy
+        memory["rollout.kv_bytes"] = replicas * _kv_cache(config, model)
+    return memory
+
+
+def _kv_cache(config: Config, model: ModelFacts) -> int:
+    request = limits.kv_request_bytes(config, model, limits.longest_prompt(config))
+    return min(config.rollout.kv_bytes, config.rollout.slots * request)
+
+
+def _activations(config: Config, model: ModelFacts) -> int:
+    row = limits.longest_row(config, limits.longest_prompt(config))
+    tokens = min(config.learner.micro_batch_tokens, config.rollouts_per_step * row)
+    dtype = limits.DTYPE_BYTES[config.model.dtype]
+    return tokens * model.num_layers * model.hidden_size * _ACTIVATION_BYTES * dtype // 2
+
+
+def shortages(config: Config, needed: Estimate, machine: Machine) -> list[Problem]:
+    """Where `machine` has less than `needed`."""
+    problems = [*_runs_folder(config, needed, machine), *_packages(config, machine)]
+    if config.ray.address == "local":
+        problems += [*_memory_shortage(needed, machine), *_gpu_shortage(config, machine)]
+    return problems
+
+
+def _runs_folder(config: Config, needed: Estimate, machine: Machine) -> Iterator[Problem]:
+    if machine.runs_writable is None:
+        yield _problem("runs", f"a file stands in the way of this folder: {config.runs}; name another")
+    elif not machine.runs_writable:
+        yield _problem("runs", f"no right to write in {config.runs}; name another")
+    if needed.disk > machine.disk_bytes:
+        what = f"{_against(needed.disk, machine.disk_bytes)} free on the disk of {config.runs}"
+        yield _problem("runs", f"{what}; free some, name another folder, or lower checkpoint.keep")
+
+
+def _memory_shortage(needed: Estimate, machine: Machine) -> Iterator[Problem]:
+    if needed.total_memory > machine.memory_bytes:
+        key = max(needed.memory, key=lambda name: needed.memory[name])
+        parts = ", ".join(f"{name} {human_bytes(size)}" for name, size in needed.memory.items())
+        what = f"{_against(needed.total_memory, machine.memory_bytes)} of memory free"
+        yield _problem(key, f"{what}; lower the largest part: {parts}")
+    if needed.shared_memory > machine.shared_memory_bytes:
+        what = f"{_against(needed.shared_memory, machine.shared_memory_bytes)} free in /dev/shm"
+        way_out = "enlarge it (docker run --shm-size), or lower this key"
+        yield _problem("ray.object_store_bytes", f"{what}; {way_out}")
+
+
+def _gpu_shortage(config: Config, machine: Machine) -> Iterator[Problem]:
+    ranks = config.learner.num_workers
+    wanted = [("rollout.device", config.rollout.device, 1), ("learner.device", config.learner.device, ranks)]
+    for key, device, count in wanted:
+        if device != "cuda":
+            continue
+        if machine.num_gpus < count:
+            what = f'"cuda" needs {count} GPU, this machine has {machine.num_gpus}; set "cpu"'
+            yield _problem(key, f"{what} or a lower learner.num_workers" if count > 1 else what)
+        elif not machine.torch_has_cuda:
+            yield _problem(key, 'the installed torch is a CPU build; install a CUDA build, or set "cpu"')
+
+
+def _packages(config: Config, machine: Machine) -> Iterator[Problem]:
+    if config.observe.tensorboard and not machine.has_tensorboard:
+        what = "the package tensorboard is not installed; pip install tensorboard, or set false"
+        yield _problem("observe.tensorboard", what)
+
+
+def _against(needed: int, has: int) -> str:
+    return f"the run needs about {human_bytes(needed)}, and there is {human_bytes(has)}"
+
+
+def _problem(key: str, what: str) -> Problem:
+    return Problem(key=key, what=what, file=MACHINE)

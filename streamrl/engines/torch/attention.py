@@ -1,0 +1,75 @@
+"""Attention whose result for a query does not depend on what else is in the call.
+
+Why not the library's fused kernel: on CPU it hands the matrix library a product whose inner length is the padded
+key length, and from about 256 keys on the library splits that length evenly, so that the split, and with it the
+last bits, moves with the padding (seen with 4 and more query rows on AVX2). Here the products over keys have
+inner length KEY_BLOCK at most, at fixed places, and key lengths are multiples of KEY_MULTIPLE; masked keys then
+add exact zeros at the end of a sum and change nothing. `TorchEngine.self_test` proves it on the machine.
+"""
+
+import torch
+
+KEY_MULTIPLE = 32
+"""Key lengths are rounded up to it: a whole number of vector registers, whatever the machine has."""
+
+KEY_BLOCK = 256
+"""Keys that one product with the values sums over."""
+
+QUERY_BLOCK = 128
+"""Query positions of a prompt handled at once; bounds the score matrix and skips most of what causality hides."""
+
+
+def round_up(length: int, multiple: int = KEY_MULTIPLE) -> int:
+    return -(-length // multiple) * multiple
+
+
+def attend(
+    query_BRD: torch.Tensor, key_BLD: torch.Tensor, value_BLD: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """softmax(query key^T / sqrt(D) + mask) value, [B, R, D]: B independent products of R queries and L keys.
+
+    mask is additive, broadcastable to [B, R, L]. The softmax is in float32.
+    """
+    scale = query_BRD.shape[-1] ** -0.5
+    scores = torch.baddbmm(mask, query_BRD, key_BLD.transpose(1, 2), alpha=scale)
+    probabilities = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query_BRD.dtype)
+    length = key_BLD.shape[1]
+    first = min(length, KEY_BLOCK)
+    out = torch.bmm(probabilities[..., :first], value_BLD[:, :first])
+    for start in range(KEY_BLOCK, length, KEY_BLOCK):
+        stop = min(start + KEY_BLOCK, length)
+        out.baddbmm_(probabilities[..., start:stop], value_BLD[:, start:stop])
+    return out
+
+
+def length_mask(last_N: torch.Tensor, num_kv_heads: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+    """Additive mask [N * kv_heads, 1, length] that lets row i see keys 0..last_N[i]."""
+    hidden = torch.arange(length, device=last_N.device) > last_N[:, None]
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=last_N.device).masked_fill_(hidden, float("-inf"))
+    return mask[:, None, None].expand(-1, num_kv_heads, 1, -1).reshape(-1, 1, length)
+
+
+def causal_attention(heads_MPHD: torch.Tensor, num_heads: int, num_kv_heads: int) -> torch.Tensor:
+    """Self-attention of M sequences padded at the end to P, from their [M, P, heads + 2 kv_heads, D]
+    projections (query, key, value heads). P is a multiple of KEY_MULTIPLE. Returns [M, P, heads * D]; what it
+    holds for padding has no meaning."""
+    num, padded, _, dim = heads_MPHD.shape
+    by_head = heads_MPHD.transpose(1, 2)
+    query = by_head[:, :num_heads].unflatten(1, (num_kv_heads, -1))
+    key = by_head[:, num_heads : num_heads + num_kv_heads].reshape(-1, padded, dim)
+    value = by_head[:, num_heads + num_kv_heads :].reshape(-1, padded, dim)
+    repeat = num_heads // num_kv_heads
+    blocks = []
+    for start in range(0, padded, QUERY_BLOCK):
+        stop = min(start + QUERY_BLOCK, padded)
+        rows = query[:, :, :, start:stop].reshape(num * num_kv_heads, repeat * (stop - start), dim)
+        mask = _causal_mask(start, stop, heads_MPHD).repeat(repeat, 1)
+        out = attend(rows, key[:, :stop], value[:, :stop], mask)
+        blocks.append(out.view(num, num_heads, stop - start, dim))
+    return torch.cat(blocks, dim=2).transpose(1, 2).reshape(num, padded, num_heads * dim)
+
+
+def _causal_mask(start: int, stop: int, like: torch.Tensor) -> torch.Tensor:
+    """Additive [stop - start, stop]: query `start + i` sees keys 0..start + i."""
+    full = torch.full((stop - start, stop), float("-inf"), dtype=like.dtype, device=like.device)
+    return full.triu_(start + 1)

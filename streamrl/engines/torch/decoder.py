@@ -1,0 +1,197 @@
+"""The forward pass of a Llama-like decoder over packed tokens and the KV cache.
+
+Guaranteed: each row's numbers depend on its own tokens and cached keys only, to the bit, as long as the matrix
+library keeps rows independent (4 rows or more in a product; see `attention` for the rest). It computes what
+transformers computes for the families in `families`, with fused products. It knows no requests.
+
+Shapes: T packed tokens, N running slots, E hidden size, H heads, D head_dim.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from transformers import PretrainedConfig
+
+from streamrl.engines.torch.attention import attend, causal_attention, length_mask, round_up
+from streamrl.engines.torch.families import ModelShape, rope_tables
+from streamrl.engines.torch.kv import KvCache
+from streamrl.engines.torch.plan import Plan
+from streamrl.engines.torch.weights import FusedWeights, LayerWeights
+from streamrl.types import LongArray
+
+
+def to_device(array: npt.NDArray, device: torch.device) -> torch.Tensor:  # type: ignore[type-arg]
+    """A host array on `device`; on CPU it shares memory."""
+    return torch.from_numpy(array).to(device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A PrefillGroup on the device."""
+
+    padded: int
+    gather: torch.Tensor
+    flat: torch.Tensor
+    packed: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A Plan on the device, with what all layers share."""
+
+    slots: int
+    rows: int
+    kept: int
+    slot_of_row: torch.Tensor | None
+    row_of_slot: torch.Tensor | None
+    cos: torch.Tensor
+    sin: torch.Tensor
+    mask: torch.Tensor | None
+    length: int
+    groups: tuple[_Group, ...]
+    source: torch.Tensor | None
+    targets: torch.Tensor
+
+
+class Decoder:
+    """Runs plans over a cache with whatever weights it is given."""
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        shape: ModelShape,
+        *,
+        max_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        min_rows: int,
+    ) -> None:
+        self._shape = shape
+        self._device = device
+        self._dtype = dtype
+        self._min_rows = min_rows
+        self._cos, self._sin = rope_tables(config, max_length, dtype, device)
+
+    def forward(self, weights: FusedWeights, plan: Plan, cache: KvCache) -> torch.Tensor | None:
+        """Run a plan. Returns next-token logits of the running slots, float32 [N, vocab]; None when N is 0."""
+        x_TE = F.embedding(to_device(plan.token_ids, self._device), weights.embedding)
+        shared = self._prepare(plan, cache)
+        for index, layer in enumerate(weights.layers):
+            heads_THD = self._project(x_TE, layer, shared)
+            self._store(index, heads_THD, cache, shared)
+            if index + 1 < len(weights.layers):
+                attended_TE = self._attend(index, heads_THD, cache, shared)
+            elif plan.decode_rows:
+                # Of the last layer, prompts need keys and values only.
+                x_TE = x_TE[: shared.kept]
+                attended_TE = self._pad(self._attend_cache(index, heads_THD, cache, shared), shared.kept)
+            else:
+                return None
+            x_TE = self._mix(x_TE, attended_TE, layer)
+        hidden = self._norm(x_TE, weights.final_norm)
+        logits = F.linear(hidden, weights.head)[: plan.decode_rows].float()
+        return logits if shared.row_of_slot is None else logits.index_select(0, shared.row_of_slot)
+
+    def _prepare(self, plan: Plan, cache: KvCache) -> _Pass:
+        positions = self._upload(plan.positions)
+        slots, length = len(plan.slot_positions), 0
+        mask: torch.Tensor | None = None
+        if slots:
+            length = round_up(int(plan.slot_positions.max()) + 1)
+            last = positions[:slots] if plan.row_of_slot is None else self._upload(plan.slot_positions)
+            mask = length_mask(last, self._shape.num_kv_heads, length, self._dtype)
+        groups = tuple(
+            _Group(g.padded, *(self._upload(part) for part in (g.gather, g.flat, g.packed)))
+            for g in plan.groups
+        )
+        return _Pass(
+            slots=slots,
+            rows=plan.decode_rows,
+            kept=max(plan.decode_rows, self._min_rows),
+            slot_of_row=None if plan.slot_of_row is None else self._upload(plan.slot_of_row),
+            row_of_slot=None if plan.row_of_slot is None else self._upload(plan.row_of_slot),
+            cos=self._cos.index_select(0, positions)[:, None],
+            sin=self._sin.index_select(0, positions)[:, None],
+            mask=mask,
+            length=length,
+            groups=groups,
+            source=None if plan.source is None else self._upload(plan.source),
+            targets=self._upload(cache.targets(plan.slots, plan.places)),
+        )
+
+    def _upload(self, array: LongArray) -> torch.Tensor:
+        return to_device(array, self._device)
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self._shape.rms_norm_eps)
+
+    def _project(self, x_TE: torch.Tensor, layer: LayerWeights, shared: _Pass) -> torch.Tensor:
+        """Query, key and value heads, [T, H + 2 kv_heads, D], rotated."""
+        shape = self._shape
+        rotated = shape.num_heads + shape.num_kv_heads
+        projected = F.linear(self._norm(x_TE, layer.input_norm), layer.qkv, layer.qkv_bias)
+        heads = projected.view(-1, rotated + shape.num_kv_heads, shape.head_dim)
+        qk = heads[:, :rotated]
+        if layer.qk_norm is not None:
+            qk = F.rms_norm(qk, (shape.head_dim,), None, shape.rms_norm_eps) * layer.qk_norm
+        swapped = qk.roll(shape.head_dim // 2, -1)
+        torch.addcmul(qk * shared.cos, swapped, shared.sin, out=heads[:, :rotated])
+        return heads
+
+    def _store(self, index: int, heads_THD: torch.Tensor, cache: KvCache, shared: _Pass) -> None:
+        kv = heads_THD[:, self._shape.num_heads :]
+        kv = kv if shared.source is None else kv.index_select(0, shared.source)
+        cache.write(index, kv, shared.targets)
+
+    def _attend(self, index: int, heads_THD: torch.Tensor, cache: KvCache, shared: _Pass) -> torch.Tensor:
+        """Attention of all packed tokens, [T, H * D]; zeros for padding."""
+        total = heads_THD.shape[0]
+        parts = self._attend_cache(index, heads_THD, cache, shared) if shared.rows else None
+        if parts is not None and shared.rows == total:
+            return parts
+        out = heads_THD.new_zeros(total, self._shape.num_heads * self._shape.head_dim)
+        if parts is not None:
+            out[: shared.rows] = parts
+        for group in shared.groups:
+            padded = heads_THD.index_select(0, group.gather).unflatten(0, (-1, group.padded))
+            attended = causal_attention(padded, self._shape.num_heads, self._shape.num_kv_heads)
+            out.index_copy_(0, group.packed, attended.flatten(0, 1).index_select(0, group.flat))
+        return out
+
+    def _attend_cache(
+        self, index: int, heads_THD: torch.Tensor, cache: KvCache, shared: _Pass
+    ) -> torch.Tensor:
+        """Attention of the decode rows to their slots, [N, H * D]."""
+        shape, slots = self._shape, shared.slots
+        query = heads_THD[: shared.rows, : shape.num_heads]
+        if shared.slot_of_row is not None:
+            # A slot without a row of its own attends with zeros, to nobody's use: the cache is read by slot.
+            query = query.new_zeros(slots, *query.shape[1:]).index_copy_(0, shared.slot_of_row, query)
+        repeat = shape.num_heads // shape.num_kv_heads
+        key, value = cache.read(index, 0, slots, shared.length)
+        mask = cast(torch.Tensor, shared.mask)
+        out = attend(query.reshape(-1, repeat, shape.head_dim), key, value, mask).view(slots, -1)
+        return out if shared.slot_of_row is None else out.index_select(0, shared.slot_of_row)
+
+    def _pad(self, rows_NE: torch.Tensor, kept: int) -> torch.Tensor:
+        missing = kept - rows_NE.shape[0]
+        return F.pad(rows_NE, (0, 0, 0, missing)) if missing else rows_NE
+
+    def _mix(self, x_TE: torch.Tensor, attended_TE: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+        """Output projection and gated MLP, each added to the residual."""
+        x_TE = _add_linear(x_TE, attended_TE, layer.output, layer.output_bias)
+        both = F.linear(self._norm(x_TE, layer.post_norm), layer.gate_up, layer.gate_up_bias)
+        gate, up = both.chunk(2, dim=-1)
+        return _add_linear(x_TE, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+
+
+def _add_linear(
+    x: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """x + linear(inner), the sum inside the product where there is no bias."""
+    if bias is None:
+        return torch.addmm(x, inner, weight.t())
+    return x + F.linear(inner, weight, bias)

@@ -1,0 +1,75 @@
+"""The KV cache: a fixed number of slots of equal length, allocated once, bounded in bytes.
+
+Guaranteed: memory never grows after construction, and it is at most `kv_bytes`. What lies beyond a slot's
+length is stale but finite (`clear` is called for a slot whose numbers were not), so a masked read of it adds
+exact zeros. The cache knows neither requests nor lengths.
+"""
+
+import numpy as np
+import torch
+
+from streamrl.engines.torch.attention import round_up
+from streamrl.engines.torch.families import ModelShape
+from streamrl.errors import ConfigError
+from streamrl.types import LongArray
+
+
+class KvCache:
+    """Keys and values of all layers: [layers, 2, slots, kv_heads, capacity, head_dim].
+
+    `slots` may be fewer than were asked for: what fits in `kv_bytes`. Raises ConfigError when not one does.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        *,
+        slots: int,
+        max_length: int,
+        kv_bytes: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.capacity = round_up(max_length)
+        self.token_bytes = shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+        slot_bytes = self.token_bytes * self.capacity
+        self.slots = min(slots, kv_bytes // slot_bytes)
+        if self.slots < 1:
+            raise ConfigError(
+                f"kv_bytes is {kv_bytes}, but one request of {max_length} tokens takes {slot_bytes} bytes of KV "
+                f"cache: set rollout.kv_bytes to at least {slot_bytes}, or shorten the requests"
+            )
+        self.total_bytes = slot_bytes * self.slots
+        self._heads = shape.num_kv_heads
+        size = (shape.num_layers, 2, self.slots, self._heads, self.capacity, shape.head_dim)
+        # Zeros, not empty memory: a NaN left there would survive a mask (0 * NaN is NaN).
+        self._data = torch.zeros(size, dtype=dtype, device=device)
+        self._flat = self._data.view(shape.num_layers, -1, shape.head_dim)
+        self._lanes = self._data.view(
+            shape.num_layers, 2, self.slots * self._heads, self.capacity, shape.head_dim
+        )
+        lane = np.arange(2)[:, None, None] * self.slots + np.arange(self.slots)[None, :, None]
+        lane = (lane * self._heads + np.arange(self._heads)) * self.capacity
+        self._lane_start = lane.transpose(1, 0, 2).reshape(self.slots, 2 * self._heads)
+
+    def targets(self, slots_W: LongArray, positions_W: LongArray) -> LongArray:
+        """Where W tokens go: int64 [W * 2 kv_heads], for `write`."""
+        return (self._lane_start[slots_W] + positions_W[:, None]).reshape(-1)
+
+    def write(self, layer: int, kv_WHD: torch.Tensor, targets: torch.Tensor) -> None:
+        """Store W tokens' key and value heads, [W, 2 kv_heads, D], at `targets`."""
+        self._flat[layer].index_copy_(0, targets, kv_WHD.reshape(-1, kv_WHD.shape[-1]))
+
+    def read(self, layer: int, first: int, stop: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of slots first..stop-1, each a view [(stop - first) * kv_heads, length, D]."""
+        lanes = self._lanes[layer, :, first * self._heads : stop * self._heads, :length]
+        return lanes[0], lanes[1]
+
+    def move(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
+        """Copy the first `length` positions of slots `sources` over slots `targets` (disjoint, int64)."""
+        data = self._data[..., :length, :]
+        data.index_copy_(2, targets, data.index_select(2, sources))
+
+    def clear(self, slots: torch.Tensor) -> None:
+        """Fill slots with zeros, so that what a non-finite request left cannot reach the next one."""
+        self._data.index_fill_(2, slots, 0.0)

@@ -1,0 +1,117 @@
+"""Drawing one token for each row, and the log-probability it had.
+
+Guaranteed: the token of a row is a function of the row's logits, sampling parameters, seed and token index and
+of nothing else; there is no generator state. The uniform number comes from a counter-based hash (splitmix64,
+Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014), the token from the inverse of the
+cumulative distribution. A token of probability zero is never drawn.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from streamrl.types import FloatArray, LongArray
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX_2 = np.uint64(0x94D049BB133111EB)
+UNIFORM_BITS = 24
+"""Bits of a uniform number: as many as float32 holds exactly, so that 1.0 is never reached by rounding."""
+
+
+def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """splitmix64's finaliser: a bijection of 64-bit integers whose output looks random."""
+    values = (values ^ (values >> np.uint64(30))) * MIX_1
+    values = (values ^ (values >> np.uint64(27))) * MIX_2
+    return values ^ (values >> np.uint64(31))
+
+
+def uniforms(streams_N: npt.NDArray[np.uint64], index_N: LongArray) -> FloatArray:
+    """float32 [N] in [0, 1): number `index` of each stream. A stream is a mixed seed: `mix(seed)`."""
+    bits = mix(streams_N + (index_N.astype(np.uint64) + np.uint64(1)) * GOLDEN)
+    return (bits >> np.uint64(64 - UNIFORM_BITS)).astype(np.float32) * np.float32(2.0**-UNIFORM_BITS)
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Rows that sample from a truncated distribution. `rows` int64 [K] names them, the others are [K] too:
+    top_k int64 (0 off), top_p float32 (1 off), min_p float32 (0 off). A part that no row uses is None."""
+
+    rows: torch.Tensor
+    top_k: torch.Tensor | None
+    top_p: torch.Tensor | None
+    min_p: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How N rows sample; what no row needs is None and costs nothing.
+
+    temperature: float32 [N], 1 for a greedy row; None when all are 1. greedy: bool [N]; None when none is.
+    """
+
+    temperature: torch.Tensor | None
+    greedy: torch.Tensor | None
+    all_greedy: bool
+    truncation: Truncation | None
+
+
+def choose(
+    logits_NV: torch.Tensor, rows: SamplingRows, uniform_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw a token for each row. Returns token ids int64 [N] and log-probabilities float32 [N].
+
+    The log-probability is that of the sampled distribution: logits divided by the temperature, truncated,
+    normalised. A greedy row's is the plain log-softmax (temperature 1, no truncation). A row whose logits are
+    not finite gives a non-finite log-probability and an arbitrary valid id.
+    """
+    scores = logits_NV if rows.temperature is None else logits_NV / rows.temperature[:, None]
+    if rows.truncation is not None:
+        scores = _truncate(scores, rows.truncation)
+    top = scores.amax(dim=-1, keepdim=True)
+    cumulative = (scores - top).exp_().cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    if rows.all_greedy:
+        tokens = scores.argmax(dim=-1, keepdim=True)
+    else:
+        # The first token whose cumulative weight is over the target. 24-bit uniforms keep target < total.
+        tokens = torch.searchsorted(cumulative, uniform_N[:, None] * total, right=True)
+        tokens.clamp_(max=scores.shape[-1] - 1)
+        if rows.greedy is not None:
+            tokens = torch.where(rows.greedy[:, None], scores.argmax(dim=-1, keepdim=True), tokens)
+    logprobs = scores.gather(1, tokens).sub_(top).sub_(total.log())
+    return tokens[:, 0], logprobs[:, 0]
+
+
+def _truncate(scores_NV: torch.Tensor, truncation: Truncation) -> torch.Tensor:
+    """Set to -inf what top-k, then top-p, then min-p remove (the order of transformers). A token that ties with
+    the last one kept is kept."""
+    part = scores_NV.index_select(0, truncation.rows)
+    if truncation.top_k is not None:
+        part = part.masked_fill(part < _top_k_floor(part, truncation.top_k), float("-inf"))
+    if truncation.top_p is not None:
+        part = part.masked_fill(part < _top_p_floor(part, truncation.top_p), float("-inf"))
+    if truncation.min_p is not None:
+        floor = part.amax(dim=-1, keepdim=True) + truncation.min_p.log()[:, None]
+        part = part.masked_fill(part < floor, float("-inf"))
+    return scores_NV.index_copy(0, truncation.rows, part)
+
+
+def _top_k_floor(scores_KV: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+    """[K, 1]: the lowest score among each row's best `top_k`, -inf where top-k is off."""
+    last = top_k.clamp(1, scores_KV.shape[-1]) - 1
+    ordered = scores_KV.sort(dim=-1, descending=True).values
+    floor = ordered.gather(1, last[:, None])
+    return floor.masked_fill_(top_k[:, None] == 0, float("-inf"))
+
+
+def _top_p_floor(scores_KV: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """[K, 1]: the lowest score of the smallest best set with probability >= top_p, -inf where top-p is off."""
+    ordered = scores_KV.sort(dim=-1, descending=True).values
+    probabilities = ordered.softmax(dim=-1)
+    better = probabilities.cumsum(dim=-1) - probabilities
+    kept = (better < top_p[:, None]).sum(dim=-1, keepdim=True)
+    floor = ordered.gather(1, kept.clamp_(min=1) - 1)
+    return floor.masked_fill_(top_p[:, None] >= 1.0, float("-inf"))

@@ -1,0 +1,194 @@
+"""The books of the running requests: one row for each slot, in numpy, on the host.
+
+Guaranteed: rows 0..num_rows-1 are the running requests and no others, after `compact`; a move carries a row's
+whole state. There is no Python per token: `append` works on all rows at once, and only rows that end, or that
+take a new version, are touched one by one. The table knows no tensors and computes no probabilities.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from streamrl.engines.torch.sampling import mix
+from streamrl.types import (
+    FinishReason,
+    FloatArray,
+    GenerationRequest,
+    GenerationResult,
+    IntArray,
+    LongArray,
+    Version,
+    VersionSpan,
+)
+
+NO_STOP = -1
+"""Fills the stop columns of a row with fewer stop tokens than another; no token has this id."""
+
+
+class SlotTable:
+    """State of `slots` rows of at most `max_length` tokens.
+
+    token_ids int64 and logprobs float32 [slots, max_length], prompt first; length: tokens so far; start: tokens
+    of the prompt; limit: the length at which the row ends. Slots without a request hold leftovers.
+    """
+
+    def __init__(self, slots: int, max_length: int) -> None:
+        self.num_rows = 0
+        self.token_ids = np.zeros((slots, max_length), dtype=np.int64)
+        self.logprobs = np.zeros((slots, max_length), dtype=np.float32)
+        self.length, self.start, self.limit, self.top_k = (np.zeros(slots, dtype=np.int64) for _ in range(4))
+        self.temperature, self.top_p, self.min_p = (np.ones(slots, dtype=np.float32) for _ in range(3))
+        self.stream = np.zeros(slots, dtype=np.uint64)
+        self._stop = np.full((slots, 1), NO_STOP, dtype=np.int64)
+        self._requests: list[GenerationRequest | None] = [None] * slots
+        self._spans: list[list[VersionSpan]] = [[] for _ in range(slots)]
+        self._holes: list[int] = []
+
+    @property
+    def slots(self) -> int:
+        return len(self._requests)
+
+    def last_tokens(self) -> tuple[LongArray, LongArray]:
+        """Ids and positions, int64 [num_rows] each, of the token that each row reads next."""
+        position = self.length[: self.num_rows] - 1
+        return self.token_ids[np.arange(self.num_rows), position], position
+
+    def token_index(self) -> LongArray:
+        """int64 [num_rows], how many tokens each row has sampled."""
+        return self.length[: self.num_rows] - self.start[: self.num_rows]
+
+    def assign(self, rows: Sequence[int], requests: Sequence[GenerationRequest], version: Version) -> None:
+        """Put requests into the first of the `free_slots`, in that order."""
+        index = np.asarray(rows)
+        sizes = np.array([len(request.prompt_ids) for request in requests])
+        block = np.zeros((len(requests), int(sizes.max())), dtype=np.int64)
+        block[np.arange(block.shape[1]) < sizes[:, None]] = np.concatenate([r.prompt_ids for r in requests])
+        self.token_ids[index, : block.shape[1]] = block
+        self.start[index] = self.length[index] = sizes
+        sampling = [request.sampling for request in requests]
+        self.limit[index] = sizes + [s.max_new_tokens for s in sampling]
+        self.temperature[index] = [s.temperature for s in sampling]
+        self.top_k[index] = [s.top_k for s in sampling]
+        self.top_p[index] = [s.top_p for s in sampling]
+        self.min_p[index] = [s.min_p for s in sampling]
+        self.stream[index] = mix(np.array([request.seed for request in requests], dtype=np.uint64))
+        self._assign_stops(index, requests)
+        for row, request in zip(rows, requests, strict=True):
+            self._requests[row] = request
+            self._spans[row] = [VersionSpan(0, version)]
+        self._holes = [row for row in self._holes if self._requests[row] is None]
+        self.num_rows = max(self.num_rows, int(index.max()) + 1)
+
+    def _assign_stops(self, index: LongArray, requests: Sequence[GenerationRequest]) -> None:
+        width = max(len(request.stop_token_ids) for request in requests)
+        if width > self._stop.shape[1]:
+            extra = np.full((self.slots, width - self._stop.shape[1]), NO_STOP, dtype=np.int64)
+            self._stop = np.concatenate((self._stop, extra), axis=1)
+        self._stop[index] = NO_STOP
+        for column in range(width):
+            self._stop[index, column] = [
+                r.stop_token_ids[column] if column < len(r.stop_token_ids) else NO_STOP for r in requests
+            ]
+
+    def append(self, token_ids: LongArray, logprobs: FloatArray) -> list[GenerationResult]:
+        """Add one sampled token to each running row. Returns the results of the rows that end with it and frees
+        those rows; a row whose log-prob is not finite ends as ERROR without that token."""
+        rows = np.arange(self.num_rows)
+        place = self.length[: self.num_rows]
+        self.token_ids[rows, place] = token_ids
+        self.logprobs[rows, place] = logprobs
+        stopped = (token_ids[:, None] == self._stop[: self.num_rows]).any(axis=1)
+        finite = np.isfinite(logprobs)
+        place += 1
+        ended = np.flatnonzero(stopped | ~finite | (place >= self.limit[: self.num_rows]))
+        if not len(ended):
+            return []
+        reasons = [FinishReason.STOP if stop else FinishReason.LENGTH for stop in stopped[ended].tolist()]
+        errors = [""] * len(ended)
+        for place_ended in np.flatnonzero(~finite[ended]).tolist():
+            reasons[place_ended] = FinishReason.ERROR
+            errors[place_ended] = self._drop_last(int(ended[place_ended]))
+        return self.take(ended.tolist(), reasons, errors)
+
+    def _drop_last(self, row: int) -> str:
+        """Take back a token whose log-prob is not finite. Returns what to say of it."""
+        self.length[row] -= 1
+        count, version = self.length[row] - self.start[row], self._spans[row][-1].version
+        return f"non-finite log-prob at token {count}, version {version}"
+
+    def take(
+        self, rows: Sequence[int], reasons: Sequence[FinishReason], errors: Sequence[str]
+    ) -> list[GenerationResult]:
+        """Results of running rows, whose slots are free afterwards."""
+        index = np.asarray(rows)
+        first, last = int(self.start[index].min()), int(self.length[index].max())
+        token_ids = self.token_ids[index, first:last].astype(np.int32)
+        logprobs = self.logprobs[index, first:last]
+        starts, counts = self.start[index] - first, self.length[index] - self.start[index]
+        bounds = zip(starts.tolist(), counts.tolist(), strict=True)
+        self._holes += rows
+        return [
+            self._result(row, token_ids[i, a : a + n], logprobs[i, a : a + n], reasons[i], errors[i])
+            for i, (row, (a, n)) in enumerate(zip(rows, bounds, strict=True))
+        ]
+
+    def _result(
+        self, row: int, token_ids: IntArray, logprobs: FloatArray, reason: FinishReason, error: str
+    ) -> GenerationResult:
+        request, spans = self._requests[row], self._spans[row]
+        assert request is not None, f"slot {row} has no request"
+        self._requests[row] = None
+        if spans[-1].start >= len(token_ids):
+            # A version that began after the last token sampled nothing.
+            spans = [span for span in spans if span.start < len(token_ids)]
+        return GenerationResult(request.request_id, token_ids, logprobs, tuple(spans), reason, error)
+
+    def find(self, request_ids: set[str]) -> list[int]:
+        """Rows of the running requests among `request_ids`, in order."""
+        running = enumerate(self._requests[: self.num_rows])
+        return [row for row, request in running if request is not None and request.request_id in request_ids]
+
+    @property
+    def running(self) -> int:
+        return self.num_rows - len(self._holes)
+
+    def running_rows(self) -> list[int]:
+        return [row for row in range(self.num_rows) if self._requests[row] is not None]
+
+    def used_tokens(self) -> int:
+        """Tokens of all running requests, prompts included."""
+        return int(self.length[: self.num_rows].sum() - self.length[self._holes].sum())
+
+    def free_slots(self) -> list[int]:
+        """Slots without a request in the order to fill them: holes first, then those after the last row."""
+        return sorted(self._holes) + list(range(self.num_rows, self.slots))
+
+    def compact(self) -> tuple[LongArray, LongArray]:
+        """Close the holes by moving the last rows into them. Returns (sources, targets), int64 [moves] each: the
+        moves that the KV cache has to make too."""
+        kept, holes = self.running, set(self._holes)
+        sources = np.array([row for row in range(kept, self.num_rows) if row not in holes], dtype=np.int64)
+        targets = np.array(sorted(row for row in holes if row < kept), dtype=np.int64)
+        for column in self._columns():
+            column[targets] = column[sources]
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            self._requests[target], self._requests[source] = self._requests[source], None
+            self._spans[target] = self._spans[source]
+        self.num_rows = kept
+        self._holes = []
+        return sources, targets
+
+    def _columns(self) -> Iterable[np.ndarray]:  # type: ignore[type-arg]
+        return (
+            *(self.token_ids, self.logprobs, self.length, self.start, self.limit, self._stop),
+            *(self.temperature, self.top_k, self.top_p, self.min_p, self.stream),
+        )
+
+    def begin_version(self, version: Version) -> None:
+        """From here on `version` samples: note it in every running row, at the exact token."""
+        counts = self.token_index().tolist()
+        for row in self.running_rows():
+            count, spans = counts[row], self._spans[row]
+            if spans[-1].start == count:
+                spans.pop()
+            spans.append(VersionSpan(count, version))

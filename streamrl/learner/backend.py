@@ -1,0 +1,66 @@
+"""The seam between the learner process and the library that trains the model.
+
+A backend is a plain synchronous object, one for each rank. Every method marked *collective* is called by
+all ranks, in the same order. It knows packs and tensors; leases, queues, versions and rewards are not its
+business.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from streamrl.algorithms import Denominators
+from streamrl.learner.packing import PackedBatch
+
+
+class LearnerBackend(Protocol):
+    """One model, one optimizer.
+
+    Example:
+        metrics = backend.step(pack(rows, advantages, max_tokens), count_targets(whole_batch))
+        for name, tensor in backend.iter_hf_weights():
+            publisher.add(name, tensor)
+    """
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps taken."""
+        ...
+
+    def logprobs(self, packs: Sequence[PackedBatch]) -> list[torch.Tensor]:
+        """Collective. float32 [K] for each pack: log-probs of its targets under the weights as they are."""
+        ...
+
+    def step(self, packs: Sequence[PackedBatch], total: Denominators) -> dict[str, float]:
+        """Collective. One optimizer step on this rank's packs; metrics of the whole batch, equal on all
+        ranks.
+
+        Ranks may have different numbers of packs, or none. Raises NonFiniteError, on every rank, when a
+        loss, a metric or the gradient norm is not finite; then weights, optimizer and `steps_done` are as
+        before.
+        """
+        ...
+
+    def iter_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Collective. Every weight whole, in the model's order, under its Hugging Face name, in the dtype
+        that the engine serves. A tensor may share memory with the model: copy it before the next step.
+        Raises NonFiniteError, on every rank, for a weight that is not finite."""
+        ...
+
+    def weight_digest(self) -> str:
+        """Collective. One digest over what `iter_hf_weights` gives."""
+        ...
+
+    def state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Collective. Everything that `load_state` needs, whole tensors one by one, in a fixed order."""
+        ...
+
+    def state_extra(self) -> dict[str, Any]:
+        """The rest of the state, as JSON values."""
+        ...
+
+    def load_state(self, tensor: Callable[[str], torch.Tensor], extra: dict[str, Any]) -> None:
+        """Become exactly what was saved. `tensor(name)` gives a whole tensor of `state_tensors`; the number
+        of ranks may differ from the one that saved."""
+        ...

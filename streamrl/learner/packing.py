@@ -1,0 +1,200 @@
+"""Rows to packs: what one forward and backward works on. Never padded.
+
+Guarantees: the same rows give the same packs; rows keep their order over the packs; a token after the last
+one that predicts a trained token is not computed, and the prompt that the rows of one group share is
+computed once in a pack (both exact: neither changes a log-prob or a gradient beyond rounding). `max_tokens`
+counts rows at their full length, shared or not, because attention reads that many keys. Rows without a
+trained token are not packed at all.
+
+Knows nothing of rewards and of the model. A bad log-prob stops here: `rollout_logprobs` in a pack are finite.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from streamrl.errors import ConfigError, NonFiniteError
+from streamrl.learner.rows import loss_mask, prompt_lengths, ragged_arange, row_of_token
+from streamrl.learner.segments import SegmentLayout, lay_out
+from streamrl.types import LongArray, RolloutRows
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """One micro-batch. T tokens, K trained tokens ("targets").
+
+    ids, position_ids: int64 [T]. layout: which tokens attend to which.
+    predictors: int64 [K], the place in the pack whose next token is the target. targets: int64 [K], its id.
+    rollout_logprobs, advantages: float32 [K]. row_tokens: float32 [K], targets in the row that the target
+    is of. rows: int64 [K], that row, as numbered in the rows that were packed.
+    """
+
+    ids: torch.Tensor
+    position_ids: torch.Tensor
+    layout: SegmentLayout
+    predictors: torch.Tensor
+    targets: torch.Tensor
+    rollout_logprobs: torch.Tensor
+    advantages: torch.Tensor
+    row_tokens: torch.Tensor
+    rows: torch.Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_targets(self) -> int:
+        return len(self.targets)
+
+    def to(self, device: torch.device) -> "PackedBatch":
+        """The same pack with every tensor on `device`; itself where it lies there already."""
+        if self.ids.device == device:
+            return self
+        return PackedBatch(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+
+def empty_pack() -> PackedBatch:
+    """One token and no target: a rank that has fewer packs than another takes part in the collectives with
+    it, and adds exactly 0 to every gradient."""
+    nothing, zero = torch.zeros(0), torch.zeros(1, dtype=torch.int64)
+    no_index = nothing.to(torch.int64)
+    layout = lay_out(np.ones(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
+    return PackedBatch(zero, zero, layout, no_index, no_index, nothing, nothing, nothing, no_index)
+
+
+def pack(
+    rows: RolloutRows,
+    advantages_N: npt.NDArray[np.float64],
+    max_tokens: int,
+    *,
+    share_prompts: bool = True,
+) -> list[PackedBatch]:
+    """Packs of at most `max_tokens`, in row order.
+
+    rows: in `training_order`. advantages_N: float64 [N]. `share_prompts = False` computes each prompt in
+    each row, which is slower and otherwise the same: it is what the tests compare with.
+
+    Raises ConfigError for a row longer than `max_tokens`, NonFiniteError for a log-prob or advantage that
+    is not finite, both with the row's group and sample.
+    """
+    mask_T, row_T = loss_mask(rows), row_of_token(rows)
+    targets = np.flatnonzero(mask_T)
+    _require_finite(rows, advantages_N, targets, row_T)
+    used_N = np.zeros(rows.num_rows, np.int64)
+    # The last target of a row is the last to be assigned, so it stays; the tokens before it are the row's
+    # inputs.
+    used_N[row_T[targets]] = targets - rows.offsets[row_T[targets]]
+    prompt_N = prompt_lengths(rows) if share_prompts else np.zeros(rows.num_rows, np.int64)
+    parts = _split(rows, used_N, max_tokens)
+    return [_pack_part(rows, advantages_N, part, used_N, prompt_N, targets, row_T) for part in parts]
+
+
+def _require_finite(
+    rows: RolloutRows, advantages_N: npt.NDArray[np.float64], targets: LongArray, row_T: LongArray
+) -> None:
+    for name, values, row_of in (
+        ("rollout log-prob", rows.rollout_logprobs[targets], row_T[targets]),
+        ("advantage", advantages_N, np.arange(rows.num_rows)),
+    ):
+        bad = np.flatnonzero(~np.isfinite(values))
+        if len(bad):
+            row = row_of[bad[0]]
+            raise NonFiniteError(
+                f"{name} {values[bad[0]]} in group {rows.group[row]}, sample {rows.sample_index[row]}: "
+                f"{len(bad)} of {len(values)} are not finite"
+            )
+
+
+def _split(rows: RolloutRows, used_N: LongArray, max_tokens: int) -> list[LongArray]:
+    """Row indices of each pack: as many rows as fit, in order."""
+    kept = np.flatnonzero(used_N)
+    if len(kept) and used_N.max() > max_tokens:
+        row = int(used_N.argmax())
+        raise ConfigError(
+            f"the rollout of group {rows.group[row]}, sample {rows.sample_index[row]} has {used_N[row] + 1} "
+            f"tokens, more than fit into learner.micro_batch_tokens = {max_tokens}; raise it to at least "
+            f"{used_N[row]} or lower rollout.sampling.max_new_tokens"
+        )
+    ends = np.cumsum(used_N[kept])
+    parts, start = [], 0
+    while start < len(kept):
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + max_tokens, side="right"))
+        parts.append(kept[start:stop])
+        start = stop
+    return parts
+
+
+def _pack_part(
+    rows: RolloutRows,
+    advantages_N: npt.NDArray[np.float64],
+    part: LongArray,
+    used_N: LongArray,
+    prompt_N: LongArray,
+    all_targets: LongArray,
+    row_T: LongArray,
+) -> PackedBatch:
+    """The pack of the rows `part`: segments sorted by shape, so that equal ones are one attention call."""
+    leader, shared = _leaders(rows, part, prompt_N)
+    prefix = np.where(shared, prompt_N[part], 0)
+    heads = np.flatnonzero(shared & (leader == np.arange(len(part))))
+    with_own = np.flatnonzero(used_N[part] > prefix)
+    # Segments before sorting: one for each shared prompt, then each row's own tokens.
+    source = np.concatenate([rows.offsets[part[heads]], rows.offsets[part[with_own]] + prefix[with_own]])
+    before = np.concatenate([np.zeros(len(heads), np.int64), prefix[with_own]])
+    q_len = np.concatenate([prefix[heads], (used_N[part] - prefix)[with_own]])
+    order = np.lexsort((before, q_len))
+    start = np.empty_like(q_len)
+    start[order] = np.cumsum(q_len[order]) - q_len[order]
+    head_start = np.zeros(len(part), np.int64)
+    head_start[heads] = start[: len(heads)]
+    prefix_start = head_start[leader]
+    own_start = np.zeros(len(part), np.int64)
+    own_start[with_own] = start[len(heads) :]
+    segment_prefix = np.concatenate([np.zeros(len(heads), np.int64), prefix_start[with_own]])
+    tokens = ragged_arange(source[order], q_len[order])
+    low, high = np.searchsorted(all_targets, rows.offsets[[part[0], part[-1] + 1]])
+    targets = all_targets[low:high]
+    place = np.searchsorted(part, row_T[targets])
+    local = targets - rows.offsets[row_T[targets]] - 1
+    in_prefix = local < prefix[place]
+    predictors = np.where(in_prefix, prefix_start[place] + local, own_start[place] + local - prefix[place])
+    counts = np.bincount(place, minlength=len(part))
+    return PackedBatch(
+        ids=torch.from_numpy(rows.token_ids[tokens].astype(np.int64)),
+        position_ids=torch.from_numpy(ragged_arange(before[order], q_len[order])),
+        layout=lay_out(q_len[order], segment_prefix[order], before[order]),
+        predictors=torch.from_numpy(predictors),
+        targets=torch.from_numpy(rows.token_ids[targets].astype(np.int64)),
+        rollout_logprobs=torch.from_numpy(rows.rollout_logprobs[targets]),
+        advantages=torch.from_numpy(advantages_N[part][place].astype(np.float32)),
+        row_tokens=torch.from_numpy(counts[place].astype(np.float32)),
+        rows=torch.from_numpy(part[place]),
+    )
+
+
+def _leaders(rows: RolloutRows, part: LongArray, prompt_N: LongArray) -> tuple[LongArray, BoolArray]:
+    """For each row of the pack: the first row of its group there, and whether the group shares its prompt.
+
+    Only equal prompts are shared, and only by two rows or more. Ids decide, not the promise that a group
+    has one.
+    """
+    group = rows.group[part]
+    first = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]]))
+    size = np.diff(np.append(first, len(part)))
+    leader = np.repeat(first, size)
+    length = prompt_N[part]
+    differs = length != length[leader]
+    compared = np.where(differs, 0, length)
+    own = rows.token_ids[ragged_arange(rows.offsets[part], compared)]
+    led = rows.token_ids[ragged_arange(rows.offsets[part[leader]], compared)]
+    unequal = np.repeat(np.arange(len(part)), compared)[own != led]
+    differs[unequal] = True
+    broken = np.add.reduceat(differs, first) > 0
+    shares = (size > 1) & ~broken & (length[first] > 0)
+    return leader, np.repeat(shares, size)

@@ -1,0 +1,70 @@
+"""A Hugging Face causal LM as the learner sees it: a pack in, log-probs of the trained tokens out.
+
+Guarantees: no padding, no T x T mask, no T x vocabulary logits; dropout is off, since the policy that is
+trained is the one that sampled. The module holds the model under the attribute `model`, so its parameter
+names are the Hugging Face names with `model.` before them. Attaching changes the attention of the model
+that is given: use another copy for generation.
+"""
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from streamrl.errors import ConfigError
+from streamrl.learner.attention import attach
+from streamrl.learner.logprobs import chunk_size, token_logprobs
+from streamrl.learner.packing import PackedBatch
+
+PREFIX = "model."
+"""What stands before each Hugging Face name in `PolicyModel.named_parameters()`."""
+
+OUTPUT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Config keys of models whose logits are not `hidden @ head`; none of them may be set."""
+
+
+class PolicyModel(nn.Module):
+    """The trainable policy.
+
+    Example:
+        policy = PolicyModel(AutoModelForCausalLM.from_pretrained(folder))
+        logprobs_K, entropy_K = policy(pack, temperature=1.0)
+    """
+
+    def __init__(self, model: PreTrainedModel, chunk_tokens: int | None = None) -> None:
+        """chunk_tokens: tokens whose logits exist at once; by default what `logprobs.chunk_size` says.
+
+        Raises ConfigError for a model whose attention or output the learner cannot express.
+        """
+        super().__init__()
+        text = model.config.get_text_config()
+        for key in OUTPUT_SCALES:
+            if getattr(text, key, None) is not None:
+                raise ConfigError(
+                    f"the learner cannot train this model: {key} = {getattr(text, key)} in its config.json; "
+                    "use one whose logits are a plain product (Qwen2, Qwen3, Llama)"
+                )
+        attach(model)
+        self.model = model.eval()
+        self.chunk_tokens = chunk_tokens or chunk_size(text.vocab_size)
+
+    def forward(self, pack: PackedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """(logprobs_K with gradient, entropy_K without), float32, for the pack's targets.
+
+        `temperature` divides the logits: pass the one that the rollouts were sampled with.
+        """
+        hidden_TH = self.model.base_model(
+            input_ids=pack.ids[None],
+            position_ids=pack.position_ids[None],
+            attention_mask=None,
+            use_cache=False,
+            segments=pack.layout,
+        ).last_hidden_state[0]
+        head = self.model.get_output_embeddings()
+        return token_logprobs(
+            hidden_TH.index_select(0, pack.predictors),
+            head.weight,
+            getattr(head, "bias", None),
+            pack.targets,
+            temperature,
+            self.chunk_tokens,
+        )

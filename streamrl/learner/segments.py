@@ -1,0 +1,90 @@
+"""The layout of a pack: which stretches of tokens attend to what.
+
+A pack holds segments one after the other. A segment's queries are its own tokens; its keys are those
+tokens, after the tokens of a prompt that it shares with other segments, if any. So the prompt of a group is
+computed once in a pack and not once for each of its rollouts. Attention is causal and bottom-right aligned:
+the last query sees every key.
+
+Knows nothing of heads, of the model, or of what the tokens mean.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from streamrl.learner.rows import ragged_arange
+from streamrl.types import LongArray
+
+
+class Run(NamedTuple):
+    """`count` neighbouring segments of equal shape: one attention call on CPU.
+
+    q_start is the place of the first query in the pack, kv_start the place of the first key in `kv_index`.
+    """
+
+    count: int
+    q_len: int
+    k_len: int
+    q_start: int
+    kv_start: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLayout:
+    """Segments in pack order. S segments, T tokens, K keys of all segments together.
+
+    cu_q, cu_k: int32 [S + 1], ends of queries and of keys. kv_index: int64 [K], the pack place of each key.
+    """
+
+    runs: tuple[Run, ...]
+    cu_q: torch.Tensor
+    cu_k: torch.Tensor
+    kv_index: torch.Tensor
+
+    @property
+    def max_q(self) -> int:
+        return max(run.q_len for run in self.runs)
+
+    @property
+    def max_k(self) -> int:
+        return max(run.k_len for run in self.runs)
+
+    def to(self, device: torch.device) -> "SegmentLayout":
+        return SegmentLayout(self.runs, self.cu_q.to(device), self.cu_k.to(device), self.kv_index.to(device))
+
+
+def lay_out(q_len_S: LongArray, prefix_start_S: LongArray, prefix_len_S: LongArray) -> SegmentLayout:
+    """The layout of segments that lie one after the other.
+
+    q_len_S: int64 [S], at least 1 each. prefix_len_S: int64 [S], keys before the segment's own (0 for
+    none), which lie at prefix_start_S in the pack.
+    """
+    q_end_S = np.cumsum(q_len_S)
+    k_len_S = prefix_len_S + q_len_S
+    k_end_S = np.cumsum(k_len_S)
+    within_K = ragged_arange(np.zeros_like(k_len_S), k_len_S)
+    prefix_K = np.repeat(prefix_len_S, k_len_S)
+    own_K = np.repeat(q_end_S - q_len_S - prefix_len_S, k_len_S) + within_K
+    kv_index_K = np.where(within_K < prefix_K, np.repeat(prefix_start_S, k_len_S) + within_K, own_K)
+    return SegmentLayout(
+        runs=_runs(q_len_S, k_len_S),
+        cu_q=_ends(q_end_S),
+        cu_k=_ends(k_end_S),
+        kv_index=torch.from_numpy(kv_index_K),
+    )
+
+
+def _ends(end_S: LongArray) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([np.zeros(1, np.int64), end_S]).astype(np.int32))
+
+
+def _runs(q_len_S: LongArray, k_len_S: LongArray) -> tuple[Run, ...]:
+    changes = (np.diff(q_len_S) != 0) | (np.diff(k_len_S) != 0)
+    first = np.concatenate([np.zeros(1, np.int64), np.flatnonzero(changes) + 1])
+    count = np.diff(np.append(first, len(q_len_S)))
+    q_start = (np.cumsum(q_len_S) - q_len_S)[first]
+    kv_start = (np.cumsum(k_len_S) - k_len_S)[first]
+    columns = (count, q_len_S[first], k_len_S[first], q_start, kv_start)
+    return tuple(Run(*map(int, values)) for values in zip(*columns, strict=True))

@@ -1,0 +1,122 @@
+"""A policy whose parameters are sharded over the ranks (FSDP2), and its weights as whole tensors.
+
+Guarantees: master weights are float32; forward and backward compute in `dtype`; what `iter_hf_weights`
+gives is bit for bit what the forward computes with. One rank goes through the same code. The model's tied
+head has one parameter and one name. Knows nothing of optimizers and losses.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+from streamrl.errors import ConfigError, DataError
+from streamrl.learner.digest import weight_digest
+from streamrl.learner.finite import require_finite_weight
+from streamrl.learner.policy import PREFIX, PolicyModel
+from streamrl.learner.process_group import LearnerGroup
+
+TensorByName = Callable[[str], torch.Tensor]
+
+
+class ShardedPolicy:
+    """The model of one rank.
+
+    `module` is called like a `PolicyModel`. `shards` are this rank's parts of the parameters, by Hugging
+    Face name, in the model's order: plain float32 leaf tensors that share memory with the parameters, so
+    that an optimizer over them costs nothing of DTensor's dispatch.
+    """
+
+    def __init__(self, model: PreTrainedModel, group: LearnerGroup, dtype: torch.dtype) -> None:
+        """Collective. Takes `model` over: it must hold the same weights on every rank, and is not usable by
+        itself afterwards. Raises ConfigError when its layers are not found."""
+        self.group = group
+        self.dtype = dtype
+        self.hidden_size = int(model.config.get_text_config().hidden_size)
+        layers = getattr(model.base_model, "layers", None)
+        if not isinstance(layers, nn.ModuleList):
+            raise ConfigError(
+                f"the learner found no list of layers in {type(model).__name__}; use a decoder-only model of "
+                "the Llama family (Qwen2, Qwen3, Llama)"
+            )
+        policy = PolicyModel(model.to(device=group.device, dtype=torch.float32))
+        precision = MixedPrecisionPolicy(
+            param_dtype=None if dtype == torch.float32 else dtype,
+            reduce_dtype=None if dtype == torch.float32 else torch.float32,
+        )
+        for layer in layers:
+            fully_shard(layer, mesh=group.mesh, mp_policy=precision)
+        fully_shard(policy, mesh=group.mesh, mp_policy=precision)
+        self.module = policy
+        self._params = {name.removeprefix(PREFIX): param for name, param in policy.named_parameters()}
+        self.shards = {
+            name: param.to_local().detach().requires_grad_() for name, param in self._params.items()
+        }
+
+    def set_gradient_sync(self, on: bool) -> None:
+        """Whether the next backward adds its gradients over the ranks, with those kept back before."""
+        self.module.set_requires_gradient_sync(on)
+
+    def collect_gradients(self) -> None:
+        """Give every shard the gradient that the backward left at its parameter."""
+        for name, param in self._params.items():
+            if param.grad is None:
+                raise ConfigError(
+                    f"parameter {name} got no gradient: the model has a part that the loss does not use"
+                )
+            self.shards[name].grad = param.grad.to_local()
+
+    def clear_gradients(self) -> None:
+        for name, param in self._params.items():
+            param.grad = None
+            self.shards[name].grad = None
+
+    def whole(self, name: str, shard: torch.Tensor) -> torch.Tensor:
+        """Collective. The whole of a tensor that is sharded like parameter `name`; with one rank it is
+        `shard`."""
+        if self.group.world_size == 1:
+            return shard.detach()
+        like = self._params[name]
+        sharded = DTensor.from_local(
+            shard.detach(), like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+        )
+        return sharded.full_tensor()
+
+    def shard_of(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part, a copy, of a whole tensor shaped like parameter `name`.
+
+        Raises DataError when the shape is another one.
+        """
+        like = self._params[name]
+        if whole.shape != like.shape:
+            raise DataError(f"weight {name}: the shape is {tuple(whole.shape)}, expected {tuple(like.shape)}")
+        whole = whole.to(device=self.group.device, dtype=torch.float32)
+        return (
+            distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local().clone()
+        )
+
+    def load_weights(self, tensor: TensorByName) -> None:
+        """Copy every weight in; `tensor(name)` gives the whole one. All shapes are looked at before the first
+        is changed."""
+        fresh = {name: self.shard_of(name, tensor(name)) for name in self._params}
+        with torch.no_grad():
+            for name, shard in self.shards.items():
+                shard.copy_(fresh[name])
+
+    def iter_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Collective. Whole float32 master weights by name, in the model's order."""
+        for name, shard in self.shards.items():
+            yield name, self.whole(name, shard)
+
+    def iter_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """As `LearnerBackend.iter_hf_weights`."""
+        for name, whole in self.iter_weights():
+            require_finite_weight(name, whole)
+            yield name, whole.to(self.dtype)
+
+    def weight_digest(self) -> str:
+        """As `LearnerBackend.weight_digest`."""
+        return weight_digest(self.iter_hf_weights())

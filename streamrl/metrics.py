@@ -1,0 +1,199 @@
+"""A run's numbers on disk: `metrics.jsonl`, one JSON object a step with slash keys, and `summary.json`.
+
+Guarantees: every line is whole JSON without NaN or Infinity; such a number is written as null and counted
+under `metrics/nonfinite`. A line is handed to the operating system before `write` returns. A torn last line,
+from a killed process, is cut when the file is opened again. It does not know what the keys mean.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import msgspec
+
+from streamrl.errors import DataError
+
+NONFINITE = "metrics/nonfinite"
+"""Key under which a line counts the numbers that it could not write."""
+
+Value = float | int | str | bool | None
+
+
+class SupportsItem(Protocol):
+    """A numpy or torch scalar."""
+
+    def item(self) -> Any: ...
+
+
+class ScalarSink(Protocol):
+    """Where scalars go besides the file. `TensorBoardSink` is one."""
+
+    def write(self, record: Mapping[str, Value]) -> None: ...
+    def truncate_after(self, step: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class MetricsWriter:
+    """Appends to `metrics.jsonl`, and to TensorBoard when a folder for it is given.
+
+    Example:
+        with MetricsWriter(run / "metrics.jsonl") as metrics:
+            metrics.truncate_after(checkpoint_step)     # after a resume
+            metrics.write({"step": 7, "reward/mean": 0.5})
+    """
+
+    def __init__(self, path: Path, tensorboard_dir: Path | None = None) -> None:
+        """Raises ConfigError when TensorBoard is asked for and not installed, DataError for a damaged
+        file."""
+        self._path = path
+        self._nonfinite = 0
+        self._sink = _tensorboard(tensorboard_dir)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _cut_torn_line(path)
+        self._file = path.open("ab", buffering=0)
+
+    @property
+    def nonfinite(self) -> int:
+        """Numbers written as null since this writer was made."""
+        return self._nonfinite
+
+    def write(self, record: Mapping[str, Value | SupportsItem]) -> None:
+        """Append one object; it must have an integer `step`. Numpy and torch scalars are taken as numbers.
+
+        Raises DataError for a record without a step or with a value that is no scalar.
+        """
+        plain = {key: _plain(key, value) for key, value in record.items()}
+        if type(plain.get("step")) is not int:
+            raise DataError(f"metrics: a line needs an integer 'step', got {plain.get('step')!r}")
+        bad = [key for key, value in plain.items() if isinstance(value, float) and not math.isfinite(value)]
+        if bad:
+            plain.update(dict.fromkeys(bad))
+            plain[NONFINITE] = len(bad)
+            self._nonfinite += len(bad)
+        self._file.write(msgspec.json.encode(plain) + b"\n")
+        if self._sink is not None:
+            self._sink.write(plain)
+
+    def truncate_after(self, step: int) -> None:
+        """Drop the lines of later steps: a resume from `step` makes them again. All or nothing on a crash."""
+        kept = [line for line in read_metrics(self._path) if line["step"] <= step]
+        fresh = self._path.with_name(self._path.name + ".tmp")
+        with fresh.open("wb") as file:
+            file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
+            file.flush()
+            os.fsync(file.fileno())
+        self._file.close()
+        fresh.replace(self._path)
+        self._file = self._path.open("ab", buffering=0)
+        if self._sink is not None:
+            self._sink.truncate_after(step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._sink is not None:
+            self._sink.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All lines of a `metrics.jsonl`, in file order; none when there is no file. A torn last line is left
+    out.
+
+    Raises DataError, with the line's number, for a line before the end that is no object with an integer
+    step.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    # What follows the last newline is empty, or torn off by a kill, or being written at this moment.
+    return [_decode(path, number, line) for number, line in enumerate(lines[:-1], start=1)]
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """`summary.json`: what a run came to. Scores are shares in [0, 1], times are seconds, paths are text.
+
+    staleness_* counts steps over trained rows. discards counts rollouts made and not trained, itemised by
+    reason in `discards_by_reason`. learner_wait_share is the share of the learner's wall clock spent waiting
+    for data.
+    """
+
+    eval_before: float | None
+    eval_after: float | None
+    wall_s: float
+    steps: int
+    rollouts_per_s: float
+    seed: int
+    export: str | None = None
+    curve: str | None = None
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
+    versions_published: int = 0
+    two_version_rollouts: int = 0
+    discards: int = 0
+    discards_by_reason: dict[str, int] = msgspec.field(default_factory=dict)
+    learner_wait_share: float = 0.0
+
+
+def write_summary(path: Path, summary: Summary) -> None:
+    """Replace the summary atomically."""
+    fresh = path.with_name(path.name + ".tmp")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+    fresh.replace(path)
+
+
+def read_summary(path: Path) -> Summary | None:
+    """The summary, None when the run has none yet. Raises DataError for a damaged one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Summary)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise DataError(f"{path} is no summary: {error}") from error
+
+
+def _tensorboard(folder: Path | None) -> ScalarSink | None:
+    if folder is None:
+        return None
+    from streamrl.tensorboard import TensorBoardSink  # an extra: imported only when asked for
+
+    return TensorBoardSink(folder)
+
+
+def _plain(key: str, value: Value | SupportsItem) -> Value:
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return float(value)  # numpy's float64 is a float that msgspec does not know
+    item = getattr(value, "item", None)
+    if item is None:
+        raise DataError(f"metrics: {key!r} is {type(value).__name__}; write a number, a text or None")
+    return _plain(key, item())
+
+
+def _cut_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+
+
+def _decode(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        record = msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise DataError(f"{path}:{number} is no metrics line: {error}") from error
+    if type(record.get("step")) is not int:
+        raise DataError(f"{path}:{number} has no integer 'step'")
+    return record

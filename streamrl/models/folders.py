@@ -1,0 +1,84 @@
+"""Folders that are there whole or not at all, and that say which of them are ours.
+
+A folder is filled under another name beside its place, synced, and renamed. A folder of somebody else is
+never replaced: only one that carries our mark is. Knows nothing of models.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from streamrl.errors import ConfigError
+
+MARK = "streamrl.json"
+
+
+def write_folder(folder: Path, mark: Mapping[str, object], fill: Callable[[Path], None]) -> None:
+    """Put a folder made by `fill` at `folder`, with `mark` in it, replacing an earlier one of ours.
+
+    Raises ConfigError when something that is not ours is in the way. A crash leaves the old folder, or the
+    new one, or (between two renames) the old one under the name `.<name>.old`."""
+    _refuse_foreign(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = folder.with_name(f".{folder.name}.new-{os.getpid()}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    try:
+        fill(fresh)
+        (fresh / MARK).write_text(json.dumps(mark) + "\n", encoding="utf-8")
+        _sync_files(fresh)
+        _swap(fresh, folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def read_mark(folder: Path) -> dict[str, object] | None:
+    """What our mark in `folder` says; None when the folder does not exist or is not ours."""
+    return read_json(folder / MARK) or None
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """The object in a JSON file; {} when there is no such file. ConfigError when it is something else."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds a {type(value).__name__}, not an object")
+    return value
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if not folder.exists() or read_mark(folder) is not None:
+        return
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    raise ConfigError(f"{folder} exists and was not written by streamrl; give a folder that is not there yet")
+
+
+def _swap(fresh: Path, folder: Path) -> None:
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    fresh.rename(folder)
+    _sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync_files(folder: Path) -> None:
+    for path in sorted(folder.iterdir()):
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

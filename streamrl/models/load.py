@@ -1,0 +1,133 @@
+"""Models from a preset or from a Hugging Face folder.
+
+Guarantees that the same (preset, seed) gives the same weights everywhere and leaves the caller's random state
+alone, that a folder's weights are complete or refused, and that no code and no pickle from a folder is ever
+run. It does not place models on devices and does not shard them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from streamrl.config.schema import ModelConfig
+from streamrl.errors import ConfigError
+from streamrl.models.folders import read_json, read_mark, write_folder
+from streamrl.models.presets import Preset, find_preset
+from streamrl.models.tokenizer import load_tokenizer, write_character_tokenizer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def build_model(config: ModelConfig, seed: int) -> PreTrainedModel:
+    """The model that `config` names, in evaluation mode: a preset initialised from `seed`, or a folder's.
+
+    Raises ConfigError for an unknown preset, or a folder that cannot be used.
+    """
+    if config.preset is None:
+        return load_model(_given_path(config), config.dtype)
+    preset = find_preset(config.preset)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(_hf_config(preset), dtype=torch.float32)
+    # Drawn in float32 and rounded: a bfloat16 model is the rounding of the float32 one.
+    return model.to(DTYPES[config.dtype]).eval()
+
+
+def load_model(folder: str | Path, dtype: str) -> PreTrainedModel:
+    """The causal language model in `folder`, in evaluation mode, weights as `dtype` ("float32", "bfloat16").
+
+    safetensors only, no remote code, no download. Raises ConfigError naming the folder and what is wrong with
+    it: not there, no config, no safetensors, an unknown model type, weights missing or of another shape.
+    """
+    folder = _checked_folder(Path(folder))
+    try:
+        with _no_progress_bars():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=DTYPES[dtype],
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except (ValueError, OSError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"model folder {folder} cannot be loaded: {error}") from error
+    _refuse_incomplete(folder, info)
+    return model.eval()
+
+
+def prepare_model_folder(config: ModelConfig, seed: int, folder: str | Path) -> Path:
+    """The folder from which every process of a run loads the model and the tokenizer.
+
+    A preset is written to `folder` once (config, safetensors, tokenizer); a second call with the same preset,
+    seed and dtype finds it there, and one with others raises ConfigError. For `config.path` it is that folder
+    itself, checked and absolute, not copied.
+    """
+    if config.preset is None:
+        path = _checked_folder(_given_path(config)).resolve()
+        load_tokenizer(path)
+        return path
+    folder = Path(folder)
+    mark: dict[str, object] = {"preset": config.preset, "seed": seed, "dtype": config.dtype}
+    found = read_mark(folder)
+    if found is None:
+        write_folder(folder, mark, lambda fresh: _write_preset(config, seed, fresh))
+    elif found != mark:
+        raise ConfigError(f"{folder} holds a model made from {found}, not from {mark}; take another folder")
+    return folder
+
+
+def _write_preset(config: ModelConfig, seed: int, folder: Path) -> None:
+    preset = find_preset(str(config.preset))
+    with _no_progress_bars():
+        build_model(config, seed).save_pretrained(folder)
+    write_character_tokenizer(preset.characters, preset.max_context, folder)
+
+
+def _hf_config(preset: Preset) -> PreTrainedConfig:
+    return AutoConfig.for_model(preset.model_type, **preset.config_values())
+
+
+def _given_path(config: ModelConfig) -> Path:
+    if config.path is None:
+        raise ConfigError("the model has neither a preset nor a path; give one of model.preset and model.path")
+    return Path(config.path)
+
+
+def _checked_folder(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise ConfigError(f"model folder {folder} does not exist; give a local Hugging Face folder")
+    config = read_json(folder / "config.json")
+    if not config:
+        raise ConfigError(f"model folder {folder} has no config.json")
+    if "auto_map" in config:
+        raise ConfigError(f"the model in {folder} brings its own Python code, which streamrl does not run")
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(f"model folder {folder} has no .safetensors file; other weight formats are not read")
+    return folder
+
+
+def _refuse_incomplete(folder: Path, info: dict[str, set[str]]) -> None:
+    for what in ("missing_keys", "mismatched_keys"):
+        if info[what]:
+            names = sorted(map(str, info[what]))
+            raise ConfigError(
+                f"model folder {folder}: {len(names)} weights under {what.replace('_', ' ')}, "
+                f"{', '.join(names[:3])} among them; the folder is not a whole model of its config.json"
+            )
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Progress bars of a library have no place in the logs of a service."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,82 @@
+"""What a reward function gets, and how what it gives back becomes a `Score`.
+
+Guarantees that a failure is never a number: only a finite number becomes an `ok` score, and everything else
+(NaN, None, text, an exception, too few values) becomes a failed one whose reason names what came back.
+"""
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+
+import msgspec
+
+from streamrl.types import Score
+
+REASON_LENGTH = 300  # a reason is one line in a table, not a report
+
+
+class RewardItem(msgspec.Struct, frozen=True, array_like=True):
+    """One completion to score.
+
+    completion: its text without special tokens. prompt: the prompt's text. payload: the prompt's JSON object.
+    finish_reason: a value of `streamrl.types.FinishReason`. token_ids: little-endian int32 bytes of the
+    sampled tokens, for functions that ask for `completion_ids`; may be left empty when none does."""
+
+    completion: str
+    prompt: str = ""
+    payload: str = "{}"
+    finish_reason: str = "stop"
+    token_ids: bytes = b""
+
+
+def to_score(value: object) -> Score:
+    """The score that a returned value means.
+
+    A finite number is the reward. A dict of finite numbers is its `reward` entry, else the sum of its
+    entries, and keeps the entries as components. An exception in the place of a value is a failure with its
+    type and text."""
+    if type(value) is float:  # the common case first: this runs once for each rollout
+        return Score.ok(value) if math.isfinite(value) else Score.failed(f"returned {value}")
+    if isinstance(value, BaseException):
+        return Score.failed(shorten(f"{type(value).__name__}: {value}"))
+    if isinstance(value, Mapping):
+        return _from_parts(value)
+    number = _number(value)
+    return Score.failed(f"returned {number}") if isinstance(number, str) else Score.ok(number)
+
+
+def shorten(reason: str) -> str:
+    """`reason` on one line, of bounded length."""
+    line = " ".join(reason.split())
+    return line if len(line) <= REASON_LENGTH else line[: REASON_LENGTH - 3] + "..."
+
+
+def _from_parts(value: Mapping[object, object]) -> Score:
+    if not value:
+        return Score.failed("returned an empty dict")
+    components: dict[str, float] = {}
+    for key, part in value.items():
+        number = _number(part)
+        if isinstance(number, str):
+            return Score.failed(shorten(f"component {key!r} is {number}"))
+        components[str(key)] = number
+    total = components["reward"] if "reward" in components else sum(components.values())
+    return Score.ok(total, components) if math.isfinite(total) else Score.failed(f"components add up to {total}")
+
+
+def _number(value: object) -> float | str:
+    """A finite number as a float; for anything else, words for what it is.
+
+    The words hold no `repr` of a stranger's object, which may be long, or raise.
+    """
+    if value is None:
+        return "None"
+    if isinstance(value, str):
+        return f"str, not a number: {value[:80]!r}"
+    if not isinstance(value, Real):
+        return f"{type(value).__name__}, not a number"
+    try:
+        number = float(value)
+    except OverflowError:
+        return f"{type(value).__name__} beyond the range of a float"
+    return number if math.isfinite(number) else str(number)

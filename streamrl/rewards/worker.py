@@ -1,0 +1,220 @@
+"""One reward child process, as the pool sees it: start, ask, kill.
+
+Guarantees that after a time-out or a death the child and its whole process group are gone and reaped, and
+that the next `ask` has a fresh child. It does not know why an answer failed to come, beyond the reason it
+gives, and it does not repeat anything: that is the pool's business. A worker serves one caller at a time.
+
+The child is spawned by the event loop's own thread, because the kernel ties "die with the parent" to the
+thread that spawned it.
+"""
+
+import asyncio
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
+
+from streamrl.errors import ComponentError, ConfigError, DataError
+from streamrl.rewards.base import RewardItem
+from streamrl.rewards.wire import HEADER, Batch, ChildSettings, Ready, Verdicts, body_length, pack
+from streamrl.types import Score, ScoreStatus
+
+START_TIMEOUT_S = 60.0  # Python's start and the import of the user's module
+GRACE_S = 0.1  # an answer that is there already is taken, however late this process got round to reading it
+REAP_TIMEOUT_S = 10.0  # from SIGKILL to the end of the process
+KEPT_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
+SET_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONHASHSEED": "0",  # a reward that walks a set gives the same answer in every child
+}
+
+
+class WorkerLostError(ComponentError):
+    """The child did not answer and is gone. `reason` goes into the score of the item at fault."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Worker:
+    """A place for one child process. It is empty until the first `start` or `ask`, and after a loss."""
+
+    def __init__(self, function: str, *, timeout_s: float, memory_bytes: int, import_paths: Sequence[str] = ()) -> None:
+        self._function = function
+        self._timeout_s = timeout_s
+        self._memory_bytes = memory_bytes
+        self._import_paths = list(import_paths)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._sequence = 0
+        self._verdicts = msgspec.msgpack.Decoder(Verdicts)
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Have a child that is ready to score. Raises ConfigError for a function that cannot be had, and
+        ComponentError for a child that does not come up."""
+        await self.stop()
+        self._spawn()
+        try:
+            ready = msgspec.msgpack.decode(await self._answer(b"", START_TIMEOUT_S), type=Ready)
+        except WorkerLostError as lost:
+            raise ComponentError(
+                f"reward worker for {self._function!r} did not start: {lost.reason}; it has "
+                f"{self._memory_bytes} bytes of address space (reward.memory_bytes)"
+            ) from lost
+        if ready.error:
+            await self.stop()
+            raise ConfigError(ready.error)
+
+    async def ask(self, items: Sequence[RewardItem]) -> list[Score]:
+        """The scores of `items`, in order. Raises WorkerLostError when the child dies or passes the
+        time-out."""
+        if self._process is None:
+            await self.start()
+        self._sequence += 1
+        request = pack(Batch(self._sequence, list(items)))
+        try:
+            verdicts = self._verdicts.decode(await self._answer(request, self._timeout_s))
+        except msgspec.DecodeError as error:
+            await self.stop()
+            raise WorkerLostError(f"child sent a malformed answer: {error}") from error
+        if verdicts.sequence != self._sequence or len(verdicts.scores) != len(items):
+            await self.stop()
+            raise WorkerLostError("child answered another question")
+        return [_checked(score) for score in verdicts.scores]
+
+    def kill(self) -> None:
+        """Send SIGKILL to the child and to everything in its group. The child is reaped by `stop`."""
+        if self._process is not None:
+            # The group lives as long as its leader is not reaped, so this can hit no stranger.
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def stop(self) -> str:
+        """Kill and reap the child, if any, and say how it ended."""
+        self.kill()
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        process, self._process = self._process, None
+        if process is None:
+            return "was not running"
+        try:
+            code = await asyncio.to_thread(process.wait, REAP_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise ComponentError(
+                f"reward worker: process {process.pid} is alive {REAP_TIMEOUT_S:.0f} s after SIGKILL"
+            ) from error
+        return _ending(code)
+
+    def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            settings = ChildSettings(
+                channel=theirs.fileno(),
+                parent=os.getpid(),
+                function=self._function,
+                memory_bytes=self._memory_bytes,
+                import_paths=self._import_paths,
+            )
+            try:
+                self._process = subprocess.Popen(
+                    _command(settings),
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,
+                    stderr=2,
+                    pass_fds=[theirs.fileno()],
+                    env=_environment(),
+                    process_group=0,
+                )
+            except OSError as error:
+                ours.close()
+                raise ComponentError(f"reward worker for {self._function!r} cannot be started: {error}") from error
+        ours.setblocking(False)
+        self._channel = ours
+
+    async def _answer(self, request: bytes, timeout_s: float) -> bytearray:
+        """Send `request` and return the body of the next frame; on any trouble stop the child and raise."""
+        exchange = asyncio.ensure_future(self._exchange(request))
+        try:
+            done, _ = await asyncio.wait({exchange}, timeout=timeout_s)
+            if not done:
+                done, _ = await asyncio.wait({exchange}, timeout=GRACE_S)
+        finally:
+            if not exchange.done():
+                # Out of step with the child from here on: it must not answer the next caller.
+                exchange.cancel()
+                self.kill()
+                with suppress(asyncio.CancelledError):
+                    await exchange
+                await self.stop()
+        if not done:
+            raise WorkerLostError(f"timeout: no answer in {timeout_s:g} s")
+        try:
+            return exchange.result()
+        except (EOFError, OSError):
+            raise WorkerLostError(f"child {await self.stop()}") from None
+        except DataError as error:
+            await self.stop()
+            raise WorkerLostError(f"child sent a malformed answer: {error}") from error
+
+    async def _exchange(self, request: bytes) -> bytearray:
+        loop, channel = asyncio.get_running_loop(), self._channel
+        assert channel is not None
+        if request:
+            await loop.sock_sendall(channel, request)
+        header = await _receive(loop, channel, HEADER.size)
+        return await _receive(loop, channel, body_length(bytes(header)))
+
+
+async def _receive(loop: asyncio.AbstractEventLoop, channel: socket.socket, count: int) -> bytearray:
+    data = bytearray(count)
+    view, filled = memoryview(data), 0
+    while filled < count:
+        received = await loop.sock_recv_into(channel, view[filled:])
+        if not received:
+            raise EOFError("the child closed the channel")
+        filled += received
+    return data
+
+
+def _command(settings: ChildSettings) -> list[str]:
+    # -P: the current folder is not on the path, so no file that lies there can stand in for a library.
+    return [sys.executable, "-P", "-m", "streamrl.rewards.child", json.dumps(msgspec.to_builtins(settings))]
+
+
+def _environment() -> dict[str, str]:
+    """The parent's environment without its secrets: only what a program needs to run."""
+    kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
+    return {**kept, **SET_ENVIRONMENT}
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"died: signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"died: signal {-code}"
+
+
+def _checked(score: Score) -> Score:
+    """A child is user code: its word is taken only where it has the shape of a score."""
+    if score.status is ScoreStatus.OK and (score.reward is None or not math.isfinite(score.reward)):
+        return Score.failed(f"child sent {score.reward} as a reward")
+    return score

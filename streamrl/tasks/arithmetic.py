@@ -1,0 +1,78 @@
+"""Two-digit addition: `37+85=` is to be continued with `122`. All 10,000 pairs of 0..99.
+
+Which pairs are held out is fixed by a digest of their text, so every run and every machine holds out the same
+ones, and a larger share holds out a superset of a smaller one.
+"""
+
+import xxhash
+
+from streamrl.errors import ConfigError
+from streamrl.tasks.base import Prompt, digest_prompts
+from streamrl.types import prompt_digest
+
+SIDE = 100  # operands are 0..99
+
+
+class ArithmeticTask:
+    """The sums as a task. `held_out` is the share of pairs that are scored and never trained on.
+
+    Held-out prompts come in digest order, so the first n of them are a fair sample. Training prompts come in
+    the order of their operands. Raises ConfigError when `held_out` leaves nothing to train on.
+    """
+
+    name = "arithmetic"
+
+    def __init__(self, held_out: float = 0.1) -> None:
+        by_digest = sorted(range(SIDE * SIDE), key=lambda pair: (_digest(pair), pair))
+        count = round(held_out * len(by_digest))
+        if not 0 <= count < len(by_digest):
+            raise ConfigError(
+                f"task 'arithmetic': held_out = {held_out} leaves no pair to train on; give a share below 1"
+            )
+        self._held_out = by_digest[:count]
+        self._train = sorted(by_digest[count:])
+
+    @property
+    def num_train(self) -> int:
+        return len(self._train)
+
+    @property
+    def num_held_out(self) -> int:
+        return len(self._held_out)
+
+    def train(self, index: int) -> Prompt:
+        return _prompt(_item(self._train, index))
+
+    def held_out(self, index: int) -> Prompt:
+        return _prompt(_item(self._held_out, index))
+
+    def demonstration(self, prompt: Prompt) -> str:
+        return _answer(prompt.text)
+
+    def fingerprint(self) -> str:
+        return digest_prompts(map(_prompt, self._train), map(_prompt, self._held_out))
+
+
+def _item(pairs: list[int], index: int) -> int:
+    if not 0 <= index < len(pairs):
+        raise IndexError(f"task 'arithmetic' has no prompt {index}: there are {len(pairs)}")
+    return pairs[index]
+
+
+def _text(pair: int) -> str:
+    left, right = divmod(pair, SIDE)
+    return f"{left}+{right}="
+
+
+def _answer(text: str) -> str:
+    left, right = text.removesuffix("=").split("+")
+    return str(int(left) + int(right))
+
+
+def _digest(pair: int) -> int:
+    return xxhash.xxh3_64_intdigest(_text(pair).encode())
+
+
+def _prompt(pair: int) -> Prompt:
+    text = _text(pair)
+    return Prompt(prompt_digest(text, pair), text, f'{{"answer":"{_answer(text)}"}}')

@@ -1,0 +1,83 @@
+"""Prompts as token ids, made once and kept.
+
+Knows a task and something that encodes text; it imports no model library. Ids are read-only arrays, because
+the requests of one group share them.
+"""
+
+from typing import Protocol
+
+from streamrl.errors import ConfigError
+from streamrl.tasks.base import Prompt, Task
+from streamrl.types import IntArray
+
+CHECK_BATCH = 1024  # prompts encoded at a time when all are measured
+
+
+class Encoder(Protocol):
+    """What `streamrl.models.tokenizer.TextTokenizer` offers, as far as prompts need it."""
+
+    def encode(self, text: str) -> IntArray: ...
+
+    def encode_batch(self, texts: list[str]) -> list[IntArray]: ...
+
+
+class EncodedPrompts:
+    """The training prompts of a task with their ids, by `data_index`, encoded when first asked for."""
+
+    def __init__(self, task: Task, tokenizer: Encoder) -> None:
+        self._task = task
+        self._tokenizer = tokenizer
+        self._known: dict[int, tuple[Prompt, IntArray]] = {}
+
+    def at(self, data_index: int) -> tuple[Prompt, IntArray]:
+        """The prompt and its ids (int32 [n], read-only). Raises ConfigError for a prompt without tokens."""
+        found = self._known.get(data_index)
+        if found is None:
+            found = self._encode(data_index)
+            self._known[data_index] = found
+        return found
+
+    def _encode(self, data_index: int) -> tuple[Prompt, IntArray]:
+        prompt = self._task.train(data_index)
+        ids = self._tokenizer.encode(prompt.text)
+        if not len(ids):
+            raise _no_tokens(prompt, self._task)
+        ids.flags.writeable = False
+        return prompt, ids
+
+
+def check_prompt_lengths(task: Task, tokenizer: Encoder, max_tokens: int) -> int:
+    """Tokens of the longest prompt of `task`, held-out ones included.
+
+    Raises ConfigError naming the first prompt that has none, or more than `max_tokens` (context length less
+    the longest completion): such a prompt would fail again and again in the middle of a run.
+    """
+    longest = 0
+    everything = [(task.train, task.num_train), (task.held_out, task.num_held_out)]
+    for get, count in everything:
+        for start in range(0, count, CHECK_BATCH):
+            prompts = [get(index) for index in range(start, min(start + CHECK_BATCH, count))]
+            longest = max(longest, _check_batch(prompts, tokenizer, max_tokens, task))
+    return longest
+
+
+def _check_batch(prompts: list[Prompt], tokenizer: Encoder, max_tokens: int, task: Task) -> int:
+    longest = 0
+    for prompt, ids in zip(prompts, tokenizer.encode_batch([p.text for p in prompts]), strict=True):
+        if not len(ids):
+            raise _no_tokens(prompt, task)
+        if len(ids) > max_tokens:
+            raise ConfigError(
+                f"task {task.name!r}: prompt {prompt.prompt_id} has {len(ids)} tokens, and {max_tokens} fit "
+                "(the model's context less rollout.sampling.max_new_tokens); shorten the prompt, lower "
+                f"max_new_tokens, or take a model with a longer context. It begins {prompt.text[:60]!r}"
+            )
+        longest = max(longest, len(ids))
+    return longest
+
+
+def _no_tokens(prompt: Prompt, task: Task) -> ConfigError:
+    return ConfigError(
+        f"task {task.name!r}: prompt {prompt.prompt_id} ({prompt.text!r}) encodes to no tokens; "
+        "give it text, or a tokenizer that begins with a bos token"
+    )

@@ -1,0 +1,262 @@
+"""Versions through shared memory: one new file for each, written once, read by memory map.
+
+Guarantees of the publisher: a version's file is complete, finite and digested before its manifest exists; a
+file is never written again; what cannot be published leaves no file. Guarantees of the source: tensors are
+handed out only after signature, file size and every digest hold; they are views, no copy is made. Neither
+knows which version is newest or who still reads one: that is `WeightStore` and the replica.
+"""
+
+import contextlib
+import errno
+import mmap
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+import xxhash
+
+from streamrl.errors import DataError, FencedError, ResourceError
+from streamrl.types import Version
+from streamrl.weights.folder import make_folder, remove_folder, shm_folder, version_file
+from streamrl.weights.manifest import TensorEntry, WeightManifest, combined_digest, sign, verify
+from streamrl.weights.tensors import NamedTensors, as_bytes, byte_chunks, check_finite, described
+
+ALIGNMENT = 64
+"""A cache line, and the widest vector load."""
+
+NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+
+
+class ShmPublisher:
+    """Writes versions for the replicas of one node.
+
+    The folder belongs to the run: `close` removes it with every version in it, those of an earlier
+    incarnation too. One thread publishes; `unlink` may be called from another.
+
+    Example:
+        with ShmPublisher(run_id, key) as publisher:
+            manifest = publisher.publish(model.named_parameters(), Version(0, 1))
+            ...
+            publisher.unlink(manifest.version)
+    """
+
+    def __init__(self, run_id: str, key: bytes, folder: Path | None = None) -> None:
+        self._run_id = run_id
+        self._key = key
+        self._folder = folder if folder is not None else shm_folder(run_id)
+        self._sizes: dict[Version, int] = {}
+        make_folder(self._folder)
+
+    def publish(self, tensors: NamedTensors, version: Version) -> WeightManifest:
+        """Copy the tensors into a new file and describe it.
+
+        Raises NonFiniteError (a NaN or infinity, named), ResourceError (no room, found before the first byte
+        is written), FencedError (the version exists), DataError (no tensors, a name twice, a wrong format).
+        After an error there is no file and no manifest.
+        """
+        named = list(tensors)
+        plan, total = _layout(named)
+        path = version_file(self._folder, version)
+        fd = _create(path, version, total)
+        try:
+            entries = _write(fd, path, plan, [tensor for _, tensor in named])
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+        self._sizes[version] = total
+        return sign(
+            WeightManifest(
+                run_id=self._run_id,
+                version=version,
+                source="shm",
+                location=str(path),
+                tensors=entries,
+                total_bytes=total,
+                digest=combined_digest(entries),
+            ),
+            self._key,
+        )
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of shared memory in the versions published here and not unlinked."""
+        return sum(self._sizes.values())
+
+    def unlink(self, version: Version) -> None:
+        """Give a version's memory back once its last reader is done. Readers that have it open keep their
+        view."""
+        version_file(self._folder, version).unlink(missing_ok=True)
+        self._sizes.pop(version, None)
+
+    def close(self) -> None:
+        """Remove the run's folder and all versions in it."""
+        remove_folder(self._folder)
+        self._sizes.clear()
+
+    def __enter__(self) -> "ShmPublisher":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ShmSource:
+    """Opens versions of one run.
+
+    Example:
+        with ShmSource(run_id, key).open(manifest) as tensors:
+            engine.load_weights(tensors, manifest.version, UpdateMode.KEEP)
+    """
+
+    def __init__(self, run_id: str, key: bytes) -> None:
+        self._run_id = run_id
+        self._key = key
+
+    @contextlib.contextmanager
+    def open(self, manifest: WeightManifest) -> Iterator[Mapping[str, torch.Tensor]]:
+        """The verified tensors of a version, by name: views of the file, valid inside the context.
+
+        Copy what must live longer. Writing to a view touches a private page and never the file. A view that
+        outlives the context stays valid, and keeps the version's memory until it is gone.
+        Raises DataError when signature, run, size or a digest is wrong, or the version was taken back.
+        """
+        verify(manifest, self._key, self._run_id)
+        mapping = _map(manifest)
+        content = np.frombuffer(mapping, dtype=np.uint8)
+        tensors: dict[str, torch.Tensor] = {}
+        try:
+            _check_digests(manifest, content)
+            base = torch.from_numpy(content)
+            tensors.update((entry.name, _view(base, entry)) for entry in manifest.tensors)
+            del base
+            yield tensors
+        finally:
+            tensors.clear()
+            del content
+            # BufferError: a view outlives us. The last one unmaps then; unmapping under it would crash.
+            with contextlib.suppress(BufferError):
+                mapping.close()
+
+
+def _layout(named: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[TensorEntry], int]:
+    """Entries without digests, each at the next aligned offset, and the bytes of the file."""
+    plan, end = [], 0
+    for name, tensor in named:
+        entry = described(name, tensor, -(-end // ALIGNMENT) * ALIGNMENT)
+        plan.append(entry)
+        end = entry.offset + entry.nbytes
+    if not end:
+        raise DataError("weights: there are no tensors to publish")
+    if len({entry.name for entry in plan}) != len(plan):
+        raise DataError(f"weights: a tensor name occurs twice among {len(plan)}")
+    return plan, end
+
+
+def _create(path: Path, version: Version, total: int) -> int:
+    """A new file with `total` bytes reserved, so that a full memory shows before the copy and not in a
+    reader."""
+    try:
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise FencedError(
+            f"weights: version {version} exists as {path} and is never overwritten: "
+            "a resumed learner publishes under a higher incarnation"
+        ) from None
+    try:
+        _reserve(fd, path, total)
+    except BaseException:
+        os.close(fd)
+        path.unlink(missing_ok=True)
+        raise
+    return fd
+
+
+def _reserve(fd: int, path: Path, total: int) -> None:
+    free = os.fstatvfs(fd)
+    if total > free.f_bavail * free.f_frsize:
+        raise _full(path, total)
+    try:
+        os.posix_fallocate(fd, 0, total)
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise _full(path, total) from error
+        raise
+
+
+def _full(path: Path, total: int) -> ResourceError:
+    free = os.statvfs(path.parent)
+    return ResourceError(
+        f"weights: {path} needs {total:,} bytes of shared memory, {free.f_bavail * free.f_frsize:,} are "
+        f"free: remove what others left in {path.parent.parent}, or give it more room"
+    )
+
+
+def _write(
+    fd: int, path: Path, plan: Sequence[TensorEntry], tensors: Sequence[torch.Tensor]
+) -> tuple[TensorEntry, ...]:
+    """Check, digest and copy each tensor in one pass through the cache."""
+    entries = []
+    for entry, tensor in zip(plan, tensors, strict=True):
+        hasher, offset = xxhash.xxh3_64(), entry.offset
+        for chunk in byte_chunks(tensor):
+            check_finite(entry.name, chunk)
+            content = as_bytes(chunk)
+            hasher.update(content)
+            _write_all(fd, path, content, offset)
+            offset += len(content)
+        entries.append(msgspec.structs.replace(entry, digest=hasher.hexdigest()))
+    return tuple(entries)
+
+
+def _write_all(fd: int, path: Path, content: memoryview, offset: int) -> None:
+    # Writing, not mapping: fresh pages are filled without being cleared first, and no room is an error, not
+    # SIGBUS.
+    while content:
+        try:
+            written = os.pwrite(fd, content, offset)
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                raise _full(path, len(content)) from error
+            raise
+        content, offset = content[written:], offset + written
+
+
+def _map(manifest: WeightManifest) -> mmap.mmap:
+    what = f"weights: version {manifest.version}"
+    try:
+        fd = os.open(manifest.location, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise DataError(
+            f"{what}: {manifest.location} is gone; ask the weight store for a newer version"
+        ) from None
+    except OSError as error:
+        raise DataError(f"{what}: cannot open {manifest.location}: {error.strerror}") from error
+    try:
+        size = os.fstat(fd).st_size
+        if size != manifest.total_bytes:
+            raise DataError(
+                f"{what}: {manifest.location} has {size} bytes, its manifest says {manifest.total_bytes}"
+            )
+        return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+    finally:
+        os.close(fd)
+
+
+def _check_digests(manifest: WeightManifest, content: np.ndarray) -> None:
+    for entry in manifest.tensors:
+        found = xxhash.xxh3_64_hexdigest(content[entry.offset : entry.offset + entry.nbytes])
+        if found != entry.digest:
+            raise DataError(
+                f"weights: version {manifest.version}: tensor {entry.name!r} has digest {found}, "
+                f"its manifest says {entry.digest}: the bytes were damaged"
+            )
+
+
+def _view(base: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
+    flat = base[entry.offset : entry.offset + entry.nbytes]
+    return flat.view(getattr(torch, entry.dtype)).view(entry.shape)

@@ -1,0 +1,133 @@
+"""A local Ray of ours on a machine that has another: it listens on loopback only and touches nothing of the
+other's.
+"""
+
+import ipaddress
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services import ray_session
+from services.run_folder import RunFolder
+
+pytestmark = pytest.mark.ray
+# A Ray as anybody starts it, with Ray's own defaults; it answers for as long as its stdin lives.
+STRANGER = """
+import sys, ray
+address = ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False).address_info
+print(address["gcs_address"], flush=True)
+for _ in sys.stdin:
+    print(ray.get(ray.remote(num_cpus=0)(lambda: 42).remote()), flush=True)
+"""
+OURS = """
+import sys, json
+from pathlib import Path
+from services import ray_session
+from services.run_folder import RunFolder
+from streamrl.config.schema import RayConfig
+run = RunFolder.open(Path(sys.argv[1]))
+session = ray_session.start(run, RayConfig(num_cpus=1), Path(sys.argv[2]))
+import ray
+assert ray.get(ray.remote(num_cpus=0)(lambda: 1).remote()) == 1
+print(json.dumps([session.address, session.notices]), flush=True)
+sys.stdin.read()
+ray_session.stop()
+"""
+
+
+class Process:
+    """A script that prints a first line when it is ready and ends with its stdin."""
+
+    def __init__(self, script: str, *arguments: str, folder: Path, **environment: str) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-P", "-c", script, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=folder,
+            env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
+        )
+        self.first_line = self.line()
+
+    def line(self) -> str:
+        assert self.popen.stdout is not None
+        return self.popen.stdout.readline().strip()
+
+    def ask(self) -> str:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write("\n")
+        self.popen.stdin.flush()
+        return self.line()
+
+    def end(self) -> None:
+        """Let it end by itself, and end what it leaves: Ray's agents would live on for a minute."""
+        children = psutil.Process(self.popen.pid).children(recursive=True)
+        self.popen.communicate(timeout=30)
+        for child in psutil.wait_procs(children, timeout=0.5)[1]:
+            child.kill()
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Iterator[Process]:
+    started = Process(STRANGER, folder=tmp_path, RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
+    yield started
+    started.end()
+
+
+def test_ours_is_on_loopback_with_a_token_and_leaves_a_stranger_alone(
+    tmp_path: Path, stranger: Process
+) -> None:
+    folder, runtime = tmp_path / "run", Path(f"/tmp/srl-test-{os.getpid()}")
+    folder.mkdir()
+    run = RunFolder.create(folder, "run")
+    ours = Process(OURS, str(folder), str(runtime), folder=tmp_path, RAY_ADDRESS=stranger.first_line)
+    try:
+        address, notices = json.loads(ours.first_line)
+        assert address != stranger.first_line
+        assert any("RAY_ADDRESS" in notice for notice in notices)
+        assert run.token_path.stat().st_mode & 0o777 == 0o600
+        assert_loopback_only(psutil.Process(ours.popen.pid))
+    finally:
+        ours.end()
+    assert stranger.ask() == "42"
+    subprocess.run(["rm", "-rf", str(runtime)], check=True)
+
+
+def assert_loopback_only(root: psutil.Process) -> None:
+    listening = {}
+    for process in [root, *root.children(recursive=True)]:
+        for connection in process.net_connections(kind="inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                listening[connection.laddr.port] = ipaddress.ip_address(connection.laddr.ip)
+    assert len(listening) >= 4, "gcs, raylet, agents and driver listen; none seen means none looked at"
+    outside = {port: str(ip) for port, ip in listening.items() if not is_loopback(ip)}
+    assert outside == {}
+
+
+def is_loopback(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return (mapped or ip).is_loopback
+
+
+def test_a_foreign_address_in_the_environment_is_removed_and_said_so(tmp_path: Path) -> None:
+    environment = {"RAY_ADDRESS": "10.0.0.1:6379", "PATH": "/bin"}
+    notices = ray_session.prepare_local(environment, tmp_path / "token")
+    assert "RAY_ADDRESS" not in environment
+    assert environment["RAY_AUTH_TOKEN_PATH"] == str(tmp_path / "token")
+    assert len(notices) == 1
+    assert "RAY_ADDRESS in the environment is ignored" in notices[0]
+
+
+def test_joining_a_cluster_uses_the_token_of_the_environment() -> None:
+    with_token, without = {"RAY_AUTH_TOKEN_PATH": "/x"}, {"PATH": "/bin"}
+    assert ray_session.prepare_join(with_token)
+    assert with_token["RAY_AUTH_MODE"] == "token"
+    assert not ray_session.prepare_join(without)
+    assert "RAY_AUTH_MODE" not in without

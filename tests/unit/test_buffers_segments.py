@@ -1,0 +1,343 @@
+"""Segments: what was acknowledged is read back bit for bit, and what is damaged is found and named."""
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from buffers.checks import flat
+from buffers.rows import scores_batch
+from buffers.schema import SCORES
+from buffers.segment_format import ENTRY_BYTES, MAGIC
+from buffers.segment_reader import SegmentReader
+from buffers.segment_writer import SegmentWriter
+from streamrl.errors import ComponentError, ConfigError, DataError, FencedError, ResourceError
+from streamrl.types import FrameRef, Score
+
+FOLDER = "queue/scores"
+
+
+def scores(*, start=0, count=4, scorer="s") -> pa.RecordBatch:
+    verdicts = [Score.ok(float(start + i), {"exact": 1.0}) for i in range(count)]
+    names = [f"g{start + i}/0" for i in range(count)]
+    return scores_batch(names, np.zeros(count, np.int32), verdicts, scorer=scorer, scored_ns=1)
+
+
+def writer(run: Path, *, name="s-0", epoch=0, segment_bytes=2**16, durability="disk", schema=SCORES):
+    return SegmentWriter(run, FOLDER, name, epoch, schema, segment_bytes, durability, 0.0)
+
+
+def write(run: Path, *, frames=3, seal=True, **options) -> list[FrameRef]:
+    """A segment with frames of four rows, each in a commit of its own."""
+    segments = writer(run, **options)
+    refs = [segments.append(scores(start=4 * i)).result() for i in range(frames)]
+    if seal:
+        segments.close()
+    else:
+        segments._committer.close()  # as a killed process leaves it: no seal
+    return refs
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("durability", ["disk", "memory"])
+def test_frames_come_back_as_they_were_appended(tmp_path, durability):
+    refs = write(tmp_path, durability=durability)
+    reader = SegmentReader(tmp_path)
+    for i, ref in enumerate(refs):
+        assert ref.path == "queue/scores/s-0-0-0.arrow"
+        assert ref.num_rows == 4
+        assert reader.read(ref).equals(scores(start=4 * i))
+        assert reader.read(ref).equals(scores(start=4 * i))
+
+
+def test_a_live_segment_is_read_while_it_is_written_and_keeps_its_preallocated_size(tmp_path):
+    segments = writer(tmp_path)
+    reader = SegmentReader(tmp_path)
+    for i in range(5):
+        ref = segments.append(scores(start=i)).result()
+        assert reader.read(ref).equals(scores(start=i))
+        assert (tmp_path / ref.path).stat().st_size == 2**16
+    segments.close()
+    assert reader.read(ref).equals(scores(start=4))
+
+
+def test_reading_is_zero_copy_into_the_map(tmp_path):
+    (ref,) = write(tmp_path, frames=1)
+    reader = SegmentReader(tmp_path)
+    before = pa.total_allocated_bytes()
+    batch = reader.read(ref)
+    assert pa.total_allocated_bytes() == before
+    reader.forget(ref.path)
+    assert batch.equals(scores())
+
+
+def test_a_sealed_segment_and_a_live_one_open_in_any_arrow_tool(tmp_path):
+    write(tmp_path)
+    write(tmp_path, name="live", seal=False)
+    for name in ("s-0-0-0", "live-0-0"):
+        with pa.OSFile(str(tmp_path / FOLDER / f"{name}.arrow")) as file:
+            table = pa.ipc.open_stream(file).read_all()
+        assert table.num_rows == 12
+        assert table.schema.metadata[b"streamrl.schema"] == b"1.0"
+
+
+def test_scan_yields_the_frames_of_live_and_sealed_segments_in_order(tmp_path):
+    refs = write(tmp_path)
+    live = write(tmp_path, name="live", seal=False)
+    reader = SegmentReader(tmp_path)
+    assert list(reader.scan(refs[0].path)) == refs
+    assert reader.sealed(refs[0].path)
+    assert list(reader.scan(live[0].path)) == live
+    assert not reader.sealed(live[0].path)
+
+
+def test_appends_that_come_together_share_commits_and_keep_their_order(tmp_path):
+    segments = SegmentWriter(tmp_path, FOLDER, "s", 0, SCORES, 2**20, "disk", 0.005)
+    futures = [segments.append(scores(start=i)) for i in range(50)]
+    refs = [future.result() for future in futures]
+    segments.close()
+    reader = SegmentReader(tmp_path)
+    assert list(reader.scan(refs[0].path)) == refs
+    assert [reader.read(ref).column("reward")[0].as_py() for ref in refs] == list(range(50))
+
+
+def test_a_full_segment_is_sealed_and_the_next_one_begun_in_one_commit_too(tmp_path):
+    segments = SegmentWriter(tmp_path, FOLDER, "s", 0, SCORES, 8192, "disk", 0.01)
+    futures = [segments.append(scores(start=i, count=8)) for i in range(40)]
+    refs = [future.result() for future in futures]
+    segments.close()
+    paths = sorted({ref.path for ref in refs})
+    assert len(paths) > 3
+    reader = SegmentReader(tmp_path)
+    assert all(reader.sealed(path) for path in paths)
+    assert all((tmp_path / path).stat().st_size <= 8192 for path in paths)
+    for i, ref in enumerate(refs):
+        assert reader.read(ref).equals(scores(start=i, count=8))
+
+
+def test_a_batch_larger_than_a_segment_names_both_sizes_and_the_key(tmp_path):
+    segments = writer(tmp_path, segment_bytes=4096)
+    with pytest.raises(ConfigError, match=r"200 rows takes \d+ bytes .* queue.segment_bytes"):
+        segments.append(scores(count=200))
+    assert segments.append(scores()).result().num_rows == 4
+    segments.close()
+
+
+def test_two_writers_of_one_name_and_epoch_do_not_share_a_file(tmp_path):
+    first = writer(tmp_path)
+    with pytest.raises(FencedError, match=r"s-0-0-0.arrow exists.*higher epoch"):
+        writer(tmp_path)
+    writer(tmp_path, epoch=1).close()
+    first.close()
+
+
+def test_a_writer_name_that_would_leave_its_folder_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="file name"):
+        writer(tmp_path, name="../evil")
+
+
+def test_a_closed_writer_refuses_and_a_second_close_is_harmless(tmp_path):
+    segments = writer(tmp_path)
+    segments.close()
+    segments.close()
+    with pytest.raises(ComponentError, match="closed"):
+        segments.append(scores())
+
+
+def test_closing_commits_what_is_pending(tmp_path):
+    segments = SegmentWriter(tmp_path, FOLDER, "s", 0, SCORES, 2**16, "disk", 30.0)
+    first = segments.append(scores())
+    second = segments.append(scores(start=4))
+    segments.close()
+    assert SegmentReader(tmp_path).read(second.result()).equals(scores(start=4))
+    assert first.done()
+
+
+def test_a_failed_sync_is_fatal_and_is_not_tried_again(tmp_path, monkeypatch):
+    segments = writer(tmp_path)
+    calls = []
+
+    def fail(fd):
+        calls.append(fd)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(ComponentError, match=r"fdatasync of .*s-0-0-0.arrow failed: Input/output error"):
+        segments.append(scores()).result()
+    monkeypatch.undo()
+    with pytest.raises(ComponentError, match="fdatasync"):
+        segments.append(scores())
+    assert len(calls) == 1
+    segments.close()
+
+
+def test_a_full_disk_shows_before_a_write_and_the_writer_goes_on_when_there_is_room(tmp_path, monkeypatch):
+    segments = SegmentWriter(tmp_path, FOLDER, "s", 0, SCORES, 4096, "disk", 0.0)
+    refs = [segments.append(scores(count=8)).result()]
+
+    def full(fd, offset, length):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ResourceError, match=r"no room for 4096 bytes of .*Free disk space"):
+        while True:
+            refs.append(segments.append(scores(count=8)).result())
+    assert len(list((tmp_path / FOLDER).glob("*.arrow"))) == 1
+    monkeypatch.undo()
+    refs.append(segments.append(scores(start=9)).result())
+    segments.close()
+    assert SegmentReader(tmp_path).read(refs[-1]).equals(scores(start=9))
+    assert SegmentReader(tmp_path).sealed(refs[0].path)
+
+
+def test_a_flip_of_any_byte_of_a_frame_is_found(tmp_path):
+    refs = write(tmp_path)
+    path = tmp_path / refs[1].path
+    data = path.read_bytes()
+    for offset in range(refs[1].offset, refs[1].offset + refs[1].length, 7):
+        flip(path, offset)
+        with pytest.raises(DataError, match=rf"offset {refs[1].offset}: "):
+            SegmentReader(tmp_path).read(refs[1])
+        path.write_bytes(data)
+    assert SegmentReader(tmp_path).read(refs[1]).num_rows == 4
+
+
+def test_a_damaged_schema_is_found_before_arrow_sees_it(tmp_path):
+    refs = write(tmp_path)
+    flip(tmp_path / refs[0].path, 40)
+    with pytest.raises(DataError, match="offset 0: the schema does not have its checksum"):
+        SegmentReader(tmp_path).read(refs[0])
+
+
+def test_a_frame_of_another_place_or_life_is_not_taken_for_the_one_that_was_meant(tmp_path):
+    refs = write(tmp_path)
+    reader = SegmentReader(tmp_path)
+    moved = FrameRef(refs[0].path, refs[1].offset, refs[1].length, 4, refs[0].checksum, refs[0].salt)
+    salted = FrameRef(refs[0].path, refs[0].offset, refs[0].length, 4, refs[0].checksum, refs[0].salt + 1)
+    counted = FrameRef(refs[0].path, refs[0].offset, refs[0].length, 5, refs[0].checksum, refs[0].salt)
+    for wrong in (moved, salted, counted):
+        reader.read(refs[0])
+        with pytest.raises(DataError, match="offset"):
+            reader.read(wrong)
+
+
+def test_every_cut_of_the_index_yields_a_prefix_of_the_frames(tmp_path):
+    refs = write(tmp_path, seal=False)
+    index = (tmp_path / refs[0].path).with_suffix(".idx")
+    data = index.read_bytes()
+    end = len(MAGIC) + 4 * ENTRY_BYTES
+    for size in range(len(MAGIC), end + 1):
+        index.write_bytes(data[:size])
+        whole = max(0, (size - len(MAGIC)) // ENTRY_BYTES - 1)
+        assert list(SegmentReader(tmp_path).scan(refs[0].path)) == refs[:whole]
+
+
+def test_damage_before_the_last_commit_of_an_index_is_loud_and_the_torn_end_is_not(tmp_path):
+    refs = write(tmp_path, seal=False)
+    index = (tmp_path / refs[0].path).with_suffix(".idx")
+    data = index.read_bytes()
+    for entry in range(4):
+        offset = len(MAGIC) + entry * ENTRY_BYTES
+        for byte in range(0, ENTRY_BYTES, 5):
+            flip(index, offset + byte)
+            if entry < 3:
+                with pytest.raises(DataError, match=rf"s-0-0-0.idx: offset {offset}: damaged entry"):
+                    list(SegmentReader(tmp_path).scan(refs[0].path))
+            else:
+                assert list(SegmentReader(tmp_path).scan(refs[0].path)) == refs[:2]
+            index.write_bytes(data)
+
+
+def test_any_flip_in_a_sealed_index_is_loud_up_to_its_seal(tmp_path):
+    refs = write(tmp_path)
+    index = (tmp_path / refs[0].path).with_suffix(".idx")
+    flip(index, len(MAGIC) + 3 * ENTRY_BYTES + 1)
+    with pytest.raises(DataError, match="damaged entry"):
+        list(SegmentReader(tmp_path).scan(refs[0].path))
+
+
+def test_a_commit_of_many_frames_whose_blocks_arrived_out_of_order_is_a_torn_end(tmp_path):
+    segments = SegmentWriter(tmp_path, FOLDER, "s", 0, SCORES, 2**20, "disk", 60.0)
+    futures = [segments.append(scores(start=i)) for i in range(6)]
+    segments._committer.close()
+    refs = [future.result() for future in futures]
+    index = (tmp_path / refs[0].path).with_suffix(".idx")
+    data = bytearray(index.read_bytes())
+    lost = len(MAGIC) + 3 * ENTRY_BYTES
+    data[lost : lost + ENTRY_BYTES] = bytes(ENTRY_BYTES)
+    index.write_bytes(data)
+    read = list(SegmentReader(tmp_path).scan(refs[0].path))
+    assert read == refs[:2]
+
+
+def test_an_index_of_another_release_is_refused(tmp_path):
+    refs = write(tmp_path)
+    flip((tmp_path / refs[0].path).with_suffix(".idx"), 6)
+    with pytest.raises(DataError, match="offset 0: "):
+        SegmentReader(tmp_path).read(refs[0])
+
+
+def test_a_segment_of_a_newer_major_is_refused(tmp_path):
+    newer = SCORES.with_metadata({"streamrl.schema": "2.0", "streamrl.table": "scores"})
+    segments = writer(tmp_path, schema=newer)
+    batch = scores()
+    ref = segments.append(pa.RecordBatch.from_arrays(batch.columns, schema=newer)).result()
+    segments.close()
+    with pytest.raises(DataError, match="version 2.0, this release reads 1.x"):
+        SegmentReader(tmp_path).read(ref)
+
+
+@pytest.mark.parametrize("path", ["../outside/s-0-0.arrow", "/etc/passwd", "queue/link/s-0-0.arrow"])
+def test_a_path_that_leaves_the_run_folder_is_refused(tmp_path, path):
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    (run / "queue").mkdir(parents=True)
+    outside.mkdir()
+    (run / "queue" / "link").symlink_to(outside)
+    reader = SegmentReader(run)
+    with pytest.raises(DataError, match="out of the run folder"):
+        reader.read(FrameRef(path, 0, 8, 1, 0, 0))
+    with pytest.raises(DataError, match="out of the run folder"):
+        list(reader.scan(path))
+
+
+def test_a_file_that_was_cut_or_is_missing_is_an_error_and_not_a_bus_error(tmp_path):
+    refs = write(tmp_path)
+    reader = SegmentReader(tmp_path)
+    reader.read(refs[0])
+    path = tmp_path / refs[0].path
+    os.truncate(path, refs[2].offset + 8)
+    for opened in (reader, SegmentReader(tmp_path)):
+        with pytest.raises(DataError, match="the file was cut"):
+            opened.read(refs[2])
+    path.unlink()
+    with pytest.raises(DataError, match="cannot be mapped"):
+        SegmentReader(tmp_path).read(refs[0])
+    path.with_suffix(".idx").unlink()
+    with pytest.raises(DataError, match=r"its index s-0-0-0.idx cannot be read"):
+        SegmentReader(tmp_path).read(refs[0])
+
+
+def test_invalid_arrow_under_a_good_checksum_is_refused_by_validation(tmp_path):
+    """Arrow from another process is validated even when its bytes are those that were written."""
+    segments = writer(tmp_path)
+    batch = scores()
+    bad = pa.StringArray.from_buffers(4, pa.py_buffer(np.array([0, 900, 2, 3, 4], np.int32)), pa.py_buffer(b"abcd"))
+    place = SCORES.get_field_index("reason")
+    columns = [bad if i == place else column for i, column in enumerate(batch.columns)]
+    ref = segments.append(pa.RecordBatch.from_arrays(columns, schema=SCORES)).result()
+    segments.close()
+    with pytest.raises(DataError, match="not a valid record batch"):
+        SegmentReader(tmp_path).read(ref)
+
+
+def test_flat_values_of_a_slice_are_its_own():
+    column = pa.array([[1], [2, 3], [4]])
+    assert flat(column.slice(1, 1)).to_pylist() == [2, 3]

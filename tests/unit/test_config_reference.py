@@ -1,0 +1,79 @@
+"""The reference page, and that names known to a check are the names that exist."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from streamrl.config import fields, known, schema
+from streamrl.config.model_facts import read_folder
+from streamrl.config.model_of import preset_facts
+from streamrl.config.reference import key_docs, reference_markdown
+from streamrl.engines.torch import families
+from streamrl.models.load import build_model, prepare_model_folder
+from streamrl.models.presets import PRESETS
+from streamrl.models.tokenizer import load_tokenizer
+from streamrl.rewards import builtin as rewards
+from streamrl.tasks import resolve as tasks
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "configuration.md"
+
+
+def test_the_reference_page_is_what_the_schema_says():
+    again = "run `python -m streamrl.config.reference > docs/configuration.md`"
+    assert PAGE.read_text() == reference_markdown(), again
+
+
+def test_the_page_is_printed_by_its_module():
+    command = [sys.executable, "-m", "streamrl.config.reference"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == reference_markdown()
+
+
+@pytest.mark.parametrize(("name", "table"), list(fields.tables()), ids=lambda value: str(value))
+def test_every_table_and_key_has_a_docstring_and_a_default(name, table):
+    docs = key_docs(schema)[table.__name__]
+    assert table.__doc__, f"the table {name} has no docstring"
+    for field in msgspec.structs.fields(table):
+        assert not field.required, f"{name}.{field.name} has no default"
+        assert fields.is_table(field.type) or docs.get(field.name), f"{name}.{field.name} has no docstring"
+
+
+def test_every_key_appears_on_the_page():
+    page = PAGE.read_text()
+    for leaf in fields.leaves():
+        table, _, key = leaf.name.rpartition(".")
+        section = page.split(f"## `[{table}]`" if table else "## Top level")[1].split("\n## ")[0]
+        assert f"| `{key}` |" in section, leaf.name
+
+
+def test_the_names_known_to_a_check_are_the_names_that_exist():
+    assert set(known.TASK_LONGEST_PROMPT) == set(tasks.BUILT_IN)
+    assert set(known.REWARDS) == set(rewards.BUILT_IN)
+    assert set(known.MODEL_TYPES) == set(families.ROTARY)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_the_sizes_that_a_check_counts(name, tmp_path):
+    model = build_model(schema.ModelConfig(preset=name), seed=0)
+    facts = preset_facts(PRESETS[name])
+    assert facts.num_parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert facts.context == model.config.max_position_embeddings
+    assert facts.num_kv_heads * facts.head_dim == model.model.layers[0].self_attn.k_proj.out_features
+
+
+def test_the_longest_arithmetic_prompt_is_what_a_check_assumes(tmp_path):
+    folder = prepare_model_folder(schema.ModelConfig(preset="tiny-qwen3"), 0, tmp_path / "model")
+    tokenizer, task = load_tokenizer(folder), tasks.ArithmeticTask()
+    lengths = [len(tokenizer.encode(task.train(index).text)) for index in range(task.num_train)]
+    assert max(lengths) == known.TASK_LONGEST_PROMPT["arithmetic"]
+    assert read_folder(folder) == (preset_facts(PRESETS["tiny-qwen3"]), [])
+
+
+def test_planned_values_are_named_by_keys_that_exist_and_are_not_values_yet():
+    types = {leaf.name: leaf.type for leaf in fields.leaves()}
+    for key, names in known.PLANNED.items():
+        assert not set(names) & set(fields.literals(types[key]))

@@ -1,0 +1,177 @@
+"""What a run needs against what a machine has, on machines that are plain data."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from streamrl.config import ResourceProblems, check_resources, load, load_args
+from streamrl.config.capacity import check_capacity
+from streamrl.config.limits import human_bytes, kv_request_bytes, row_bytes
+from streamrl.config.machine import Machine, cgroup_memory_left, read_machine
+from streamrl.config.model_of import preset_facts
+from streamrl.config.resources import estimate, shortages
+from streamrl.models.presets import PRESETS
+
+ROOT = Path(__file__).parents[2]
+TINY = preset_facts(PRESETS["tiny-qwen3"])
+GIB = 2**30
+
+
+def quickstart(*args: str):
+    return load_args(ROOT / "configs" / "quickstart.toml", list(args))
+
+
+def machine(**changes) -> Machine:
+    """A machine that has enough of everything but GPUs."""
+    plenty = Machine(
+        memory_bytes=64 * GIB,
+        shared_memory_bytes=32 * GIB,
+        disk_bytes=500 * GIB,
+        runs_writable=True,
+        num_gpus=0,
+        torch_has_cuda=False,
+        has_tensorboard=False,
+    )
+    return msgspec.structs.replace(plenty, **changes)
+
+
+def found(config, **changes) -> list[str]:
+    return [str(problem) for problem in shortages(config, estimate(config, TINY), machine(**changes))]
+
+
+def test_a_large_machine_is_enough_for_the_quickstart():
+    assert found(quickstart()) == []
+
+
+def test_the_quickstart_is_estimated_under_six_gibibytes():
+    assert estimate(quickstart(), TINY).total_memory < 6 * GIB
+
+
+def test_too_little_memory_names_the_largest_part_and_both_amounts():
+    config = quickstart("--rollout.kv_bytes", str(10**15), "--rollout.slots", str(10**9))
+    (problem,) = shortages(config, estimate(config, TINY), machine())
+    assert problem.key == "rollout.kv_bytes"
+    assert "TiB of memory free and has" not in str(problem)
+    assert str(problem).startswith("this machine: rollout.kv_bytes: the run needs about ")
+    assert ", and there is 64.0 GiB of memory free; lower the largest part: ray 1.2 GiB, " in str(problem)
+
+
+def test_memory_is_named_for_processes_when_they_are_what_is_too_much():
+    (problem,) = found(quickstart("--rollout.replicas", "400"), shared_memory_bytes=10**15)
+    assert problem.startswith("this machine: rollout.replicas: the run needs about ")
+
+
+def test_small_shared_memory_is_named_with_the_way_to_enlarge_it():
+    (problem,) = found(quickstart(), shared_memory_bytes=64 * 2**20)
+    assert problem.startswith("this machine: ray.object_store_bytes: the run needs about 104.5 MiB, and")
+    assert "--shm-size" in problem
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"disk_bytes": 2**20}, "there is 1.0 MiB free on the disk of runs"),
+        ({"runs_writable": False}, "no right to write in runs"),
+        ({"runs_writable": None}, "a file stands in the way of this folder: runs"),
+    ],
+)
+def test_a_runs_folder_that_cannot_be_used_says_why(changes, words):
+    (problem,) = found(quickstart(), **changes)
+    assert problem.startswith("this machine: runs: ")
+    assert words in problem
+
+
+def test_a_gpu_that_is_not_there_is_named_for_each_part_that_wants_one():
+    config = quickstart(
+        "--learner.device=cuda",
+        "--learner.num_workers=2",
+        "--rollout.device=cuda",
+        "--rollout.deterministic=false",
+    )
+    rollout, learner = found(config, num_gpus=0)
+    assert rollout == 'this machine: rollout.device: "cuda" needs 1 GPU, this machine has 0; set "cpu"'
+    assert learner.startswith(
+        'this machine: learner.device: "cuda" needs 2 GPU, this machine has 0; set "cpu" or'
+    )
+
+
+def test_a_gpu_without_a_torch_that_can_use_it_is_named():
+    (problem,) = found(quickstart("--learner.device=cuda"), num_gpus=1)
+    assert "the installed torch is a CPU build" in problem
+    assert found(quickstart("--learner.device=cuda"), num_gpus=1, torch_has_cuda=True) == []
+
+
+def test_tensorboard_that_is_not_installed_is_named_with_its_command():
+    (problem,) = found(quickstart("--observe.tensorboard", "true"))
+    assert "pip install tensorboard" in problem
+    assert found(quickstart("--observe.tensorboard", "true"), has_tensorboard=True) == []
+
+
+def test_a_cluster_is_not_judged_by_the_memory_of_this_machine():
+    config = quickstart("--ray.address", "10.0.0.1:6379", "--learner.device=cuda")
+    assert found(config, memory_bytes=0, shared_memory_bytes=0) == []
+
+
+def test_memory_left_in_a_control_group_counts_droppable_cache_as_free(tmp_path):
+    for name, text in {"memory.max": "1000\n", "memory.current": "900\n"}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 300\nactive_file 100\n")
+    assert cgroup_memory_left(tmp_path) == 400
+    (tmp_path / "memory.max").write_text("max\n")
+    assert cgroup_memory_left(tmp_path) is None
+    assert cgroup_memory_left(tmp_path / "none") is None
+
+
+def test_this_machine_can_be_read_for_a_folder_that_does_not_exist_yet(tmp_path):
+    here = read_machine(tmp_path / "a" / "b")
+    assert here.runs_writable is True
+    assert min(here.memory_bytes, here.disk_bytes) > 0
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_file_in_the_way_of_the_runs_folder_is_seen(tmp_path):
+    (tmp_path / "file").write_text("")
+    config = quickstart("--runs", str(tmp_path / "file" / "runs"))
+    assert any("a file stands in the way" in str(problem) for problem in check_resources(config))
+
+
+def test_resource_problems_are_one_error_with_exit_code_three(tmp_path):
+    config = quickstart()
+    problems = shortages(config, estimate(config, TINY), machine(disk_bytes=0, memory_bytes=0))
+    error = ResourceProblems(tuple(problems))
+    assert error.exit_code == 3
+    assert isinstance(error, OSError)
+    assert str(error).startswith("2 things that this machine has too little of:\n  this machine: runs: ")
+
+
+def test_sizes_are_what_the_design_counts():
+    config = quickstart()
+    assert row_bytes(12) == 9 * 12 + 256
+    assert kv_request_bytes(config, TINY, 7) == 2 * 2 * 2 * 32 * 4 * 32
+
+
+def test_the_true_longest_prompt_is_checked_by_the_same_rules():
+    config = quickstart()
+    assert check_capacity(config, TINY, 59) == []
+    (problem,) = check_capacity(config, TINY, 60)
+    assert problem.what.startswith(
+        "prompt (60) + completion pass the model's context of 64 tokens; set at most 4"
+    )
+    (problem,) = check_capacity(config, TINY, 64)
+    assert "take a model with a longer context" in problem.what
+
+
+def test_a_task_of_ones_own_is_not_refused_for_prompts_that_nobody_knows_yet(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'task.name = "mine:Task"\nmodel.preset = "tiny-qwen3"\nrollout.sampling.max_new_tokens = 60\n'
+    )
+    assert load(path).task.name == "mine:Task"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (3 * 2**40, "3.0 TiB")]
+)
+def test_bytes_are_written_in_the_largest_fitting_unit(count, text):
+    assert human_bytes(count) == text

@@ -1,0 +1,129 @@
+"""The control socket, both ends: answers, errors, the story for a late subscriber, and slow or odd
+clients.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services import control
+from services.control import ControlServer, EventHub
+from services.control_client import ControlClient
+from streamrl.errors import ComponentError, DeadlineError, ResourceError
+
+
+def listener(folder: Path) -> socket.socket:
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    bound.bind(str(folder / "control.sock"))
+    bound.listen()
+    return bound
+
+
+async def answer() -> dict[str, Any]:
+    return {"step": 3, "loss": float("nan")}
+
+
+async def fail() -> dict[str, Any]:
+    raise ResourceError("no room: 3 bytes free")
+
+
+async def never() -> dict[str, Any]:
+    await asyncio.Event().wait()
+    return {}
+
+
+@asynccontextmanager
+async def serving(folder: Path, hub: EventHub) -> AsyncIterator[Path]:
+    handlers = {"status": answer, "fail": fail, "never": never}
+    async with ControlServer(listener(folder), hub, handlers):
+        try:
+            yield folder / "control.sock"
+        finally:
+            hub.close()
+
+
+def ask(path: Path, op: str, timeout_s: float = 5.0) -> dict[str, Any]:
+    with ControlClient(path, timeout_s) as client:
+        return client.ask(op)
+
+
+def received(path: Path) -> list[dict[str, Any]]:
+    with ControlClient(path) as client:
+        return [event for event in client.events() if event is not None]
+
+
+async def off_loop(action: Callable[..., Any], *arguments: Any) -> Any:
+    return await asyncio.to_thread(action, *arguments)
+
+
+async def test_an_answer_comes_back_with_nan_as_null(tmp_path: Path) -> None:
+    async with serving(tmp_path, EventHub()) as path:
+        assert await off_loop(ask, path, "status") == {"step": 3, "loss": None}
+
+
+async def test_an_error_comes_back_as_its_class_and_the_server_goes_on(tmp_path: Path) -> None:
+    async with serving(tmp_path, EventHub()) as path:
+        with pytest.raises(ResourceError, match="no room: 3 bytes free"):
+            await off_loop(ask, path, "fail")
+        with pytest.raises(ComponentError, match=r"knows no operation 'frob'; it knows events, fail, never, status"):
+            await off_loop(ask, path, "frob")
+        assert (await off_loop(ask, path, "status"))["step"] == 3
+
+
+async def test_a_silent_owner_is_a_deadline_that_names_the_operation(tmp_path: Path) -> None:
+    async with serving(tmp_path, EventHub()) as path:
+        with pytest.raises(DeadlineError, match=r"did not answer `never` within 0\.1 s"):
+            await off_loop(ask, path, "never", 0.1)
+
+
+async def test_a_late_subscriber_gets_the_story_and_the_newest_step_in_order(tmp_path: Path) -> None:
+    hub = EventHub()
+    for event in ({"kind": "phase", "name": "ray"}, {"kind": "step", "step": 1}, {"kind": "step", "step": 2}):
+        hub.publish(event)
+    hub.publish({"kind": "eval", "score": 0.5})
+    async with serving(tmp_path, hub) as path:
+        reading = asyncio.create_task(off_loop(received, path))
+        hub.publish({"kind": "end", "code": 0})
+        hub.close()
+        events = await reading
+    assert [event["kind"] for event in events] == ["phase", "step", "eval", "end"]
+    assert events[1]["step"] == 2
+    assert all(event["time_ns"] > 0 for event in events)
+
+
+async def test_a_client_that_never_reads_loses_its_oldest_events_and_holds_nobody_up() -> None:
+    hub = EventHub()
+    stream = hub.subscribe()
+    first = asyncio.create_task(anext(stream))
+    # One turn of the loop: the subscriber now waits for its first event.
+    await asyncio.sleep(0)
+    for step in range(control.BACKLOG + 10):
+        hub.publish({"kind": "step", "step": step})
+    assert (await first)["step"] == 10
+    await stream.aclose()
+
+
+@pytest.mark.parametrize("line", [b"not json\n", b"[1]\n", b'{"op": 5}\n', b"\xff\n", b"x" * 70000 + b"\n"])
+async def test_odd_lines_do_no_harm(tmp_path: Path, line: bytes) -> None:
+    async with serving(tmp_path, EventHub()) as path:
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(line)
+        reply = await reader.readline()
+        assert not reply or "error" in json.loads(reply)
+        writer.close()
+        await writer.wait_closed()
+        assert (await off_loop(ask, path, "status"))["step"] == 3
+
+
+def test_a_socket_that_nobody_serves_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ComponentError, match="does not answer"):
+        ControlClient(tmp_path / "none.sock")
+    listener(tmp_path).close()
+    with pytest.raises(ComponentError, match="does not answer"):
+        ControlClient(tmp_path / "control.sock")

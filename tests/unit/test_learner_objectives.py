@@ -1,0 +1,165 @@
+"""The objectives against a slow float64 reference: random ragged batches, cut into packs in every way."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamrl.algorithms import AGGREGATIONS, CORRECTIONS
+from streamrl.config.schema import AlgorithmConfig
+from streamrl.learner.objectives import Objective, Sums, nll_loss, policy_loss
+from streamrl.learner.packing import PackedBatch, pack
+from streamrl.learner.rows import count_targets, loss_mask
+from streamrl.types import RolloutRows
+
+PAD = EOS = 2
+CPU = torch.device("cpu")
+
+
+class Table(torch.nn.Module):
+    """A policy whose log-prob of a token is a parameter of its own: `logprobs[t]` for token t of the batch.
+
+    It finds the token by its rollout log-prob, which the builder makes different for each one.
+    """
+
+    def __init__(self, rows: RolloutRows) -> None:
+        super().__init__()
+        generator = np.random.default_rng(rows.num_tokens)
+        self.places = {float(value): t for t, value in enumerate(rows.rollout_logprobs)}
+        offsets = generator.normal(0, 0.6, rows.num_tokens)
+        self.logprobs = torch.nn.Parameter(torch.from_numpy(rows.rollout_logprobs + offsets))
+
+    def forward(self, packed: PackedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        index = torch.tensor([self.places[value] for value in packed.rollout_logprobs.tolist()]).long()
+        return self.logprobs[index], torch.full((len(index),), 0.5, dtype=torch.float64)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[RolloutRows, np.ndarray]:
+    """Rows and advantages: length 1, all truncated, no sampled token, failed scores, pad id == eos id."""
+    lengths = draw(st.lists(st.integers(1, 7), min_size=1, max_size=8))
+    count = sum(lengths)
+    origin = draw(st.lists(st.sampled_from([0, 1, 1, 2]), min_size=count, max_size=count))
+    ids = draw(st.lists(st.sampled_from([PAD, EOS, 5]), min_size=count, max_size=count))
+    valid = draw(st.lists(st.sampled_from([True, True, False]), min_size=len(lengths), max_size=len(lengths)))
+    advantages = draw(st.lists(st.floats(-2, 2, width=32), min_size=len(lengths), max_size=len(lengths)))
+    rows = RolloutRows(
+        offsets=np.cumsum([0, *lengths]).astype(np.int64),
+        token_ids=np.array(ids, np.int32),
+        token_origin=np.array(origin, np.uint8),
+        rollout_logprobs=(-0.5 - np.arange(count) / 64).astype(np.float32),
+        token_steps=np.zeros(count, np.int64),
+        group=np.arange(len(lengths)),
+        sample_index=np.zeros(len(lengths), np.int64),
+        rewards=np.zeros(len(lengths)),
+        valid=np.array(valid),
+    )
+    return rows, np.where(rows.valid, np.array(advantages, np.float64), 0.0)
+
+
+def slow_policy_loss(
+    rows: RolloutRows, advantages: np.ndarray, current: np.ndarray, algorithm: AlgorithmConfig
+) -> float:
+    """The batch's loss, one row and one token at a time, in double precision."""
+    per_row = []
+    for row in range(rows.num_rows):
+        start, end = int(rows.offsets[row]), int(rows.offsets[row + 1])
+        losses = []
+        for t in range(start + 1, end):
+            if rows.token_origin[t] != 1 or not rows.valid[row]:
+                continue
+            drift = math.exp(current[t] - float(rows.rollout_logprobs[t]))
+            if algorithm.correction == "tis":
+                losses.append(-advantages[row] * min(drift, algorithm.tis_cap))
+            else:
+                bounded = min(max(drift, 1 - algorithm.clip_low), 1 + algorithm.clip_high)
+                losses.append(max(-advantages[row] * drift, -advantages[row] * bounded))
+        if losses:
+            per_row.append(losses)
+    tokens, count = sum(map(len, per_row)), len(per_row)
+    if algorithm.aggregation == "token_mean":
+        return math.fsum(x for row in per_row for x in row) / max(tokens, 1)
+    if algorithm.aggregation == "seq_mean_token_mean":
+        return math.fsum(math.fsum(row) / len(row) for row in per_row) / max(count, 1)
+    return math.fsum(x for row in per_row for x in row) / max(count, 1)
+
+
+def run(
+    objective: Objective, rows: RolloutRows, advantages: np.ndarray, budget: int
+) -> tuple[float, torch.Tensor, Sums]:
+    """(loss, gradient by each token's log-prob, sums) over all packs."""
+    table = Table(rows)
+    sums, loss = Sums.zero(CPU), 0.0
+    for packed in pack(rows, advantages, budget):
+        part, more = objective(table, packed, count_targets(rows))
+        part.backward()
+        loss, sums = loss + part.item(), sums.plus(more)
+    gradient = table.logprobs.grad
+    return loss, torch.zeros_like(table.logprobs) if gradient is None else gradient, sums
+
+
+def objective_of(*, correction: str = "tis", aggregation: str = "token_mean") -> Objective:
+    algorithm = AlgorithmConfig(correction=correction, aggregation=aggregation, tis_cap=1.5)
+    return partial(policy_loss, algorithm=algorithm, temperature=1.0)
+
+
+@pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
+@pytest.mark.parametrize("correction", sorted(CORRECTIONS))
+@settings(deadline=None, max_examples=25)
+@given(batch=batches(), budget=st.integers(7, 30))
+def test_policy_loss_matches_the_slow_reference_however_it_is_packed(
+    aggregation: str, correction: str, batch: tuple[RolloutRows, np.ndarray], budget: int
+) -> None:
+    rows, advantages = batch
+    objective = objective_of(correction=correction, aggregation=aggregation)
+    loss, gradient, sums = run(objective, rows, advantages, budget)
+    algorithm = AlgorithmConfig(correction=correction, aggregation=aggregation, tis_cap=1.5)
+    current = Table(rows).logprobs.detach().numpy()
+    assert loss == pytest.approx(slow_policy_loss(rows, advantages, current, algorithm), rel=1e-5, abs=1e-6)
+    assert sums.metrics()["loss/policy"] == pytest.approx(loss, rel=1e-6, abs=1e-7)
+    learns = loss_mask(rows)
+    assert (gradient[~torch.from_numpy(learns)] == 0.0).all()
+    whole = run(objective, rows, advantages, 4096)
+    torch.testing.assert_close(gradient, whole[1], rtol=1e-6, atol=1e-9)
+
+
+@settings(deadline=None, max_examples=25)
+@given(batch=batches())
+def test_tis_gradient_is_the_weighted_policy_gradient(batch: tuple[RolloutRows, np.ndarray]) -> None:
+    rows, advantages = batch
+    _, gradient, _ = run(objective_of(), rows, advantages, 4096)
+    drift = np.exp(Table(rows).logprobs.detach().numpy() - rows.rollout_logprobs)
+    per_token = np.repeat(advantages, rows.lengths()) * np.minimum(drift, 1.5)
+    expected = np.where(loss_mask(rows), -per_token / max(count_targets(rows).tokens, 1), 0.0)
+    np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-5, atol=1e-8)
+
+
+@settings(deadline=None, max_examples=25)
+@given(batch=batches(), budget=st.integers(7, 30))
+def test_nll_is_the_mean_over_trained_tokens(batch: tuple[RolloutRows, np.ndarray], budget: int) -> None:
+    rows, advantages = batch
+    loss, gradient, sums = run(nll_loss, rows, advantages, budget)
+    logprobs = Table(rows).logprobs.detach().numpy()[loss_mask(rows)]
+    assert loss == pytest.approx(-logprobs.mean() if len(logprobs) else 0.0, rel=1e-5)
+    assert (gradient[~torch.from_numpy(loss_mask(rows))] == 0.0).all()
+    assert sums.metrics()["mismatch/kl"] == 0.0
+
+
+@settings(deadline=None, max_examples=25)
+@given(batch=batches())
+def test_metrics_are_means_over_trained_tokens(batch: tuple[RolloutRows, np.ndarray]) -> None:
+    rows, advantages = batch
+    metrics = run(objective_of(), rows, advantages, 9)[2].metrics()
+    learns = loss_mask(rows)
+    distance = (Table(rows).logprobs.detach().numpy() - rows.rollout_logprobs)[learns]
+    count = max(len(distance), 1)
+    ratio = np.exp(distance)
+    assert metrics["loss/entropy"] == pytest.approx(0.5 * len(distance) / count)
+    assert metrics["ratio/mean"] == pytest.approx(ratio.sum() / count, rel=1e-5)
+    assert metrics["ratio/clip_fraction"] == pytest.approx((ratio > 1.5).sum() / count)
+    assert metrics["mismatch/kl"] == pytest.approx((ratio - 1 - distance).sum() / count, rel=1e-4, abs=1e-7)
+    assert metrics["mismatch/logprob_abs_max"] == pytest.approx(np.abs(distance).max(initial=0.0), rel=1e-5)
