@@ -54,10 +54,10 @@ def claim(config: Config, *, fresh: bool = False) -> Claim:
     try:
         taken = _take(path, config, lock)
     except BaseException:
-        lock.release()
+        lock.abandon()
         raise
     if taken.lock is None:
-        lock.release()
+        lock.abandon()
     return taken
 
 

@@ -189,17 +189,21 @@ def export(run: str | None = None, *, to: str | None = None, as_json: Json = Fal
 
 
 @app.command
-def replay(run: str | None = None) -> int:
-    """Train again, in this process, on the rollouts that a run recorded.
+def replay(run: str | None = None, *, steps: int | None = None, num_workers: int | None = None) -> int:
+    """Train again, in this process, on the rollouts that a run recorded, and compare step by step.
 
     Parameters
     ----------
     run
         A run folder, or a name under `runs/`; the newest when absent.
+    steps
+        Steps to make again; all that were recorded when absent.
+    num_workers
+        Learner ranks; the run's own number when absent.
     """
     from services.replay import main as replay_run
 
-    return replay_run(_find(run))
+    return replay_run(_find(run), steps, num_workers)
 
 
 @app.command

@@ -56,7 +56,7 @@ def evaluate(run: RunFolder) -> dict[str, Any]:
     """Score the held-out items now, on a live run; of a finished one, the score it ended with."""
     summary = run.summary()
     if summary is not None and run.owner() is None:
-        return {"run": run.name, "score": summary.get("eval_after"), "step": summary.get("steps")}
+        return {"run": run.name, "eval/score": summary.get("eval_after"), "step": summary.get("steps")}
     with ControlClient.of(run, _EVAL_S) as client:
         return {"run": run.name, **client.ask("eval")}
 

@@ -12,3 +12,8 @@ TRACE_FOLDER = "logs/trace"
 def model_folder(run_folder: Path, config: Config) -> Path:
     """The Hugging Face folder that every process loads: architecture, tokenizer, weights before any training."""
     return Path(config.model.path).resolve() if config.model.path is not None else run_folder / "model"
+
+
+def start_folder(run_folder: Path, config: Config) -> Path:
+    """The same with the weights that the stream begins with: after the warm-up, if there is one."""
+    return run_folder / "start" if config.warmup.max_steps else model_folder(run_folder, config)

@@ -53,7 +53,8 @@ class LearnerRank:
         # Here and not above: the controller makes this class and has no use for torch.
         from services.learner_core import LearnerCore
 
-        self._core = LearnerCore(self._run, self._config, incarnation, rank)
+        meeting = self._run.path / f"learner-{incarnation}.store"
+        self._core = LearnerCore(self._run, self._config, incarnation, rank, meeting)
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._stop = asyncio.Event()
 
@@ -137,7 +138,7 @@ class LearnerRank:
         stop.cancel()
         return await lease
 
-    async def _publish(self) -> dict[str, float]:
+    async def _publish(self) -> dict[str, Any]:
         """Make the weights the fleet's next version; pinned, where its held-out score is due."""
         manifest = await self._in_thread(self._core.publish)
         if manifest is None:
@@ -147,7 +148,8 @@ class LearnerRank:
         self._core.unlink(gone)
         if due:
             self._controller.published.remote(self._core.version)
-        return {"weights/bytes": manifest.total_bytes, "weights/full_bytes": manifest.total_bytes}
+        size = manifest.total_bytes
+        return {"weights/bytes": size, "weights/full_bytes": size, "weights/digest": manifest.digest}
 
     def _evaluation_due(self) -> bool:
         step = self._core.step

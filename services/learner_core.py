@@ -5,6 +5,7 @@ order. It reads rows by memory map, and knows neither who gives it a plan nor wh
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from buffers.gather import rollout_rows
 from buffers.records import Lease
 from buffers.segment_reader import SegmentReader
 from services import warm_up
-from services.layout import model_folder
+from services.layout import model_folder, start_folder
 from services.run_folder import RunFolder
 from services.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, share_of
 from streamrl.algorithms import Denominators
@@ -36,18 +37,21 @@ from streamrl.timeline import StepTimer
 from streamrl.types import RolloutRows, Version
 from streamrl.weights.manifest import WeightManifest
 from streamrl.weights.shm import ShmPublisher
+from streamrl.weights.tensors import weights_digest
 
 
 class LearnerCore:
-    """See the module. `incarnation` is the first half of every version that it makes."""
+    """See the module. `incarnation` is the first half of every version that it makes; the ranks meet at the file
+    `store_path`."""
 
-    def __init__(self, run: RunFolder, config: Config, incarnation: int, rank: int) -> None:
+    def __init__(self, run: RunFolder, config: Config, incarnation: int, rank: int, store_path: Path) -> None:
         self._run = run
         self._config = config
         self._incarnation = incarnation
         self._rank = rank
         self._reader = SegmentReader(run.path)
-        self._publisher = ShmPublisher(run.run_id, run.key()) if rank == 0 else None
+        self._store_path = store_path
+        self._publisher: ShmPublisher | None = None
 
     @property
     def step(self) -> int:
@@ -60,8 +64,8 @@ class LearnerCore:
 
     # ---- start
 
-    def build(self) -> dict[str, Any]:
-        """Collective. Load the model, and the newest verified checkpoint if there is one.
+    def build(self, resume: bool = True) -> dict[str, Any]:
+        """Collective. Load the model and, to `resume`, the newest verified checkpoint if there is one.
 
         Returns `checkpoint` (its step, or None), `skipped` (why newer ones were passed over), and `longest_prompt`
         (tokens, over the task's training and held-out prompts).
@@ -75,7 +79,8 @@ class LearnerCore:
         self._load_task(model.config.get_text_config().max_position_embeddings)
         self._policy = ShardedPolicy(model, self._group, DTYPES[self._config.model.dtype])
         self._backend = self._make_backend()
-        return {**self._load_newest(), "longest_prompt": self._longest_prompt}
+        found = self._load_newest() if resume else {}
+        return {**found, "longest_prompt": self._longest_prompt}
 
     def warm_up(self, report: Callable[[WarmupProgress], None]) -> None:
         """Collective. The supervised phase, if the configuration has one."""
@@ -101,6 +106,7 @@ class LearnerCore:
                 seed=self._config.seed,
                 micro_batch_tokens=self._config.learner.micro_batch_tokens,
             ).run(report)
+        self._export(start_folder(self._run.path, self._config))
 
     # ---- a step
 
@@ -127,10 +133,12 @@ class LearnerCore:
     def publish(self) -> WeightManifest | None:
         """Collective. Write the weights as `version` to shared memory. None on the ranks that only take part."""
         weights = self._backend.iter_hf_weights()
-        if self._publisher is None:
+        if self._rank != 0:
             for _ in weights:
                 pass
             return None
+        if self._publisher is None:
+            self._publisher = ShmPublisher(self._run.run_id, self._run.key())
         return self._publisher.publish(weights, self.version)
 
     def unlink(self, versions: list[Version]) -> None:
@@ -139,8 +147,8 @@ class LearnerCore:
             self._publisher.unlink(Version(*version))
 
     def weight_digest(self) -> str:
-        """Collective."""
-        return self._backend.weight_digest()
+        """Collective. The digest that a manifest of the weights carries."""
+        return weights_digest(self._backend.iter_hf_weights())
 
     # ---- what stays
 
@@ -158,24 +166,29 @@ class LearnerCore:
 
     def export(self) -> None:
         """Collective. The weights as a Hugging Face folder."""
-        weights = [(name, tensor.clone()) for name, tensor in self._backend.iter_hf_weights()]
-        if self._rank == 0:
-            export_hf(weights, model_folder(self._run.path, self._config), self._run.export_path)
+        self._export(self._run.export_path)
 
     def close(self) -> None:
         """Leave the group and take the published versions back."""
         if self._publisher is not None:
             self._publisher.close()
         self._group.close()
+        if self._rank == 0:
+            self._store_path.unlink(missing_ok=True)
 
     # ---- inside
+
+    def _export(self, folder: Path) -> None:
+        weights = [(name, tensor.clone()) for name, tensor in self._backend.iter_hf_weights()]
+        if self._rank == 0:
+            export_hf(weights, model_folder(self._run.path, self._config), folder)
 
     def _join(self) -> LearnerGroup:
         learner = self._config.learner
         return open_group(
             self._rank,
             learner.num_workers,
-            self._run.path / f"learner-{self._incarnation}.store",
+            self._store_path,
             device=torch.device(learner.device),
             timeout_s=self._config.deadlines.step_s,
         )

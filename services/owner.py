@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,7 +37,7 @@ from streamrl.failure import FailureReport, report_failure
 PR_SET_PDEATHSIG = 1
 # Ray's own shutdown takes 1 to 2 s.
 _RAY_STOP_S = 2.5
-_LAST_EVENTS_S = 0.5
+_LAST_WORDS_S = 0.5
 T = TypeVar("T")
 
 
@@ -90,23 +89,31 @@ class Owner:
         try:
             self._record_address(session)
             self._enter("actors")
-            self._system = await self._unless_stopped(self._start_system(self._run, self._config))
-            summary = await self._run_system(self._system)
-            return self._finish(summary)
+            self._system = await self._started_system()
+            return self._finish(await self._run_system(self._system))
         finally:
             await asyncio.to_thread(ray_session.stop)
+
+    async def _started_system(self) -> System:
+        start = asyncio.ensure_future(self._start_system(self._run, self._config))
+        try:
+            return await self._unless_stopped(start)
+        finally:
+            await _end_task(start)
 
     async def _run_system(self, system: System) -> dict[str, Any]:
         self._enter("running")
         relay = asyncio.create_task(self._relay(system), name="relay events")
+        work = asyncio.ensure_future(system.run())
         try:
-            return await self._unless_stopped(system.run())
+            return await self._unless_stopped(work)
         finally:
             self._enter("stopping")
+            # `run` is not cancelled first: it ends by itself when the system stops, its last words told.
             await self._stop_system(system)
-            # A stopped system ends its events; the last ones belong to the story.
-            await asyncio.wait({relay}, timeout=_LAST_EVENTS_S)
+            await asyncio.wait({relay, work}, timeout=_LAST_WORDS_S)
             await _end_task(relay)
+            await _end_task(work)
 
     async def _stop_system(self, system: System) -> None:
         limit = max(1.0, owner_grace_s(self._config.deadlines.stop_s) - _RAY_STOP_S)
@@ -122,9 +129,8 @@ class Owner:
         async for event in system.events():
             self._publish(event)
 
-    async def _unless_stopped(self, awaitable: Awaitable[T]) -> T:
-        """Await something, but leave it, cancelled, when the order to stop comes first."""
-        work = asyncio.ensure_future(awaitable)
+    async def _unless_stopped(self, work: "asyncio.Future[T]") -> T:
+        """Await something, but leave it, still running, when the order to stop comes first."""
         stop = asyncio.create_task(self._stop.wait(), name="order to stop")
         try:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -133,7 +139,6 @@ class Owner:
             return await work
         finally:
             await _end_task(stop)
-            await _end_task(work)
 
     def _finish(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Add what only the owner knows: the wall clock of the whole command, Ray's start included."""

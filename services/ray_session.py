@@ -23,6 +23,8 @@ _LOCAL_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Actors of ours have environments of their own: workers that Ray starts ahead would stand idle for ever.
+    "RAY_prestart_worker_first_driver": "0",
     # What actors print goes to the owner's log as it is: neither coloured nor held back as a repetition.
     "RAY_COLOR_PREFIX": "0",
     "RAY_DEDUP_LOGS": "0",
@@ -83,6 +85,8 @@ def prepare_join(environment: MutableMapping[str, str]) -> bool:
 def _start_local(run: RunFolder, config: RayConfig, runtime: Path) -> RaySession:
     write_secret(run.token_path, secrets.token_hex(32).encode())
     notices = prepare_local(os.environ, run.token_path.resolve())
+    import ray
+
     options = {
         "include_dashboard": False,
         "num_cpus": config.num_cpus,
@@ -91,7 +95,7 @@ def _start_local(run: RunFolder, config: RayConfig, runtime: Path) -> RaySession
     }
     try:
         address = _init("local", run, options)
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ResourceError(
             f"a local Ray did not start: {error}; it wanted {config.object_store_bytes} bytes in /dev/shm, "
             f"free loopback ports and room in {runtime}; its own messages are in {run.logs_path}/owner.log"
@@ -101,9 +105,11 @@ def _start_local(run: RunFolder, config: RayConfig, runtime: Path) -> RaySession
 
 def _join(run: RunFolder, address: str) -> RaySession:
     has_token = prepare_join(os.environ)
+    import ray
+
     try:
         return RaySession(_init(address, run, {}), local=False)
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         token = "the token in the environment is not its" if has_token else "the environment has no token"
         raise ComponentError(
             f"cannot join the Ray at ray.address = {address!r}: {error}. Either nothing answers there, or "

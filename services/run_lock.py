@@ -40,6 +40,12 @@ class RunLock:
         os.pwrite(self.fd, signature, 0)
 
     def release(self) -> None:
+        """Leave the lock to who inherited it."""
+        os.close(self.fd)
+
+    def abandon(self) -> None:
+        """Give the lock up for all: nothing was started under it."""
+        os.ftruncate(self.fd, 0)
         os.close(self.fd)
 
 

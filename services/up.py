@@ -16,12 +16,16 @@ from services.claim import claim
 from services.control_client import ControlClient
 from services.ending import EXIT_INTERRUPTED, failure_of
 from services.launch import OWNER_COMMAND, Launched, launch, remove_leftovers
+from services.origins import check_origins
 from services.run_folder import RunFolder, RunState
 from services.view import View, choose_view, summary_text
 from streamrl.config.schema import Config
 from streamrl.errors import ComponentError
 
 Event = dict[str, Any]
+UP_KINDS = frozenset({"warmup", "step", "eval"})
+# What the owner itself goes through; any other phase is told by a part that is up.
+OWNER_PHASES = frozenset({"ray", "actors", "running", "stopping"})
 
 
 def up(
@@ -36,6 +40,7 @@ def up(
 
     Raises RunFolderError or ResourceError before anything starts, and what the run failed with.
     """
+    check_origins()
     claimed = claim(config, fresh=fresh)
     run = claimed.run
     if claimed.state is RunState.FINISHED:
@@ -48,17 +53,17 @@ def up(
     view = choose_view(claimed.config, as_json=as_json)
     with Interrupts(launched) as interrupts:
         try:
-            last = _show(launched, view, until_running=detach)
+            last = _show(launched, view, until_up=detach)
         finally:
             view.close()
-        if detach and last is not None and last["kind"] == "phase":
+        if detach and last is not None and last["kind"] != "end":
             return _tell_up(run, as_json=as_json)
         code = launched.process.wait()
     stopped = (interrupts.asked and last is None) or (last is not None and last.get("how") == "stopped")
     return _tell_end(run, EXIT_INTERRUPTED if stopped else code, last, as_json=as_json)
 
 
-def _show(launched: Launched, view: View, *, until_running: bool) -> Event | None:
+def _show(launched: Launched, view: View, *, until_up: bool) -> Event | None:
     """Show events until the end, or until the run is up. Returns the one that was waited for, else None."""
     try:
         client = ControlClient(launched.control)
@@ -68,13 +73,15 @@ def _show(launched: Launched, view: View, *, until_running: bool) -> Event | Non
     with client:
         for event in client.events():
             view.show(event)
-            if event is not None and (event["kind"] == "end" or (until_running and _is_running(event))):
+            if event is not None and (event["kind"] == "end" or (until_up and _is_up(event))):
                 return event
     return None
 
 
-def _is_running(event: Event) -> bool:
-    return event["kind"] == "phase" and event["name"] == "running"
+def _is_up(event: Event) -> bool:
+    """Whether the event shows that the parts of the run work, beyond the owner's own steps to start them."""
+    name = event.get("name")
+    return event["kind"] in UP_KINDS or (event["kind"] == "phase" and name not in OWNER_PHASES)
 
 
 def _tell_up(run: RunFolder, *, as_json: bool) -> int:

@@ -73,7 +73,7 @@ class PlainView:
         match event.get("kind"):
             case "phase":
                 return f"[{event['name']}]"
-            case "warmup":
+            case "warmup" if event.get("score") is not None:
                 return f"warm-up step {event.get('step', '-')}  score {number(event.get('score'))}"
             case "eval":
                 return f"held-out score {number(event.get('score'))} at step {event.get('step', '-')}"

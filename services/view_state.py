@@ -37,7 +37,10 @@ class ViewState:
             case "phase":
                 self.phase = event["name"]
             case "warmup":
-                self.warmup = event
+                # Most steps of the warm-up are not scored; the last score stands until the next.
+                score = event.get("score")
+                before = self.warmup["score"] if self.warmup is not None else None
+                self.warmup = {**event, "score": before if score is None else score}
             case "step":
                 self._step(event)
             case "eval":

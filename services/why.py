@@ -20,6 +20,8 @@ WINDOW = 100
 BUSY = 0.10
 # Share of the replicas' time without work, from which on admission holds them back.
 IDLE = 0.10
+# Share of failed scores that is worth a word.
+FAILED = 0.01
 # Groups of which all rollouts have one reward teach nothing.
 FLAT_GROUPS = 0.8
 # Bounds from which engine and learner disagree more than rounding explains.
@@ -91,22 +93,23 @@ def _constant_reward(rows: list[Row], _: Config) -> Finding | None:
 
 
 def _flat_groups(rows: list[Row], config: Config) -> Finding | None:
-    share = _mean(rows, "advantage/zero_share")
+    share = _mean(rows, "reward/zero_variance_share")
     if share is None or share < FLAT_GROUPS:
         return None
     text = (
         f"in {share:.0%} of the groups all {config.rollout.group_size} rollouts have the same reward and "
         "teach nothing: the task is too easy or too hard; raise rollout.group_size or change the task"
     )
-    return Finding("zero variance", text, {"advantage/zero_share": share})
+    return Finding("zero variance", text, {"reward/zero_variance_share": share})
 
 
-def _failed_scores(rows: list[Row], _: Config) -> Finding | None:
-    share = _mean(rows, "reward/failed_share")
-    if not share or share < 0.01:
+def _failed_scores(rows: list[Row], config: Config) -> Finding | None:
+    failed = _mean(rows, "reward/failed")
+    if not failed or failed < FAILED * config.rollouts_per_step:
         return None
+    share = failed / config.rollouts_per_step
     text = f"{share:.1%} of the scores failed; `streamrl logs reward` has the reasons"
-    return Finding("failed scores", text, {"reward/failed_share": share})
+    return Finding("failed scores", text, {"reward/failed": failed})
 
 
 def _mismatch(rows: list[Row], _: Config) -> Finding | None:

@@ -101,9 +101,7 @@ def select_batch(
     return sorted(candidate.number for candidate in taken)
 
 
-def late_groups(
-    step: int, groups_per_step: int, ready: Iterable[Candidate], running: Iterable[Candidate]
-) -> list[int]:
+def late_groups(step: int, groups_per_step: int, ready: Iterable[Candidate], running: Iterable[Candidate]) -> list[int]:
     """The numbers of the running groups that hold up the batch of `step`, oldest first.
 
     The fewest whose leaving lets `select_batch` answer now. Empty while there are not enough ready groups:

@@ -68,9 +68,7 @@ class TraceWriter:
         self._lock = threading.Lock()
         self._file = path.open("ab", buffering=0)
         self._room = max_bytes - self._file.tell()
-        header = TraceHeader(
-            component=component, pid=os.getpid(), epoch_ns=time.time_ns() - time.monotonic_ns()
-        )
+        header = TraceHeader(component=component, pid=os.getpid(), epoch_ns=time.time_ns() - time.monotonic_ns())
         # The newline ends a line that a killed process left torn; an empty line is none.
         self._file.write(b"\n" + self._encoder.encode(header) + b"\n")
 

@@ -55,9 +55,7 @@ def _groups(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray) -> _
     low_G, high_G = np.full(len(names), np.inf), np.full(len(names), -np.inf)
     np.minimum.at(low_G, place_N[valid_N], rewards_N[valid_N])
     np.maximum.at(high_G, place_N[valid_N], rewards_N[valid_N])
-    return _Groups(
-        place_N, valid_N, rewards_N, count_G, total_G / np.maximum(count_G, 1.0), varied_G=high_G > low_G
-    )
+    return _Groups(place_N, valid_N, rewards_N, count_G, total_G / np.maximum(count_G, 1.0), varied_G=high_G > low_G)
 
 
 def dr_grpo(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray) -> DoubleArray:

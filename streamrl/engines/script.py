@@ -64,28 +64,29 @@ def write_scripts(
     lengths = np.minimum(wanted, limits)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     tokens = _noise_tokens(seeds, lengths, offsets, vocab_size, eos_token_id)
-    logprobs = _logprobs(seeds, lengths, offsets, config.logprob_bias)
-    broken = _uniform(seeds, _NAN) < config.nan_rate
-    logprobs[offsets[1:][broken] - 1] = np.nan
-    failing = _uniform(seeds, _ERROR) < config.error_rate
     correct = _uniform(seeds, _CORRECT) < (answers.skill(step) if answers else 0.0)
-    scripts = []
-    for index, (low, high) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
-        answer = known[index]
-        if answer is not None and correct[index]:
-            tokens[low:high] = [*answer, eos_token_id][: high - low]
-        complete = bool(wanted[index] <= limits[index])
-        if complete:
-            tokens[high - 1] = eos_token_id
-        reason = FinishReason.STOP if complete else FinishReason.LENGTH
-        reason = FinishReason.ERROR if failing[index] else reason
-        scripts.append(Script(tokens[low:high], logprobs[low:high], reason))
-    return scripts
+    for answer, right, low, length in zip(known, correct, offsets[:-1], lengths, strict=True):
+        if right and answer is not None:
+            heard = answer[:length]
+            tokens[low : low + len(heard)] = heard
+    complete = wanted <= limits
+    tokens[offsets[1:][complete] - 1] = eos_token_id
+    logprobs = _logprobs(seeds, lengths, offsets, config.logprob_bias)
+    logprobs[offsets[1:][_uniform(seeds, _NAN) < config.nan_rate] - 1] = np.nan
+    failing = _uniform(seeds, _ERROR) < config.error_rate
+    return [
+        Script(tokens[low:high], logprobs[low:high], _finish_reason(done, error))
+        for low, high, done, error in zip(offsets[:-1], offsets[1:], complete, failing, strict=True)
+    ]
 
 
-def _lengths(
-    seeds: npt.NDArray[np.uint64], config: ScriptedConfig, known: list[Sequence[int] | None]
-) -> LongArray:
+def _finish_reason(complete: bool, failing: bool) -> FinishReason:
+    if failing:
+        return FinishReason.ERROR
+    return FinishReason.STOP if complete else FinishReason.LENGTH
+
+
+def _lengths(seeds: npt.NDArray[np.uint64], config: ScriptedConfig, known: list[Sequence[int] | None]) -> LongArray:
     """int64 [N] of tokens, the end included, before the limit of the request."""
     if config.heavy_tail:
         normal = _standard_normal(seeds)
@@ -109,9 +110,7 @@ def _noise_tokens(
     return (tokens + (tokens >= eos_token_id)).astype(np.int32)
 
 
-def _logprobs(
-    seeds: npt.NDArray[np.uint64], lengths: LongArray, offsets: LongArray, bias: float
-) -> FloatArray:
+def _logprobs(seeds: npt.NDArray[np.uint64], lengths: LongArray, offsets: LongArray, bias: float) -> FloatArray:
     """float32 [T] in (-2, 0], plus the bias: plausible, and reproducible."""
     draws = _uniform(np.repeat(seeds, lengths), _TOKENS + 1 + 2 * _positions(lengths, offsets))
     return (-2.0 * draws + bias).astype(np.float32)

@@ -177,9 +177,7 @@ class ScriptedEngine:
         return ""
 
     def _end_unstarted(self, request: GenerationRequest, reason: FinishReason, error: str = "") -> None:
-        self._ended.append(
-            GenerationResult(request.request_id, _NO_IDS, _NO_LOGPROBS, (), reason, error=error)
-        )
+        self._ended.append(GenerationResult(request.request_id, _NO_IDS, _NO_LOGPROBS, (), reason, error=error))
 
     def _start_waiting(self) -> None:
         if self._draining_to is not None:
@@ -215,9 +213,7 @@ class ScriptedEngine:
             return ()
         first = bisect.bisect_right(self._versions, started, key=_from_step) - 1
         stop = bisect.bisect_left(self._versions, started + length, key=_from_step)
-        return tuple(
-            VersionSpan(max(0, step - started), version) for step, version in self._versions[first:stop]
-        )
+        return tuple(VersionSpan(max(0, step - started), version) for step, version in self._versions[first:stop])
 
     def _switch_if_drained(self) -> None:
         if self._draining_to is not None and not self._running:

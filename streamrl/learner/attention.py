@@ -57,9 +57,7 @@ def packed_attention(
     Raises ValueError when called without `segments`, or with a mask.
     """
     if segments is None or attention_mask is not None:
-        raise ValueError(
-            "packed attention needs `segments` and no attention_mask; call the model by PolicyModel"
-        )
+        raise ValueError("packed attention needs `segments` and no attention_mask; call the model by PolicyModel")
     query_THD, key_THD, value_THD = (x[0].transpose(0, 1) for x in (query, key, value))
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _varlen(query_THD, key_THD, value_THD, segments, scaling)[None], None

@@ -84,9 +84,7 @@ class CheckpointInfo:
             if name in entry.tensors:
                 with safe_open(self.path / entry.name, framework="pt") as file:
                     return file.get_tensor(name)
-        raise DataError(
-            f"the checkpoint {self.path} has no tensor {name!r}: it is of another model or backend"
-        )
+        raise DataError(f"the checkpoint {self.path} has no tensor {name!r}: it is of another model or backend")
 
 
 @dataclass(frozen=True, slots=True)

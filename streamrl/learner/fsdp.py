@@ -121,10 +121,7 @@ class FsdpBackend:
     @torch.no_grad()
     def logprobs(self, packs: Sequence[PackedBatch]) -> list[torch.Tensor]:
         """As `LearnerBackend.logprobs`, under the temperature of the rollouts."""
-        outputs = [
-            self.policy.module(pack.to(self.group.device), self._temperature)[0]
-            for pack in self._padded(packs)
-        ]
+        outputs = [self.policy.module(pack.to(self.group.device), self._temperature)[0] for pack in self._padded(packs)]
         return [output.cpu() for output in outputs[: len(packs)]]
 
     def iter_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -155,9 +152,7 @@ class FsdpBackend:
         """As `LearnerBackend.load_state`. Raises DataError when the state is of another model."""
         steps_done, generator = extra.get("steps_done"), extra.get("torch_rng")
         if not isinstance(steps_done, int) or not isinstance(generator, str):
-            raise DataError(
-                "the learner state has no `steps_done` or no `torch_rng`: it is not one of this backend"
-            )
+            raise DataError("the learner state has no `steps_done` or no `torch_rng`: it is not one of this backend")
         self.policy.load_weights(lambda name: tensor(f"model/{name}"))
         self._optimizer.state.clear()
         if steps_done:

@@ -104,9 +104,7 @@ def nll_loss(policy: PolicyModel, pack: PackedBatch, total: Denominators) -> tup
     return loss, _sums(loss, pack, (entropy_K, nothing_K, nothing_K, nothing_K), nothing_K)
 
 
-def _sums(
-    loss: torch.Tensor, pack: PackedBatch, rows: tuple[torch.Tensor, ...], distance_K: torch.Tensor
-) -> Sums:
+def _sums(loss: torch.Tensor, pack: PackedBatch, rows: tuple[torch.Tensor, ...], distance_K: torch.Tensor) -> Sums:
     sums_R = torch.stack(rows).double().sum(1)
     count = sums_R.new_tensor([pack.num_targets])
     greatest = distance_K.abs().max().double() if pack.num_targets else sums_R.new_zeros(())

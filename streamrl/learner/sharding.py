@@ -52,9 +52,7 @@ class ShardedPolicy:
         fully_shard(policy, mesh=group.mesh, mp_policy=precision)
         self.module = policy
         self._params = {name.removeprefix(PREFIX): param for name, param in policy.named_parameters()}
-        self.shards = {
-            name: param.to_local().detach().requires_grad_() for name, param in self._params.items()
-        }
+        self.shards = {name: param.to_local().detach().requires_grad_() for name, param in self._params.items()}
 
     def set_gradient_sync(self, on: bool) -> None:
         """Whether the next backward adds its gradients over the ranks, with those kept back before."""
@@ -64,9 +62,7 @@ class ShardedPolicy:
         """Give every shard the gradient that the backward left at its parameter."""
         for name, param in self._params.items():
             if param.grad is None:
-                raise ConfigError(
-                    f"parameter {name} got no gradient: the model has a part that the loss does not use"
-                )
+                raise ConfigError(f"parameter {name} got no gradient: the model has a part that the loss does not use")
             self.shards[name].grad = param.grad.to_local()
 
     def clear_gradients(self) -> None:
@@ -94,9 +90,7 @@ class ShardedPolicy:
         if whole.shape != like.shape:
             raise DataError(f"weight {name}: the shape is {tuple(whole.shape)}, expected {tuple(like.shape)}")
         whole = whole.to(device=self.group.device, dtype=torch.float32)
-        return (
-            distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local().clone()
-        )
+        return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local().clone()
 
     def load_weights(self, tensor: TensorByName) -> None:
         """Copy every weight in; `tensor(name)` gives the whole one. All shapes are looked at before the first

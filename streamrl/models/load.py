@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -54,7 +55,7 @@ def load_model(folder: str | Path, dtype: str) -> PreTrainedModel:
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-    except (ValueError, OSError, KeyError, RuntimeError) as error:
+    except (ValueError, OSError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"model folder {folder} cannot be loaded: {error}") from error
     _refuse_incomplete(folder, info)
     return model.eval()

@@ -61,7 +61,9 @@ def _from_parts(value: Mapping[object, object]) -> Score:
             return Score.failed(shorten(f"component {key!r} is {number}"))
         components[str(key)] = number
     total = components["reward"] if "reward" in components else sum(components.values())
-    return Score.ok(total, components) if math.isfinite(total) else Score.failed(f"components add up to {total}")
+    if not math.isfinite(total):
+        return Score.failed(f"components add up to {total}")
+    return Score.ok(total, components)
 
 
 def _number(value: object) -> float | str:

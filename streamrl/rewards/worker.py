@@ -62,8 +62,8 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id; None while there is none."""
-        return None if self._process is None else self._process.pid
+        """The child's process id; None while there is none that could answer."""
+        return None if self._process is None or self._channel is None else self._process.pid
 
     async def start(self) -> None:
         """Have a child that is ready to score. Raises ConfigError for a function that cannot be had, and
@@ -84,7 +84,7 @@ class Worker:
     async def ask(self, items: Sequence[RewardItem]) -> list[Score]:
         """The scores of `items`, in order. Raises WorkerLostError when the child dies or passes the
         time-out."""
-        if self._process is None:
+        if self.pid is None:
             await self.start()
         self._sequence += 1
         request = pack(Batch(self._sequence, list(items)))
@@ -100,18 +100,18 @@ class Worker:
 
     def kill(self) -> None:
         """Send SIGKILL to the child and to everything in its group. The child is reaped by `stop`."""
-        if self._process is not None:
+        if self._process is not None and self._process.returncode is None:
             # The group lives as long as its leader is not reaped, so this can hit no stranger.
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def stop(self) -> str:
-        """Kill and reap the child, if any, and say how it ended."""
+        """Kill and reap the child, if any, and say how it ended. When this is cancelled, the next call reaps."""
         self.kill()
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-        process, self._process = self._process, None
+        process = self._process
         if process is None:
             return "was not running"
         try:
@@ -120,6 +120,7 @@ class Worker:
             raise ComponentError(
                 f"reward worker: process {process.pid} is alive {REAP_TIMEOUT_S:.0f} s after SIGKILL"
             ) from error
+        self._process = None
         return _ending(code)
 
     def _spawn(self) -> None:

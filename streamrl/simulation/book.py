@@ -48,9 +48,7 @@ class GroupBook:
             ComponentError: the serial number was issued before.
         """
         if serial in self._places:
-            raise ComponentError(
-                f"group book: {serial} is issued twice; it is {self._places[serial]} already"
-            )
+            raise ComponentError(f"group book: {serial} is issued twice; it is {self._places[serial]} already")
         self._places[serial] = Place.RUNNING
         self._counts[Place.RUNNING] += 1
         self.issued += 1

@@ -37,9 +37,7 @@ def make_folder(folder: Path) -> None:
     except FileExistsError:
         _check_ours(folder)
     except OSError as error:
-        raise ResourceError(
-            f"weights: cannot make {folder}: {error.strerror}; is shared memory mounted?"
-        ) from error
+        raise ResourceError(f"weights: cannot make {folder}: {error.strerror}; is shared memory mounted?") from error
 
 
 def remove_folder(folder: Path) -> None:

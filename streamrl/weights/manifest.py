@@ -75,9 +75,7 @@ def verify(manifest: WeightManifest, key: bytes, run_id: str) -> None:
     if manifest.run_id != run_id:
         raise DataError(f"{what} belongs to run {manifest.run_id!r}, not to {run_id!r}: it is refused")
     if not hmac.compare_digest(manifest.signature.encode(), _signature(manifest, key).encode()):
-        raise DataError(
-            f"{what} of run {run_id!r}: the signature does not match; it was changed or signed elsewhere"
-        )
+        raise DataError(f"{what} of run {run_id!r}: the signature does not match; it was changed or signed elsewhere")
     _check_layout(manifest, what)
 
 
@@ -96,9 +94,7 @@ def decode(data: bytes) -> WeightManifest:
 
 def _signature(manifest: WeightManifest, key: bytes) -> str:
     if len(key) < MIN_KEY_BYTES:
-        raise ConfigError(
-            f"a key of {len(key)} bytes cannot sign weights: give at least {MIN_KEY_BYTES} random bytes"
-        )
+        raise ConfigError(f"a key of {len(key)} bytes cannot sign weights: give at least {MIN_KEY_BYTES} random bytes")
     unsigned = msgspec.structs.replace(manifest, signature="")
     return hmac.new(key, encode(unsigned), hashlib.sha256).hexdigest()
 
@@ -108,9 +104,7 @@ def _check_layout(manifest: WeightManifest, what: str) -> None:
     end = 0
     for entry in sorted(manifest.tensors, key=lambda entry: entry.offset):
         if entry.nbytes != entry_bytes(entry.dtype, entry.shape):
-            raise DataError(
-                f"{what}: {entry.name!r} is {entry.dtype} {entry.shape}, not {entry.nbytes} bytes"
-            )
+            raise DataError(f"{what}: {entry.name!r} is {entry.dtype} {entry.shape}, not {entry.nbytes} bytes")
         if entry.offset < end:
             raise DataError(f"{what}: {entry.name!r} at byte {entry.offset} overlaps the tensor before it")
         end = entry.offset + entry.nbytes
@@ -119,9 +113,7 @@ def _check_layout(manifest: WeightManifest, what: str) -> None:
     if len({entry.name for entry in manifest.tensors}) != len(manifest.tensors):
         raise DataError(f"{what}: a tensor name occurs twice")
     if combined_digest(manifest.tensors) != manifest.digest:
-        raise DataError(
-            f"{what}: its digest {manifest.digest} is not that of its {len(manifest.tensors)} tensors"
-        )
+        raise DataError(f"{what}: its digest {manifest.digest} is not that of its {len(manifest.tensors)} tensors")
 
 
 def entry_bytes(dtype: str, shape: tuple[int, ...]) -> int:

@@ -231,17 +231,13 @@ def _map(manifest: WeightManifest) -> mmap.mmap:
     try:
         fd = os.open(manifest.location, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise DataError(
-            f"{what}: {manifest.location} is gone; ask the weight store for a newer version"
-        ) from None
+        raise DataError(f"{what}: {manifest.location} is gone; ask the weight store for a newer version") from None
     except OSError as error:
         raise DataError(f"{what}: cannot open {manifest.location}: {error.strerror}") from error
     try:
         size = os.fstat(fd).st_size
         if size != manifest.total_bytes:
-            raise DataError(
-                f"{what}: {manifest.location} has {size} bytes, its manifest says {manifest.total_bytes}"
-            )
+            raise DataError(f"{what}: {manifest.location} has {size} bytes, its manifest says {manifest.total_bytes}")
         return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
     finally:
         os.close(fd)

@@ -117,9 +117,7 @@ class WeightStore:
         if state.acknowledged == version:
             return
         if state.acknowledged is not None and version < state.acknowledged:
-            raise FencedError(
-                f"weights: {replica} goes back from version {state.acknowledged} to {version}: refused"
-            )
+            raise FencedError(f"weights: {replica} goes back from version {state.acknowledged} to {version}: refused")
         state.acknowledged = version
         if state.loading is not None and state.loading <= version:
             state.loading = None
@@ -127,9 +125,7 @@ class WeightStore:
 
     def join(self, replica: str) -> None:
         """A replica, or its successor of the same name, starts: it owes an acknowledgement from now on."""
-        self._replicas[replica] = _Replica(
-            behind_since=self._clock.now() if self._latest is not None else None
-        )
+        self._replicas[replica] = _Replica(behind_since=self._clock.now() if self._latest is not None else None)
 
     def leave(self, replica: str) -> None:
         """Forget a replica and what it holds, its pins too. A name that has not joined is no error."""
@@ -201,9 +197,7 @@ class WeightStore:
     def _joined(self, replica: str) -> _Replica:
         state = self._replicas.get(replica)
         if state is None:
-            raise FencedError(
-                f"weights: {replica} has not joined the weight store, or was fenced: it must start again"
-            )
+            raise FencedError(f"weights: {replica} has not joined the weight store, or was fenced: it must start again")
         return state
 
     def _holds_pin(self, name: str) -> bool:

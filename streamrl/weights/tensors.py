@@ -41,9 +41,7 @@ def described(name: str, tensor: torch.Tensor, offset: int, digest: str = "") ->
     """The manifest entry of a tensor. Raises DataError for a format that weights cannot have."""
     dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
     if dtype not in ITEM_BYTES:
-        raise DataError(
-            f"tensor {name!r} is {dtype}; weights are {', '.join(ITEM_BYTES)}: leave it out or cast it"
-        )
+        raise DataError(f"tensor {name!r} is {dtype}; weights are {', '.join(ITEM_BYTES)}: leave it out or cast it")
     return TensorEntry(name, dtype, shape, offset, entry_bytes(dtype, shape), digest)
 
 
@@ -64,9 +62,7 @@ def check_finite(name: str, chunk: torch.Tensor) -> None:
     """Raise NonFiniteError, naming the tensor, when a flat non-empty chunk holds NaN or infinity."""
     if not _all_finite(chunk):
         count = int((~torch.isfinite(chunk)).sum())
-        raise NonFiniteError(
-            f"tensor {name!r} holds at least {count} NaN or infinite numbers: it is not published"
-        )
+        raise NonFiniteError(f"tensor {name!r} holds at least {count} NaN or infinite numbers: it is not published")
 
 
 def _all_finite(chunk: torch.Tensor) -> bool:

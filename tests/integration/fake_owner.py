@@ -62,7 +62,7 @@ class FakeSystem:
         return {"step": self._step, "pids": self._pids}
 
     async def evaluate(self) -> dict[str, Any]:
-        return {"score": 0.5, "step": self._step}
+        return {"eval/score": 0.5, "step": self._step}
 
     async def stop(self) -> None:
         if self._script.get("stuck"):

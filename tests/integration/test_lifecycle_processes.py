@@ -164,7 +164,7 @@ def test_a_detached_run_answers_until_down_and_a_second_up_is_refused(tmp_path: 
         traces = Traces(up.run)
         facts = streamrl("status", run)
         assert (facts["state"], facts["phase"]) == ("running", "running")
-        assert streamrl("eval", run)["score"] == 0.5
+        assert streamrl("eval", run)["eval/score"] == 0.5
         with running(tmp_path) as second:
             code, err = second.end()
         assert code == 2

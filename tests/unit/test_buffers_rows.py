@@ -229,7 +229,8 @@ def column(name, values) -> pa.Array:
     return pa.array(values, COMPLETIONS.field(name).type)
 
 
-SPAN = dict(incarnation=0, step=4)
+def span(start, step=4):
+    return {"start": start, "incarnation": 0, "step": step}
 
 
 @pytest.mark.parametrize(
@@ -239,13 +240,13 @@ SPAN = dict(incarnation=0, step=4)
         ("rollout_logprobs", [[0, 0, -1, -1, -1], [0, -1, -1]], r"row 1 .*differ in length"),
         ("token_origin", [[0, 0, 1, 1, 3], [0, 1]], r"row 0 .*token_origin"),
         ("prompt_id", ["p", None], r"row 1 .*null in column 'prompt_id'"),
-        ("version_spans", [[dict(start=2, **SPAN)], []], r"row 1 .*before the first version span"),
-        ("version_spans", [[dict(start=3, **SPAN)], [dict(start=1, **SPAN)]], r"row 0 .*before the first"),
-        ("version_spans", [[dict(start=2, **SPAN)], [dict(start=2, **SPAN)]], r"row 1 .*outside"),
-        ("version_spans", [[dict(start=-1, **SPAN)], [dict(start=1, **SPAN)]], r"row 0 .*outside"),
+        ("version_spans", [[span(2)], []], r"row 1 .*before the first version span"),
+        ("version_spans", [[span(3)], [span(1)]], r"row 0 .*before the first"),
+        ("version_spans", [[span(2)], [span(2)]], r"row 1 .*outside"),
+        ("version_spans", [[span(-1)], [span(1)]], r"row 0 .*outside"),
         (
             "version_spans",
-            [[dict(start=2, **SPAN), dict(start=4, incarnation=0, step=3)], [dict(start=1, **SPAN)]],
+            [[span(2), span(4, 3)], [span(1)]],
             r"row 0 .*older version",
         ),
     ],

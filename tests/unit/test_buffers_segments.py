@@ -187,9 +187,11 @@ def test_a_full_disk_shows_before_a_write_and_the_writer_goes_on_when_there_is_r
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
+    room = (4096 - refs[0].offset) // refs[0].length - 1
+    refs += [segments.append(scores(count=8)).result() for _ in range(room)]
+    late = segments.append(scores(count=8))
     with pytest.raises(ResourceError, match=r"no room for 4096 bytes of .*Free disk space"):
-        while True:
-            refs.append(segments.append(scores(count=8)).result())
+        late.result()
     assert len(list((tmp_path / FOLDER).glob("*.arrow"))) == 1
     monkeypatch.undo()
     refs.append(segments.append(scores(start=9)).result())
@@ -266,9 +268,10 @@ def test_any_flip_in_a_sealed_index_is_loud_up_to_its_seal(tmp_path):
 
 def test_a_commit_of_many_frames_whose_blocks_arrived_out_of_order_is_a_torn_end(tmp_path):
     segments = SegmentWriter(tmp_path, FOLDER, "s", 0, SCORES, 2**20, "disk", 60.0)
-    futures = [segments.append(scores(start=i)) for i in range(6)]
+    first = segments.append(scores()).result()
+    futures = [segments.append(scores(start=i)) for i in range(1, 6)]
     segments._committer.close()
-    refs = [future.result() for future in futures]
+    refs = [first, *(future.result() for future in futures)]
     index = (tmp_path / refs[0].path).with_suffix(".idx")
     data = bytearray(index.read_bytes())
     lost = len(MAGIC) + 3 * ENTRY_BYTES
@@ -291,7 +294,7 @@ def test_a_segment_of_a_newer_major_is_refused(tmp_path):
     batch = scores()
     ref = segments.append(pa.RecordBatch.from_arrays(batch.columns, schema=newer)).result()
     segments.close()
-    with pytest.raises(DataError, match="version 2.0, this release reads 1.x"):
+    with pytest.raises(DataError, match=r"version 2\.0, this release reads 1\.x"):
         SegmentReader(tmp_path).read(ref)
 
 
@@ -321,7 +324,7 @@ def test_a_file_that_was_cut_or_is_missing_is_an_error_and_not_a_bus_error(tmp_p
     with pytest.raises(DataError, match="cannot be mapped"):
         SegmentReader(tmp_path).read(refs[0])
     path.with_suffix(".idx").unlink()
-    with pytest.raises(DataError, match=r"its index s-0-0-0.idx cannot be read"):
+    with pytest.raises(DataError, match="cannot be read"):
         SegmentReader(tmp_path).read(refs[0])
 
 

@@ -33,7 +33,7 @@ def run(tmp_path: Path, config: Path) -> RunFolder:
     """A run that was claimed once and never got further."""
     taken = claim(load_args(str(config), ["--runs", str(tmp_path / "runs")]))
     assert taken.lock is not None
-    taken.lock.release()
+    taken.lock.abandon()
     return taken.run
 
 
@@ -113,7 +113,17 @@ def test_up_on_a_folder_in_use_is_exit_code_2_with_the_pid(
     assert run_app(["up", str(config), "--runs", str(run.path.parent)]) == 2
     assert f"in use by process {os.getpid()}" in capsys.readouterr().err
     assert taken.lock is not None
-    taken.lock.release()
+    taken.lock.abandon()
+
+
+def test_a_package_that_shadows_one_of_ours_is_named(tmp_path: Path) -> None:
+    (tmp_path / "buffers").mkdir()
+    (tmp_path / "buffers" / "__init__.py").write_text("raise SystemExit('it ran')")
+    script = "from services.origins import check_origins; check_origins()"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-P", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert f"'buffers' comes from {tmp_path}, not from" in done.stderr
 
 
 def test_status_of_a_run_that_is_not_up_comes_from_its_files(run: RunFolder) -> None:
@@ -127,7 +137,7 @@ def test_status_of_a_run_that_is_not_up_comes_from_its_files(run: RunFolder) -> 
     run.failure_path.unlink()
     run.write_summary({"eval_after": 0.9, "steps": 4})
     assert commands.status(run)["summary"] == {"eval_after": 0.9, "steps": 4}
-    assert commands.evaluate(run) == {"run": "run", "score": 0.9, "step": 4}
+    assert commands.evaluate(run) == {"run": "run", "eval/score": 0.9, "step": 4}
 
 
 def test_why_explains_the_rows_of_the_run(run: RunFolder) -> None:

@@ -64,9 +64,7 @@ def test_secrets_are_not_written(tmp_path, logger):
 
 
 def test_values_that_are_no_json_are_written_as_text(tmp_path, logger):
-    logger.info(
-        "odd", folder=tmp_path, numbers={1: float("nan")}, error=KeyError("x"), text="\ud800", big=2**80
-    )
+    logger.info("odd", folder=tmp_path, numbers={1: float("nan")}, error=KeyError("x"), text="\ud800", big=2**80)
     (record,) = records(tmp_path)
     assert record["folder"] == repr(tmp_path)
     assert record["error"] == "KeyError('x')"

@@ -49,9 +49,7 @@ def test_non_finite_numbers_are_null_and_counted(tmp_path):
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    st.dictionaries(st.text(max_size=8).filter(lambda key: key != "step"), st.floats() | st.integers(-9, 9))
-)
+@given(st.dictionaries(st.text(max_size=8).filter(lambda key: key != "step"), st.floats() | st.integers(-9, 9)))
 def test_every_line_is_strict_json(tmp_path_factory, record):
     path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
     with MetricsWriter(path) as metrics:
@@ -65,9 +63,7 @@ def test_numpy_and_torch_scalars_are_numbers(tmp_path):
     assert read_metrics(tmp_path / "m.jsonl") == [{"step": 4, "a": 0.5, "b": 2, "c": True}]
 
 
-@pytest.mark.parametrize(
-    "record", [{}, {"step": 1.5}, {"step": None}, {"step": True}, {"step": 1, "x": [1.0]}]
-)
+@pytest.mark.parametrize("record", [{}, {"step": 1.5}, {"step": None}, {"step": True}, {"step": 1, "x": [1.0]}])
 def test_a_line_without_a_step_or_with_a_list_is_refused(tmp_path, record):
     with MetricsWriter(tmp_path / "m.jsonl") as metrics, pytest.raises(DataError, match=r"metrics: "):
         metrics.write(record)

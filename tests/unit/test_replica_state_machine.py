@@ -290,9 +290,7 @@ class ReplicaUnderRandomOrders(RuleBasedStateMachine):
         """Each token is marked with the version that the engine had in the step that sampled it."""
         length = len(result.token_ids)
         newest_first = result.version_spans[::-1]
-        marks = [
-            next(span.version for span in newest_first if span.start <= token) for token in range(length)
-        ]
+        marks = [next(span.version for span in newest_first if span.start <= token) for token in range(length)]
         assert marks == self.sampled_by[len(self.sampled_by) - length :]
 
     @precondition(lambda self: self.replica.state is ReplicaState.DRAINING and not self.replica.in_flight)
@@ -335,5 +333,5 @@ class ReplicaUnderRandomOrders(RuleBasedStateMachine):
 def test_invariant_6_no_request_is_lost_and_none_has_two_versions_without_a_mark() -> None:
     run_state_machine_as_test(
         ReplicaUnderRandomOrders,
-        settings=settings(max_examples=150, stateful_step_count=40, deadline=None),
+        settings=settings(max_examples=100, stateful_step_count=40, deadline=None),
     )

@@ -32,7 +32,7 @@ def claimed(folder: Path, **keys: object) -> Claim:
     """A claim that is given up again, as by a launch that ended."""
     taken = claim(config(folder, **keys))
     if taken.lock is not None:
-        taken.lock.release()
+        taken.lock.abandon()
     return taken
 
 
@@ -58,7 +58,7 @@ def test_a_second_claim_of_a_live_run_names_the_pid_and_the_ways_out(tmp_path: P
     with pytest.raises(RunFolderError, match=rf"in use by process {os.getpid()}.*streamrl down.*--fresh"):
         claim(config(tmp_path))
     assert taken.lock is not None
-    taken.lock.release()
+    taken.lock.abandon()
     claimed(tmp_path)
 
 
@@ -66,7 +66,7 @@ def test_a_changed_configuration_is_refused_by_key_and_nothing_changes(tmp_path:
     run = claimed(tmp_path).run
     before = (run.path / "run.json").read_bytes()
     changed = msgspec.structs.replace(config(tmp_path, steps=7, seed=1), reward=RewardConfig(workers=2))
-    with pytest.raises(RunFolderError, match="it differs in .*--fresh or --name") as refused:
+    with pytest.raises(RunFolderError, match=r"it differs in .*--fresh or --name") as refused:
         claim(changed)
     for key in ("seed", "learner.steps", "reward.workers"):
         assert key in str(refused.value)
@@ -85,7 +85,7 @@ def test_fresh_takes_the_first_free_name(tmp_path: Path) -> None:
     for _ in range(3):
         taken = claim(config(tmp_path, steps=len(names) + 1), fresh=True)
         assert taken.lock is not None
-        taken.lock.release()
+        taken.lock.abandon()
         names.append((taken.run.name, taken.run.path.name, taken.config.name))
     assert names == [("run",) * 3, ("run-2",) * 3, ("run-3",) * 3]
 

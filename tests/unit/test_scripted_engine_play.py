@@ -236,9 +236,7 @@ def test_an_aborted_request_comes_back_once_with_the_tokens_it_had() -> None:
 def test_a_request_that_can_never_run_comes_back_as_an_error_and_harms_no_other(
     bad: GenerationRequest, error: str
 ) -> None:
-    scripted = ScriptedEngine(
-        ScriptedConfig(), slots=4, vocab_size=VOCAB_SIZE, eos_token_id=EOS, context_length=32
-    )
+    scripted = ScriptedEngine(ScriptedConfig(), slots=4, vocab_size=VOCAB_SIZE, eos_token_id=EOS, context_length=32)
     results = play(scripted, [bad, request(7, max_new_tokens=8)])
     assert results["r0"].finish_reason is FinishReason.ERROR
     assert error in results["r0"].error
@@ -297,6 +295,14 @@ def test_answers_get_better_with_the_version_and_keep_their_length() -> None:
         assert {len(result.token_ids) for result in results.values()} == {3}
         shares.append(np.mean([result.token_ids.tolist() == [3, 4, EOS] for result in results.values()]))
     assert shares == pytest.approx([0.2, 0.55, 0.9, 0.9], abs=0.05)
+
+
+def test_a_correct_answer_that_is_cut_short_has_its_first_tokens() -> None:
+    answers = ScriptedAnswers(lambda prompt: [7, 8, 9], start=1.0, end=1.0)
+    results = play(engine(answers=answers), [request(0, max_new_tokens=2), request(1, max_new_tokens=3)])
+    assert results["r0"].token_ids.tolist() == [7, 8]
+    assert results["r1"].token_ids.tolist() == [7, 8, 9]
+    assert {result.finish_reason for result in results.values()} == {FinishReason.LENGTH}
 
 
 def test_a_closed_engine_refuses_every_verb() -> None:

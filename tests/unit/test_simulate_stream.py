@@ -104,9 +104,7 @@ def test_a_long_tail_idles_neither_replicas_nor_learner_at_a_bound_of_two(
         assert reports[bound].staleness_max <= bound
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("steps", 0), ("group_s", 0.0), ("failure_rate", 1.0), ("step_s", -1.0)]
-)
+@pytest.mark.parametrize(("key", "value"), [("steps", 0), ("group_s", 0.0), ("failure_rate", 1.0), ("step_s", -1.0)])
 def test_settings_without_a_meaning_are_refused_by_name(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{key} is {value}"):
         quiet(**{key: value})

@@ -12,9 +12,7 @@ def outstanding(*last_steps: int, first: int = 0) -> list[Candidate]:
     return [Candidate(first + index, last_step) for index, last_step in enumerate(last_steps)]
 
 
-def slow_select(
-    step: int, groups_per_step: int, ready: list[Candidate], running: list[Candidate]
-) -> list[int] | None:
+def slow_select(step: int, groups_per_step: int, ready: list[Candidate], running: list[Candidate]) -> list[int] | None:
     """The batch rule as the design words it, for each d by itself."""
     oldest = sorted(ready, key=lambda group: (group.last_step, group.number))
     taken = oldest[:groups_per_step]

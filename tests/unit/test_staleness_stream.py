@@ -112,9 +112,7 @@ def test_invariant_3_every_lost_group_gives_its_place_back(seed: int) -> None:
         }
     ),
 )
-def test_invariant_3_holds_for_any_fleet_and_any_choice_for_late_groups(
-    seed: int, changes: dict[str, object]
-) -> None:
+def test_invariant_3_holds_for_any_fleet_and_any_choice_for_late_groups(seed: int, changes: dict[str, object]) -> None:
     report = simulate(fleet(steps=25, **changes), seed)
     assert not report.deadlocked
     assert report.staleness_max <= changes["max_staleness"]

@@ -1,6 +1,7 @@
 """The arithmetic task: what it asks, and that what is held out stays out."""
 
 import json
+from itertools import chain
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +29,7 @@ def test_a_tenth_of_the_pairs_is_exactly_one_thousand_and_never_trained() -> Non
 
 
 def test_every_payload_holds_the_sum() -> None:
-    for prompt in sum(all_prompts(ArithmeticTask(held_out=0.02)), []):
+    for prompt in chain(*all_prompts(ArithmeticTask(held_out=0.02))):
         left, right = prompt.text.rstrip("=").split("+")
         assert json.loads(prompt.payload) == {"answer": str(int(left) + int(right))}
 

@@ -121,7 +121,7 @@ class Silent(ArithmeticTask):
 
 
 def test_a_prompt_without_tokens_is_refused() -> None:
-    with pytest.raises(ConfigError, match="prompt blank .* encodes to no tokens"):
+    with pytest.raises(ConfigError, match=r"prompt blank .* encodes to no tokens"):
         EncodedPrompts(Silent(), WordEncoder()).at(0)
-    with pytest.raises(ConfigError, match="prompt blank .* encodes to no tokens"):
+    with pytest.raises(ConfigError, match=r"prompt blank .* encodes to no tokens"):
         check_prompt_lengths(Silent(), WordEncoder(), max_tokens=9)

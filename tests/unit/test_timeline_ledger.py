@@ -65,9 +65,7 @@ def test_invariant_11_holds_under_the_real_clock_too():
         with timer.phase("a"), timer.phase("b"):
             pass
         ledger = timer.finish()
-        assert sum(ns(value) for name, value in ledger.items() if name != "time/step") == ns(
-            ledger["time/step"]
-        )
+        assert sum(ns(value) for name, value in ledger.items() if name != "time/step") == ns(ledger["time/step"])
 
 
 def test_time_in_an_inner_phase_is_not_counted_twice():

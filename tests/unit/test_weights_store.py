@@ -15,9 +15,7 @@ KEY = b"k" * 32
 DEADLINE = 10.0
 
 
-def build_manifest(
-    *, step: int, incarnation: int = 0, run_id: str = "run", key: bytes = KEY
-) -> WeightManifest:
+def build_manifest(*, step: int, incarnation: int = 0, run_id: str = "run", key: bytes = KEY) -> WeightManifest:
     entries = (TensorEntry("w", "float32", (2,), 0, 8, "00" * 8),)
     version = Version(incarnation, step)
     manifest = WeightManifest(
@@ -312,9 +310,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_may_be_in_use_is_kept(self):
-        live = {
-            version for version, since in self.loading.values() if since > self.clock.now() - DEADLINE
-        } | {version for version, _ in self.pins}
+        live = {version for version, since in self.loading.values() if since > self.clock.now() - DEADLINE} | {
+            version for version, _ in self.pins
+        }
         if self.store.latest is not None:
             live.add(self.store.latest.version)
         assert live <= set(self.store.kept)

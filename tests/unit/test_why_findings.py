@@ -50,8 +50,8 @@ def test_the_part_that_bounds_the_speed_is_named(kind: str, metrics: dict[str, A
     ("kind", "metrics"),
     [
         ("constant reward", {"reward__mean": 0.0}),
-        ("zero variance", {"advantage__zero_share": 0.9}),
-        ("failed scores", {"reward__failed_share": 0.05}),
+        ("zero variance", {"reward__zero_variance_share": 0.9}),
+        ("failed scores", {"reward__failed": 4}),
         ("mismatch", {"mismatch__kl": 0.2}),
         ("clipped", {"ratio__clip_fraction": 0.5}),
         ("no gradient", {"grad__norm": 0.0}),
@@ -65,8 +65,8 @@ def test_what_ails_the_learning_is_named(kind: str, metrics: dict[str, Any]) -> 
 
 def test_a_healthy_run_has_nothing_but_its_bound() -> None:
     healthy = {
-        "advantage__zero_share": 0.3,
-        "reward__failed_share": 0.0,
+        "reward__zero_variance_share": 0.3,
+        "reward__failed": 0,
         "mismatch__kl": 0.001,
         "ratio__clip_fraction": 0.01,
         "grad__norm": 0.4,

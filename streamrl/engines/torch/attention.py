@@ -44,9 +44,10 @@ def attend(
 
 def length_mask(last_N: torch.Tensor, num_kv_heads: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     """Additive mask [N * kv_heads, 1, length] that lets row i see keys 0..last_N[i]."""
-    hidden = torch.arange(length, device=last_N.device) > last_N[:, None]
+    rows = last_N.repeat_interleave(num_kv_heads)
+    hidden = torch.arange(length, device=last_N.device) > rows[:, None]
     mask = torch.zeros(hidden.shape, dtype=dtype, device=last_N.device).masked_fill_(hidden, float("-inf"))
-    return mask[:, None, None].expand(-1, num_kv_heads, 1, -1).reshape(-1, 1, length)
+    return mask[:, None]
 
 
 def causal_attention(heads_MPHD: torch.Tensor, num_heads: int, num_kv_heads: int) -> torch.Tensor:

@@ -73,6 +73,7 @@ class Decoder:
         self._device = device
         self._dtype = dtype
         self._min_rows = min_rows
+        self._eps = torch.tensor(shape.rms_norm_eps, dtype=torch.float32, device=device)
         self._cos, self._sin = rope_tables(config, max_length, dtype, device)
 
     def forward(self, weights: FusedWeights, plan: Plan, cache: KvCache) -> torch.Tensor | None:
@@ -126,7 +127,12 @@ class Decoder:
         return to_device(array, self._device)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self._shape.rms_norm_eps)
+        """RMS norm over the last dimension, as transformers: in float32, rounded, then times the weight. Five
+        kernels in place of the eight of F.rms_norm, which a small model feels."""
+        wide = x.float()
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale = torch.addcmul(self._eps, length, length, value=1 / x.shape[-1]).rsqrt_()
+        return (wide * scale).to(x.dtype).mul_(weight)
 
     def _project(self, x_TE: torch.Tensor, layer: LayerWeights, shared: _Pass) -> torch.Tensor:
         """Query, key and value heads, [T, H + 2 kv_heads, D], rotated."""
@@ -136,7 +142,7 @@ class Decoder:
         heads = projected.view(-1, rotated + shape.num_kv_heads, shape.head_dim)
         qk = heads[:, :rotated]
         if layer.qk_norm is not None:
-            qk = F.rms_norm(qk, (shape.head_dim,), None, shape.rms_norm_eps) * layer.qk_norm
+            qk = self._norm(qk, layer.qk_norm)
         swapped = qk.roll(shape.head_dim // 2, -1)
         torch.addcmul(qk * shared.cos, swapped, shared.sin, out=heads[:, :rotated])
         return heads

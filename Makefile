@@ -1,0 +1,65 @@
+# The verbs of this repository. Each makes what it needs; all are quick the second time.
+#
+#   make quickstart          train a small model by reinforcement learning on this machine's CPU, and show it
+#   make quickstart SEED=1   the same with another seed, in a run folder of its own
+#   make quickstart ARGS='--learner.steps 50 --name short'   any key, as `streamrl up` takes it
+#   make test                the layers and all tests that need no GPU
+#   make check               formatting, lint, types, layers
+#   make fmt                 format the code and repair what lint can
+#   make bench               all figures of the README; bench-engine and bench-e2e make one part each
+#   make clean               remove caches and build leftovers; runs/, .venv and .venvs stay
+#
+# pip is used as this machine configures it (index, proxy, wheels). PYTHON=... chooses the interpreter.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+QUICKSTART := $(if $(SEED),--seed $(SEED) --name quickstart-seed$(SEED)) $(ARGS)
+
+.PHONY: quickstart test check fmt bench bench-engine bench-e2e clean
+
+quickstart: $(VENV)/.installed
+	$(BIN)/streamrl up configs/quickstart.toml $(QUICKSTART)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: bench-engine bench-e2e
+
+bench-engine: $(VENV)/.installed
+	$(BIN)/python benchmarks/bench_engine.py
+
+bench-e2e: $(VENV)/.installed
+	$(BIN)/python benchmarks/bench_e2e.py
+
+clean:
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+# The stamps: pip runs again only when pyproject.toml changed. The code itself is installed in place.
+$(VENV)/.installed: pyproject.toml
+	@python=; for name in $(PYTHONS); do \
+	  if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$name; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then echo "streamrl needs Python 3.11 or newer; none of: $(PYTHONS). Set PYTHON=..." >&2; exit 2; fi; \
+	if [ ! -x $(BIN)/python ]; then echo "making $(VENV) with $$python"; "$$python" -m venv $(VENV); fi
+	@echo "installing streamrl (about a minute; torch is large)"
+	$(PIP_INSTALL) --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "installing what the tests need"
+	$(PIP_INSTALL) --editable '.[dev]'
+	touch $@

@@ -1,0 +1,232 @@
+"""The whole algorithm in one file, without the stream: sample, score, learn, repeat. Read this first.
+
+    python -m streamrl.reference configs/quickstart.toml --model.path FOLDER --learner.steps 20
+
+One process, one thing after the other, plain PyTorch. It uses the engine, the packing and the losses of streamrl and
+nothing else of it: no Ray, no queue, no services. With `rollout.deterministic = true`, `rollout.update_mode = "drain"`
+and `learner.max_staleness = 0` the running system gives the same ids, losses, gradient norms and weights as this loop,
+to the bit; `tests/integration/test_invariant_4_*` holds them together.
+
+Left out, because it is the system's business and not the algorithm's: durability, staleness, in-flight updates,
+evaluation beside the stream, resuming, killable rewards, more than one rank, warm-up. Start it from a model that is
+right now and then.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from streamrl.algorithms import ADVANTAGES
+from streamrl.config import Config
+from streamrl.config.load import load_args
+from streamrl.engines.torch.engine import TorchEngine
+from streamrl.errors import ConfigError
+from streamrl.learner.finite import require_finite
+from streamrl.learner.objectives import policy_loss
+from streamrl.learner.optimizer import clip_gradients, make_optimizer, set_learning_rate
+from streamrl.learner.packing import pack
+from streamrl.learner.policy import PREFIX, PolicyModel
+from streamrl.learner.rows import count_targets
+from streamrl.learner.schedule import learning_rate
+from streamrl.models.load import load_model
+from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
+from streamrl.rewards.base import RewardItem
+from streamrl.rewards.scorer import Scorer, resolve_reward
+from streamrl.tasks.base import Prompt, Task
+from streamrl.tasks.order import PromptOrder
+from streamrl.tasks.prompts import check_prompt_lengths
+from streamrl.tasks.resolve import resolve_task
+from streamrl.types import (
+    GenerationRequest,
+    GenerationResult,
+    IntArray,
+    RolloutRows,
+    SamplingParams,
+    ScoreStatus,
+    TokenOrigin,
+    UpdateMode,
+    Version,
+    group_id,
+    rollout_id,
+    rollout_seed,
+)
+from streamrl.weights.tensors import weights_digest
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What one step did. step: the step that it made, from 1. token_ids: sampled ids by rollout id."""
+
+    step: int
+    reward_mean: float
+    loss: float
+    grad_norm: float
+    digest: str
+    token_ids: dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One rollout: what was asked and what was answered."""
+
+    group: int
+    sample_index: int
+    prompt: Prompt
+    prompt_ids: IntArray
+    result: GenerationResult
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute with so many threads: sums have other last bits with another number, so the system fixes both."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Reference:
+    """The synchronous loop over one configuration.
+
+    Example:
+        for record in Reference(config).steps():
+            print(record.step, record.reward_mean, record.loss)
+    """
+
+    def __init__(self, config: Config) -> None:
+        if config.model.path is None:
+            raise ConfigError("the reference loop needs model.path: a folder with a model that is warmed up already")
+        self.config = config
+        self.folder = Path(config.model.path)
+        self.tokenizer: TextTokenizer = load_tokenizer(self.folder)
+        self.task: Task = resolve_task(config.task.name, config.task.held_out)
+        self.order = PromptOrder(self.task.num_train, config.seed)
+        self.scorer = Scorer(resolve_reward(config.reward.function))
+        self.sampling = SamplingParams(
+            temperature=config.rollout.sampling.temperature,
+            top_p=config.rollout.sampling.top_p,
+            top_k=config.rollout.sampling.top_k,
+            min_p=config.rollout.sampling.min_p,
+            max_new_tokens=config.rollout.sampling.max_new_tokens,
+        )
+        self.engine = self._make_engine()
+        with threads(config.learner.threads):
+            self.policy = PolicyModel(load_model(self.folder, config.model.dtype).to(torch.float32))
+            self.optimizer = make_optimizer(self.policy.parameters(), config.learner.optimizer)
+
+    def steps(self) -> Iterator[StepRecord]:
+        """Every step, each as it is done."""
+        for step in range(self.config.learner.steps):
+            samples = self.generate(step)
+            rows = self.score(samples)
+            with threads(self.config.learner.threads):
+                loss, grad_norm = self.learn(step, rows)
+            ids = {sample.result.request_id: sample.result.token_ids.tolist() for sample in samples}
+            reward = float(rows.rewards[rows.valid].mean())
+            yield StepRecord(step + 1, reward, loss, grad_norm, weights_digest(self.weights().items()), ids)
+
+    def generate(self, step: int) -> list[Sample]:
+        """`groups_per_step` prompts in data order, `group_size` completions of each, under the present weights."""
+        asked: list[tuple[int, int, Prompt, IntArray]] = []
+        requests: list[GenerationRequest] = []
+        count = self.config.learner.groups_per_step
+        for number in range(step * count, (step + 1) * count):
+            data_pass, index = self.order.at(number)
+            prompt = self.task.train(index)
+            prompt_ids = self.tokenizer.encode(prompt.text)
+            for sample_index in range(self.config.rollout.group_size):
+                rollout = rollout_id(group_id(prompt.prompt_id, data_pass), sample_index)
+                seed = rollout_seed(self.config.seed, rollout)
+                stop = self.tokenizer.eos_token_ids
+                requests.append(GenerationRequest(rollout, prompt_ids, seed, self.sampling, stop))
+                asked.append((number, sample_index, prompt, prompt_ids))
+        with threads(self.config.rollout.threads):
+            self.engine.load_weights(self.weights(), Version(0, step), UpdateMode.DRAIN)
+            results = self.engine.generate(requests)
+        return [Sample(*one, result) for one, result in zip(asked, results, strict=True)]
+
+    def score(self, samples: list[Sample]) -> RolloutRows:
+        """Score every completion, and lay the rows out as the learner takes them: ragged, never padded."""
+        offsets = np.cumsum([0, *(len(sample.result.token_ids) for sample in samples)])
+        texts = self.tokenizer.decode_batch(np.concatenate([s.result.token_ids for s in samples]), offsets)
+        items = [
+            RewardItem(
+                completion=text, prompt=s.prompt.text, payload=s.prompt.payload, finish_reason=s.result.finish_reason
+            )
+            for s, text in zip(samples, texts, strict=True)
+        ]
+        scores = self.scorer.score(items)
+        parts = [part for s in samples for part in (s.prompt_ids, s.result.token_ids)]
+        lengths = np.array([len(part) for part in parts])
+        origin = np.repeat(np.tile([TokenOrigin.PROMPT, TokenOrigin.SAMPLED], len(samples)), lengths).astype(np.uint8)
+        logprobs = np.zeros(len(origin), np.float32)
+        logprobs[origin == TokenOrigin.SAMPLED] = np.concatenate([s.result.logprobs for s in samples])
+        return RolloutRows(
+            offsets=np.concatenate([[0], np.cumsum(lengths)[1::2]]),
+            token_ids=np.concatenate(parts),
+            token_origin=origin,
+            rollout_logprobs=logprobs,
+            token_steps=np.where(origin == TokenOrigin.SAMPLED, 0, -1),
+            group=np.array([s.group for s in samples]),
+            sample_index=np.array([s.sample_index for s in samples]),
+            rewards=np.array([np.nan if score.reward is None else score.reward for score in scores]),
+            valid=np.array([score.status is ScoreStatus.OK for score in scores]),
+        )
+
+    def learn(self, step: int, rows: RolloutRows) -> tuple[float, float]:
+        """One optimizer step on the batch; returns the loss and the gradient norm before clipping."""
+        learner = self.config.learner
+        advantages = ADVANTAGES[learner.algorithm.advantage](rows.rewards, rows.valid, rows.group)
+        total = count_targets(rows)
+        loss_sum = 0.0
+        for batch in pack(rows, advantages, learner.micro_batch_tokens):
+            loss, _ = policy_loss(self.policy, batch, total, learner.algorithm, self.sampling.temperature)
+            loss.backward()
+            loss_sum += loss.double().item()
+        grad_norm = clip_gradients(list(self.policy.parameters()), learner.optimizer.max_grad_norm)
+        require_finite({"loss/policy": loss_sum, "grad/norm": grad_norm}, f"step {step + 1}")
+        set_learning_rate(self.optimizer, learning_rate(step, learner.optimizer, learner.steps))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss_sum, grad_norm
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights by their Hugging Face names."""
+        return {name.removeprefix(PREFIX): param.detach() for name, param in self.policy.named_parameters()}
+
+    def _make_engine(self) -> TorchEngine:
+        rollout = self.config.rollout
+        with threads(rollout.threads):
+            model = load_model(self.folder, self.config.model.dtype)
+            most = model.config.get_text_config().max_position_embeddings - rollout.sampling.max_new_tokens
+            longest = check_prompt_lengths(self.task, self.tokenizer, most)
+            return TorchEngine(
+                model,
+                Version(0, -1),
+                slots=rollout.slots,
+                max_length=longest + rollout.sampling.max_new_tokens,
+                kv_bytes=rollout.kv_bytes,
+                device=rollout.device,
+                deterministic=rollout.deterministic,
+            )
+
+
+def main() -> None:
+    """Print one line a step."""
+    config = load_args(Path(sys.argv[1]), sys.argv[2:])
+    for record in Reference(config).steps():
+        print(
+            f"step {record.step}  reward {record.reward_mean:.3f}  loss {record.loss:+.6f}  "
+            f"gradient {record.grad_norm:.4f}  weights {record.digest}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""One rank of a learner on seeded batches, for the tests: a program of its own, since a process is one rank.
+
+    python learner_rank.py STORE RANK WORLD CHECKPOINTS OUT
+
+Trains 20 steps; with several ranks it saves a checkpoint after 16. Then a fresh backend resumes from the checkpoint
+and trains the last 4 again. Last, one weight of one rank's shard becomes NaN. OUT gets all of it as JSON.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from streamrl.algorithms import ADVANTAGES
+from streamrl.config.schema import AlgorithmConfig, OptimizerConfig
+from streamrl.errors import NonFiniteError
+from streamrl.learner import checkpoint
+from streamrl.learner.balance import split_rows
+from streamrl.learner.fsdp import FsdpBackend, build
+from streamrl.learner.packing import PackedBatch, pack
+from streamrl.learner.process_group import LearnerGroup, open_group
+from streamrl.learner.rows import count_targets, select_rows
+from streamrl.types import RolloutRows, Version
+
+TOTAL_STEPS = 40
+STEPS, SAVED_AT = 20, 16
+GREETING = "rank 0 says \N{GREEK SMALL LETTER PI}"
+
+
+def make_model() -> Qwen3ForCausalLM:
+    """A vocabulary of 19 and 3 heads of odd sizes: no parameter divides evenly over two ranks by luck."""
+    torch.manual_seed(5)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=19,
+            hidden_size=24,
+            intermediate_size=35,
+            num_hidden_layers=2,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            head_dim=8,
+            max_position_embeddings=64,
+            tie_word_embeddings=True,
+        )
+    )
+
+
+def make_batch(step: int, *, groups: int = 6, group_size: int = 4) -> RolloutRows:
+    """Seeded groups with shared prompts, ragged answers and rewards that differ."""
+    rng = np.random.default_rng([9, step])
+    parts = []
+    for _ in range(groups):
+        prompt = rng.integers(0, 19, rng.integers(2, 7))
+        for _ in range(group_size):
+            parts += [prompt, rng.integers(0, 19, rng.integers(1, 9))]
+    lengths = np.array([len(part) for part in parts])
+    count, rows = int(lengths.sum()), groups * group_size
+    return RolloutRows(
+        offsets=np.concatenate([[0], np.cumsum(lengths)[1::2]]),
+        token_ids=np.concatenate(parts).astype(np.int32),
+        token_origin=np.repeat(np.tile([0, 1], rows), lengths).astype(np.uint8),
+        rollout_logprobs=rng.normal(-3, 0.3, count).astype(np.float32),
+        token_steps=np.full(count, step),
+        group=np.repeat(np.arange(groups) + step * groups, group_size),
+        sample_index=np.tile(np.arange(group_size), groups),
+        rewards=rng.random(rows),
+        valid=rng.random(rows) > 0.1,
+    )
+
+
+def make_backend(group: LearnerGroup) -> FsdpBackend:
+    return build(
+        make_model(),
+        optimizer=OptimizerConfig(lr=3e-3, warmup_steps=3, weight_decay=0.01, max_grad_norm=0.5),
+        algorithm=AlgorithmConfig(),
+        total_steps=TOTAL_STEPS,
+        temperature=0.9,
+        group=group,
+    )
+
+
+def packs_of(rows: RolloutRows, group: LearnerGroup, budget: int = 64) -> list[PackedBatch]:
+    advantages = ADVANTAGES["grpo"](rows.rewards, rows.valid, rows.group)
+    share = split_rows(rows.lengths(), rows.group, group.world_size, 24)[group.rank]
+    return pack(select_rows(rows, share), advantages[share], budget)
+
+
+def train(backend: FsdpBackend, steps: int) -> list[dict[str, float]]:
+    metrics = []
+    for _ in range(steps):
+        rows = make_batch(backend.steps_done)
+        metrics.append(backend.step(packs_of(rows, backend.group), count_targets(rows)))
+    return metrics
+
+
+def break_on_last_rank(backend: FsdpBackend) -> dict[str, object]:
+    """One NaN weight in one rank's shard; what a step says, and that it changed nothing."""
+    rows, group = make_batch(0), backend.group
+    name = "model.norm.weight"
+    if group.rank == group.world_size - 1:
+        with torch.no_grad():
+            backend.policy.shards[name][-1] = float("nan")
+    before = {key: value.detach().clone() for key, value in backend.policy.shards.items()}
+    raised = []
+    for act in (
+        lambda: backend.step(packs_of(rows, group), count_targets(rows)),
+        backend.weight_digest,
+    ):
+        try:
+            act()
+        except NonFiniteError as error:
+            raised.append(str(error))
+    same = all(torch.equal(before[k], v) for k, v in backend.policy.shards.items() if k != name)
+    return {"raised": raised, "same": same, "steps_done": backend.steps_done}
+
+
+def save(backend: FsdpBackend, root: Path) -> None:
+    checkpoint.save(
+        root,
+        Version(0, backend.steps_done),
+        backend.state_tensors(),
+        ledger_position=1,
+        extra=backend.state_extra(),
+        keep=1,
+        writer=backend.group.rank == 0,
+    )
+    backend.group.barrier()
+
+
+def main(store: str, rank: str, world: str, checkpoints: str, out: str) -> None:
+    torch.set_num_threads(1)
+    group = open_group(int(rank), int(world), Path(store), device=torch.device("cpu"), timeout_s=60)
+    backend, root = make_backend(group), Path(checkpoints)
+    metrics = train(backend, SAVED_AT)
+    if group.world_size > 1:
+        save(backend, root)
+    metrics += train(backend, STEPS - SAVED_AT)
+    resumed, info = make_backend(group), checkpoint.find_newest(root).newest
+    assert info is not None
+    resumed.load_state(info.tensor, info.extra)
+    heard = group.broadcast_bytes(GREETING.encode() if group.rank == 0 else None).decode()
+    result = {
+        "metrics": metrics,
+        "digest": backend.weight_digest(),
+        "resumed_metrics": train(resumed, STEPS - SAVED_AT),
+        "resumed_digest": resumed.weight_digest(),
+        "heard": heard,
+        "broken": break_on_last_rank(resumed),
+    }
+    Path(out).write_text(json.dumps(result), encoding="utf-8")
+    group.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,230 @@
+"""Checkpoints: whole or not there, whatever is torn and wherever the program ends."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from streamrl.errors import DataError, ResourceError
+from streamrl.learner import checkpoint
+from streamrl.learner.checkpoint import CheckpointInfo, find_newest, save
+from streamrl.learner.digest import weight_digest
+from streamrl.types import Version
+
+
+def make_tensors(*, seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shared = torch.randn(3, 4, generator=generator)
+    return {
+        "model/a.weight": shared,
+        "model/transposed": shared.T,
+        "exp_avg/a.weight": torch.randn(3, 4, generator=generator).to(torch.bfloat16),
+        "step": torch.tensor(3.0),
+        "empty": torch.zeros(0, 4),
+    }
+
+
+def make_checkpoint(
+    root: Path, step: int, *, incarnation: int = 0, keep: int = 2, seed: int | None = None
+) -> CheckpointInfo:
+    info = save(
+        root,
+        Version(incarnation, step),
+        iter(make_tensors(seed=step if seed is None else seed).items()),
+        ledger_position=step * 10,
+        extra={"steps_done": step, "nested": {"text": "\N{GREEK SMALL LETTER PI}"}},
+        keep=keep,
+    )
+    assert info is not None
+    return info
+
+
+def newest(root: Path) -> CheckpointInfo:
+    info = find_newest(root).newest
+    assert info is not None
+    return info
+
+
+def assert_holds(info: CheckpointInfo, *, seed: int) -> None:
+    tensors = make_tensors(seed=seed)
+    assert weight_digest((name, info.tensor(name)) for name in tensors) == weight_digest(tensors.items())
+
+
+def test_what_is_saved_comes_back_exactly(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path, 7)
+    info = newest(tmp_path)
+    assert info == made
+    assert (info.version, info.ledger_position) == (Version(0, 7), 70)
+    assert info.extra == {"steps_done": 7, "nested": {"text": "\N{GREEK SMALL LETTER PI}"}}
+    assert_holds(info, seed=7)
+    assert info.path.name == "step_000007"
+    with pytest.raises(DataError, match="no tensor 'model/b'"):
+        info.tensor("model/b")
+
+
+def test_invariant_10_a_checkpoint_is_safetensors_and_json_only(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, 1).path
+    assert {file.name for file in path.iterdir()} == {"COMMITTED", "manifest.json", "tensors_00000.safetensors"}
+    assert not any(b"\x80\x04" in file.read_bytes()[:2] for file in path.iterdir())
+
+
+def test_large_states_are_cut_into_files_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 40)
+    info = make_checkpoint(tmp_path, 1)
+    assert len(info.manifest.files) == 3
+    assert_holds(newest(tmp_path), seed=1)
+
+
+def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
+    assert find_newest(tmp_path / "none") == find_newest(tmp_path)
+    assert find_newest(tmp_path).newest is None
+
+
+def test_older_ones_go_when_a_newer_one_is_verified(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        make_checkpoint(tmp_path, step, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000003", "step_000004"]
+
+
+def flip_byte(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "flip": flip_byte,
+    "cut": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "empty": lambda path: os.truncate(path, 0),
+    "remove": lambda path: path.unlink(),
+    "extend": lambda path: path.write_bytes(path.read_bytes() + b"0"),
+}
+
+
+@pytest.mark.parametrize("name", ["COMMITTED", "manifest.json", "tensors_00000.safetensors"])
+@pytest.mark.parametrize("damage", sorted(DAMAGES))
+def test_a_damaged_one_is_passed_over_and_named(damage: str, name: str, tmp_path: Path) -> None:
+    for step in (1, 2):
+        make_checkpoint(tmp_path, step)
+    DAMAGES[damage](tmp_path / "step_000002" / name)
+    search = find_newest(tmp_path)
+    assert search.newest is not None
+    assert search.newest.version == Version(0, 1)
+    (reason,) = search.skipped
+    assert "step_000002" in reason
+
+
+def test_files_of_another_checkpoint_are_noticed(tmp_path: Path) -> None:
+    for step in (1, 2):
+        make_checkpoint(tmp_path, step)
+    other = tmp_path / "step_000001" / "tensors_00000.safetensors"
+    (tmp_path / "step_000002" / "tensors_00000.safetensors").write_bytes(other.read_bytes())
+    assert newest(tmp_path).version == Version(0, 1)
+
+
+def test_a_newer_format_is_refused_with_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    make_checkpoint(tmp_path, 1)
+    monkeypatch.setattr(checkpoint, "FORMAT", 1)
+    assert "format 2; this program reads 1" in find_newest(tmp_path).skipped[0]
+
+
+def test_a_higher_incarnation_is_newer_at_a_lower_step(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, 9, incarnation=0)
+    make_checkpoint(tmp_path, 5, incarnation=1)
+    assert newest(tmp_path).version == Version(1, 5)
+
+
+def test_the_same_step_again_replaces_the_one_of_the_lost_branch(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, 5, incarnation=0, seed=1)
+    make_checkpoint(tmp_path, 5, incarnation=1, seed=2, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000005"]
+    assert_holds(newest(tmp_path), seed=2)
+
+
+def test_other_ranks_only_take_part_in_the_gathering(tmp_path: Path) -> None:
+    seen = []
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for name in ("a", "b"):
+            seen.append(name)
+            yield name, torch.zeros(1)
+
+    got = save(tmp_path, Version(0, 1), tensors(), ledger_position=0, extra={}, keep=1, writer=False)
+    assert (got, seen, list(tmp_path.iterdir())) == (None, ["a", "b"], [])
+
+
+class Crash(BaseException):
+    """Not an Exception: nothing may catch it, as nothing catches `kill -9`."""
+
+
+def crash_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
+    """Every system call that the commit depends on, the number-th of which never returns."""
+    calls: list[str] = []
+
+    def wrapped(name: str, real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            calls.append(name)
+            if len(calls) == number:
+                raise Crash
+            return real(*arguments)
+
+        return call
+
+    for name in ("fsync", "rename"):
+        monkeypatch.setattr(os, name, wrapped(name, getattr(os, name)))
+    return calls
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+@pytest.mark.parametrize("same_step", [False, True])
+def test_a_crash_at_any_step_of_the_commit_leaves_a_verified_checkpoint(
+    number: int, same_step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path, 5, seed=1)
+    step, incarnation = (5, 1) if same_step else (6, 0)
+    with monkeypatch.context() as patch:
+        calls = crash_at(patch, number)
+        try:
+            make_checkpoint(tmp_path, step, incarnation=incarnation, seed=2, keep=1)
+            crashed = False
+        except Crash:
+            crashed = True
+    assert crashed == (number <= len(calls))
+    assert calls[:4] == ["fsync", "fsync", "fsync", "fsync"][: len(calls)]
+    info = newest(tmp_path)
+    if info.version == (0, 5):
+        assert_holds(info, seed=1)
+    else:
+        assert_holds(info, seed=2)
+    make_checkpoint(tmp_path, 7, incarnation=2, seed=3, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000007"]
+
+
+def test_a_full_disk_is_named_and_leaves_the_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_checkpoint(tmp_path, 1)
+
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(ResourceError, match=r"step_000002.*No space left.*free disk space"):
+            make_checkpoint(tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+    assert_holds(newest(tmp_path), seed=1)
+
+
+def test_a_failing_source_of_tensors_leaves_the_older_one(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, 1)
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "a", torch.zeros(1)
+        raise RuntimeError("a rank is gone")
+
+    with pytest.raises(RuntimeError, match="a rank is gone"):
+        save(tmp_path, Version(0, 2), tensors(), ledger_position=0, extra={}, keep=1)
+    assert newest(tmp_path).version == Version(0, 1)

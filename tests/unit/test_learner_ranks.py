@@ -1,0 +1,85 @@
+"""Two gloo ranks agree with one, stop together, and hand their state on to one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("learner_rank.py")
+COMPARED = ("loss/policy", "loss/entropy", "grad/norm", "ratio/mean", "mismatch/kl", "mismatch/logprob_abs_max")
+
+
+def run_ranks(folder: Path, *, world: int) -> list[dict[str, Any]]:
+    """What each rank wrote."""
+    outs = [folder / f"{world}_{rank}.json" for rank in range(world)]
+    commands = [
+        [sys.executable, PROGRAM, folder / f"store_{world}", str(rank), str(world), folder / "checkpoints", out]
+        for rank, out in enumerate(outs)
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ranks = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for command in commands]
+    try:
+        for rank in ranks:
+            _, errors = rank.communicate(timeout=250)
+            assert rank.returncode == 0, errors
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return [json.loads(out.read_text(encoding="utf-8")) for out in outs]
+
+
+class Runs(NamedTuple):
+    two: list[dict[str, Any]]
+    one: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Two ranks first: their checkpoint is what the one rank resumes from."""
+    folder = tmp_path_factory.mktemp("ranks")
+    two = run_ranks(folder, world=2)
+    return Runs(two, run_ranks(folder, world=1)[0])
+
+
+def assert_agree(got: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
+    for a, b in zip(got, expected, strict=True):
+        for key in COMPARED:
+            assert a[key] == pytest.approx(b[key], rel=1e-5, abs=1e-5), key
+
+
+def test_two_ranks_agree_with_one_over_twenty_steps(runs: Runs) -> None:
+    assert len(runs.one["metrics"]) == 20
+    assert_agree(runs.two[0]["metrics"], runs.one["metrics"])
+
+
+def test_ranks_report_the_same_metrics_and_give_out_the_same_weights(runs: Runs) -> None:
+    first, second = runs.two
+    assert first["digest"] == second["digest"]
+    for a, b in zip(first["metrics"], second["metrics"], strict=True):
+        assert all(a[key] == b[key] for key in (*COMPARED, "learner/lr"))
+
+
+def test_a_checkpoint_of_two_ranks_resumes_bit_equal_on_two_and_closely_on_one(runs: Runs) -> None:
+    for rank in runs.two:
+        assert rank["resumed_digest"] == rank["digest"]
+        for key in COMPARED:
+            assert [m[key] for m in rank["resumed_metrics"]] == [m[key] for m in rank["metrics"][16:]]
+    assert_agree(runs.one["resumed_metrics"], runs.two[0]["metrics"][16:])
+
+
+def test_invariant_12_a_nan_on_one_rank_stops_all_and_changes_no_weight(runs: Runs) -> None:
+    for rank in runs.two:
+        step, digest = rank["broken"]["raised"]
+        assert "loss/policy = nan" in step
+        assert "model.norm.weight" in digest
+        assert rank["broken"]["same"]
+        assert rank["broken"]["steps_done"] == 20
+
+
+def test_bytes_of_rank_zero_reach_every_rank(runs: Runs) -> None:
+    assert {rank["heard"] for rank in (*runs.two, runs.one)} == {"rank 0 says \N{GREEK SMALL LETTER PI}"}
