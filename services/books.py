@@ -59,6 +59,11 @@ class RunBook:
         self._pending_score = {"eval/score": score, "eval/step": version.step, "eval/failed": failed}
         self.events.add({"kind": "eval", "step": version.step, "score": score, "failed": failed})
 
+    @property
+    def version(self) -> str:
+        """The newest version that the learner reported; empty before the first step."""
+        return str(self._last.get("version", ""))
+
     def status(self) -> dict[str, Any]:
         return {"metrics": self._last, "eval": self._scores, "steps": self._steps}
 

@@ -1,18 +1,19 @@
 """The controller: starts the parts of a run, keeps them, evaluates beside the stream, and says how it ended.
 
-    learn      consumes nothing here; waits for the learner's last step; the finite clock of the run
+    learner    consumes nothing here; waits for the learner's last step; the finite clock of the run
     reward     keeps the reward stage; unblocked by its death
     rollout-i  keeps one replica: on the death of its process the queue fences it and issues its groups again
-    evaluate   consumes versions to score; waits for the learner's publications; unblocked by `publish`
-    watch      asks the store and the queue, once a second, who is past a deadline
+    evaluation consumes versions to score; waits for the learner's publications; unblocked by `publish`
+    controller asks the store and the queue, once a second, who is past a deadline
 
-Any loop but `learn` that ends is an error, and the first error is the one that is reported. Data never passes
+Any loop but `learner` that ends is an error, and the first error is the one that is reported. Data never passes
 through here: only names, numbers and metrics.
 """
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import ray
@@ -21,11 +22,15 @@ from ray.actor import ActorHandle
 from services.books import RunBook
 from services.deadline import within
 from services.named_tasks import run_until
+from services.observe import Observer, write_trace
 from services.parts import Parts, explain_death
 from services.run_folder import RunFolder
 from streamrl.config import Config
-from streamrl.errors import ComponentError, DeadlineError
+from streamrl.errors import ComponentError, DeadlineError, StreamRLError
+from streamrl.failure import FailureReport, report_failure
 from streamrl.types import Version
+
+T = TypeVar("T")
 
 RESTARTS = 3
 """Restarts of one part, after which its death ends the run: what kills it each time is not bad luck."""
@@ -42,6 +47,7 @@ class Controller:
         self._run = RunFolder.open(Path(run_folder))
         self._parts = Parts(run_folder, self._config, incarnation)
         self._book = RunBook(self._run, self._config)
+        self._observer = Observer(self._run, self._config, "controller")
         self._replicas: dict[int, ActorHandle] = {}
         self._to_evaluate: asyncio.Queue[Version] = asyncio.Queue()
         self._evaluating = asyncio.Lock()
@@ -54,10 +60,8 @@ class Controller:
     async def run(self) -> dict[str, Any]:
         """Start the parts, train to the end (or to `stop`), and return the summary."""
         try:
-            await self._start()
+            await self._owned("start", "controller", self._start())
             return await self._run_all()
-        except ray.exceptions.RayError as error:
-            raise explain_death("a part", error) from error
         finally:
             await self._close_parts()
             self._ended.set()
@@ -100,16 +104,29 @@ class Controller:
 
     # ---- the run
 
+    async def _owned(self, phase: str, component: str, work: Coroutine[Any, Any, T]) -> T:
+        """Await the work of a component. What fails is written down with its name before anything reacts to it."""
+        try:
+            return await work
+        except (ray.exceptions.RayError, StreamRLError) as error:
+            death = explain_death(component, error)
+            report = FailureReport.now(component, phase, str(death), self._book.version)
+            if report_failure(self._run.path, report):
+                self._book.events.add({"kind": "failure", **msgspec.to_builtins(report)})
+            self._observer.log.error("failed", component=component, phase=phase, cause=str(death), trace=str(error))
+            raise death from error
+
     async def _run_all(self) -> dict[str, Any]:
         loops = {
-            "learn": self._learn(),
+            "learner": self._learn(),
             "reward": self._keep_reward(),
-            "evaluate": self._evaluate_loop(),
-            "watch": self._watch(),
+            "evaluation": self._evaluate_loop(),
+            "controller": self._watch(),
         }
         for index in range(self._config.rollout.replicas):
             loops[f"rollout-{index}"] = self._keep_replica(index)
-        result = await run_until("learn", loops)
+        named = {name: self._owned("run", name, loop) for name, loop in loops.items()}
+        result = await run_until("learner", named)
         return self._book.summary(result)
 
     async def _start(self) -> None:
@@ -161,6 +178,9 @@ class Controller:
         """Let each part put its things in order; one that does not answer ends with this process."""
         closing = [part.close.remote() for part in (self._queue, self._store, *self._learners)]
         await asyncio.gather(*(_quick(call) for call in closing))
+        self._observer.close()
+        if self._config.observe.trace:
+            await asyncio.to_thread(write_trace, self._run)
         self._book.close()
 
     async def _keep_replica(self, index: int) -> None:

@@ -6,12 +6,14 @@ is nothing to do. It knows neither Ray, nor the queue, nor Arrow.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streamrl.engines.base import Engine
+from streamrl.timeline import TraceWriter
 from streamrl.types import EngineStats, GenerationRequest, GenerationResult, UpdateMode, Version
 
 if TYPE_CHECKING:
@@ -51,10 +53,13 @@ class EngineThread:
         make_engine: Callable[[], Engine],
         deliver: Callable[[list[GenerationResult], bool], None],
         on_death: Callable[[BaseException], None],
+        trace: TraceWriter | None = None,
     ) -> None:
         self._make_engine = make_engine
         self._deliver = deliver
         self._on_death = on_death
+        self._trace = trace
+        self._busy_since = 0
         self._commands: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
         self._spare: deque[tuple[SpareWork, Future[None]]] = deque()
         self._loading: list[tuple[Version, Future[None], Future[None]]] = []
@@ -136,6 +141,7 @@ class EngineThread:
                 finished = engine.step()
                 self._report_loaded(engine)
                 busy = engine.has_work
+                self._mark_busy(busy)
                 if finished or not busy:
                     self._deliver(finished, not busy)
             if self._spare and (not engine.has_work or steps_since_spare >= SPARE_EVERY):
@@ -157,6 +163,17 @@ class EngineThread:
                 future.set_result(command(engine))
             except Exception as error:  # noqa: BLE001 - it is the caller's, who waits for it
                 future.set_exception(error)
+
+    def _mark_busy(self, busy: bool) -> None:
+        """One span on the time line from the first request to the last result."""
+        if self._trace is None:
+            return
+        now = time.monotonic_ns()
+        if busy and not self._busy_since:
+            self._busy_since = now
+        elif not busy and self._busy_since:
+            self._trace.add("generate", self._busy_since, now, "engine")
+            self._busy_since = 0
 
     def _report_loaded(self, engine: Engine) -> None:
         """Tell those whose version answers now, or whose load was refused."""

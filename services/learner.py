@@ -17,11 +17,11 @@ from ray.actor import ActorHandle
 
 from buffers.records import Lease
 from services.deadline import within
-from services.layout import TRACE_FOLDER
+from services.observe import Observer
 from services.run_folder import RunFolder
 from streamrl.clock import SystemClock
 from streamrl.config import Config
-from streamrl.timeline import StepTimer, TraceWriter
+from streamrl.timeline import StepTimer
 from streamrl.weights.manifest import encode
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class LearnerRank:
         self._core = LearnerCore(self._run, self._config, incarnation, rank, meeting)
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._stop = asyncio.Event()
+        self._observer = Observer(self._run, self._config, self._name)
 
     # ---- start
 
@@ -80,8 +81,7 @@ class LearnerRank:
 
     async def run(self) -> dict[str, Any]:
         """Train to the last step, or until the queue is closed. Returns `finished` and the step reached."""
-        trace = self._trace()
-        timer = StepTimer(SystemClock(), PHASES, trace)
+        timer = StepTimer(SystemClock(), PHASES, self._observer.trace)
         try:
             await self._publish()
             while self._core.step < self._config.learner.steps and await self._step(timer):
@@ -91,8 +91,7 @@ class LearnerRank:
                 await self._in_thread(self._core.export)
             return {"finished": finished, "step": self._core.step}
         finally:
-            if trace is not None:
-                trace.close()
+            self._observer.close()
 
     async def stop(self) -> None:
         """Finish the step under way, commit a checkpoint of it, and end `run`."""
@@ -177,11 +176,6 @@ class LearnerRank:
 
     def _tell(self, kind: str, facts: dict[str, Any]) -> None:
         self._controller.report.remote(kind, facts)
-
-    def _trace(self) -> TraceWriter | None:
-        if not self._config.observe.trace:
-            return None
-        return TraceWriter(self._run.path / TRACE_FOLDER / f"{self._name}.jsonl", self._name)
 
     def _facts(self, lease: Lease, counts: dict[str, Any]) -> dict[str, Any]:
         """What the step's line of metrics says beside the learner's own numbers."""

@@ -25,6 +25,7 @@ from buffers.segment_writer import SegmentWriter
 from services.answers import decode
 from services.deadline import within
 from services.layout import SCORES_FOLDER, model_folder
+from services.observe import Observer
 from services.run_folder import RunFolder
 from streamrl.config import Config
 from streamrl.errors import ComponentError
@@ -44,6 +45,7 @@ class RewardActor:
         self._config = msgspec.convert(config, Config)
         self._run = RunFolder.open(Path(run_folder))
         self._queue = queue
+        self._observer = Observer(self._run, self._config, NAME)
         self._failures = FailureShare(self._config.rollouts_per_step, self._config.reward.max_failed)
         self._scored = 0
 
@@ -79,11 +81,13 @@ class RewardActor:
         most = self._config.reward.batch_size * self._config.reward.workers
         try:
             while frames := await self._queue.unscored.remote(NAME, self._epoch, most):
-                await self._score_frames(frames, sequence)
+                with self._observer.span("score"):
+                    await self._score_frames(frames, sequence)
                 sequence += 1
         finally:
             await self._pool.close()
             await asyncio.to_thread(self._writer.close)
+            self._observer.close()
 
     async def score_evaluation(self, answers: bytes) -> EvalScore:
         """The mean over the held-out answers of one version; failed ones are left out and counted."""

@@ -25,6 +25,7 @@ from services.deadline import within
 from services.engine_thread import EngineThread
 from services.layout import model_folder
 from services.named_tasks import run_all
+from services.observe import Observer
 from services.rollout_rows import Finished, Issued, finite
 from services.run_folder import RunFolder
 from streamrl.config import Config
@@ -68,6 +69,7 @@ class RolloutReplica:
         self._run = RunFolder.open(Path(run_folder))
         self._queue = queue
         self._store = store
+        self._observer = Observer(self._run, self._config, name)
         self._issued: dict[str, Issued] = {}
         self._finished: list[Finished] = []
         self._two_versions = 0
@@ -99,10 +101,11 @@ class RolloutReplica:
         self._log = CompletionLog(self._run.path, self._config, self._name, self._epoch)
         self._source = ShmSource(self._run.run_id, self._run.key())
         make_engine = partial(build_engine, self._config, folder, max_length)
-        self._thread = EngineThread(make_engine, self._deliver, self._engine_died)
+        self._thread = EngineThread(make_engine, self._deliver, self._engine_died, self._observer.trace)
         await asyncio.wrap_future(self._thread.start())
         await self._store.join.remote(self._name)
         self._state.started()
+        self._observer.log.info("started", epoch=epoch, engine=self._config.rollout.engine)
 
     async def run(self) -> None:
         """Serve until the queue and the weight store are closed."""
@@ -119,6 +122,7 @@ class RolloutReplica:
             await asyncio.gather(write, loops, return_exceptions=True)
             await asyncio.to_thread(self._thread.stop)
             await asyncio.to_thread(self._log.close)
+            self._observer.close()
 
     async def status(self) -> dict[str, Any]:
         """Counters and state, for the live view and for `streamrl status`."""
@@ -142,7 +146,7 @@ class RolloutReplica:
         Returns the completions as the reward stage takes them (`services.evaluations.encode`).
         """
         weights = decode(manifest)
-        with self._source.open(weights) as tensors:
+        with self._observer.span("evaluate", "evaluation"), self._source.open(weights) as tensors:
             work = self._evaluation.work(tensors, Version(*weights.version))
             await asyncio.wrap_future(self._thread.run_spare(work))
         return encode(self._evaluation.result())
@@ -218,15 +222,15 @@ class RolloutReplica:
             finished, self._finished = self._finished, []
             if not finished:
                 continue
-            frame, rows = await within(
-                self._config.deadlines.step_s,
-                self._log.append(finished),
-                who=self._name,
-                what="the write to disk",
-            )
-            accepted = self._queue.accept.remote(self._name, self._epoch, sequence, frame, rows)
-            await within(self._config.deadlines.step_s, accepted, who=self._name, what="the queue's receipt")
+            with self._observer.span("write", "log"):
+                await self._write(finished, sequence)
             sequence += 1
+
+    async def _write(self, finished: list[Finished], sequence: int) -> None:
+        limit = self._config.deadlines.step_s
+        frame, rows = await within(limit, self._log.append(finished), who=self._name, what="the write to disk")
+        accepted = self._queue.accept.remote(self._name, self._epoch, sequence, frame, rows)
+        await within(limit, accepted, who=self._name, what="the queue's receipt")
 
     # ---- following the weights
 
@@ -242,7 +246,7 @@ class RolloutReplica:
         version = Version(*manifest.version)
         self._state.update(next(self._orders), version)
         in_flight = len(self._issued)
-        with self._source.open(manifest) as tensors:
+        with self._observer.span("update", "weights"), self._source.open(manifest) as tensors:
             mode = UpdateMode(self._config.rollout.update_mode)
             loaded = asyncio.wrap_future(self._thread.load(tensors, version, mode))
             await within(self._config.deadlines.update_s, loaded, who=self._name, what=f"taking up version {version}")

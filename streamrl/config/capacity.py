@@ -65,14 +65,9 @@ def _context(config: Config, model: ModelFacts, prompt_tokens: int) -> Iterator[
     if model.context is not None and row > model.context:
         most = model.context - prompt_tokens
         way_out = f"set at most {most}" if most > 0 else "take a model with a longer context"
-        what = (
-            f"prompt ({prompt_tokens}) + completion pass the model's context of {model.context} tokens; "
-            f"{way_out}"
-        )
+        what = f"prompt ({prompt_tokens}) + completion pass the model's context of {model.context} tokens; {way_out}"
         given = str(config.rollout.sampling.max_new_tokens)
-        yield Problem(
-            key=_LENGTH, what=what, given=given, involves=("model.preset", "model.path", "task.name")
-        )
+        yield Problem(key=_LENGTH, what=what, given=given, involves=("model.preset", "model.path", "task.name"))
 
 
 def _kv_cache(config: Config, model: ModelFacts, prompt_tokens: int) -> Iterator[Problem]:

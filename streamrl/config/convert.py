@@ -43,9 +43,7 @@ def _table(table: type[Table], name: str, tree: Mapping[str, Any], problems: lis
     return table(**values)
 
 
-def _leaf(
-    full: str, key: str, value: object, annotation: Any, values: dict[str, Any], problems: list[Problem]
-) -> None:
+def _leaf(full: str, key: str, value: object, annotation: Any, values: dict[str, Any], problems: list[Problem]) -> None:
     """Put `value` into `values`, or say what is wrong with it."""
     if value == NONE and fields.is_optional(annotation):
         values[key] = None

@@ -79,9 +79,7 @@ def _model_config(folder: Path) -> dict[str, Any]:
     config = _read_json(folder / "config.json")
     missing = [key for key in _NEEDED if key not in config]
     if missing:
-        raise _Unreadable(
-            f"{folder / 'config.json'} lacks {', '.join(missing)}: not a decoder-only language model"
-        )
+        raise _Unreadable(f"{folder / 'config.json'} lacks {', '.join(missing)}: not a decoder-only language model")
     numbers = [*_NEEDED[1:], "max_position_embeddings", "num_key_value_heads", "head_dim"]
     for key in numbers:
         value = config.get(key)

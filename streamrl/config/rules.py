@@ -91,9 +91,7 @@ def _varied_samples(config: Config) -> Iterator[Problem]:
     if config.rollout.group_size < 2:
         what = f'"{advantage}" compares the rollouts of one prompt; set at least 2'
         given = str(config.rollout.group_size)
-        yield Problem(
-            key="rollout.group_size", what=what, given=given, involves=("learner.algorithm.advantage",)
-        )
+        yield Problem(key="rollout.group_size", what=what, given=given, involves=("learner.algorithm.advantage",))
 
 
 def _deterministic_mode(config: Config) -> Iterator[Problem]:
@@ -125,9 +123,7 @@ def _synchronous_mode(config: Config) -> Iterator[Problem]:
 def _algorithm_ranges(config: Config) -> Iterator[Problem]:
     if config.learner.algorithm.clip_low >= 1.0:
         what = "the ratio is clipped below at 1 - clip_low, which must stay above 0; set less than 1"
-        yield Problem(
-            key="learner.algorithm.clip_low", what=what, given=quoted(config.learner.algorithm.clip_low)
-        )
+        yield Problem(key="learner.algorithm.clip_low", what=what, given=quoted(config.learner.algorithm.clip_low))
     if max(config.learner.optimizer.betas) >= 1.0:
         given = quoted(config.learner.optimizer.betas)
         what = "a beta of 1 never forgets, and the bias correction divides by zero; set both below 1"
@@ -191,9 +187,7 @@ def _ray_address(config: Config) -> Iterator[Problem]:
 def _unknown(key: str, what: str, name: str, known: Iterable[str], form: str = "") -> Problem:
     near = nearest_value(name, list(known))
     allowed = _names(known) + (f", or {form} of your own" if form else "")
-    return Problem(
-        key=key, what=what, given=quoted(name), allowed=allowed, suggestion=quoted(near) if near else ""
-    )
+    return Problem(key=key, what=what, given=quoted(name), allowed=allowed, suggestion=quoted(near) if near else "")
 
 
 def _names(known: Iterable[str]) -> str:

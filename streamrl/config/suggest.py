@@ -31,9 +31,7 @@ def nearest_value(value: object, known: Sequence[str]) -> str:
 
 def _spelled_alike(key: str, everywhere: Iterable[str]) -> list[str]:
     by_name = {_plain(_last(known)): known for known in everywhere}
-    return [
-        by_name[name] for name in difflib.get_close_matches(_plain(_last(key)), by_name, n=1, cutoff=0.75)
-    ]
+    return [by_name[name] for name in difflib.get_close_matches(_plain(_last(key)), by_name, n=1, cutoff=0.75)]
 
 
 def _last(key: str) -> str:

@@ -84,6 +84,13 @@ def test_the_unbroken_model_folder_of_the_corpus_loads(tmp_path, monkeypatch):
     assert load_args("run.toml").model.path == "model"
 
 
+def test_the_end_token_may_be_named_in_config_json(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = {"drop": ["tokenizer_config.json"], "change": {"eos_token_id": 2}}
+    write_case({"text": '[model]\npath = "model"\n', "folder": folder})
+    assert load_args("run.toml").model.path == "model"
+
+
 def test_the_error_counts_its_problems_and_survives_pickling(tmp_path):
     (tmp_path / "run.toml").write_text("seeds = 1\nnames = 2\n" + MODEL)
     with pytest.raises(ConfigProblems) as caught:
@@ -114,7 +121,5 @@ def test_checking_a_config_imports_none_of_the_heavy_libraries():
         "print([m for m in ('torch', 'ray', 'pyarrow', 'transformers', 'tokenizers') if m in sys.modules])"
     )
     root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -142,9 +142,7 @@ def values_of(info: inspect.Type) -> st.SearchStrategy[Any]:
     if isinstance(info, inspect.UnionType):
         return st.one_of(*map(values_of, info.types))
     if isinstance(info, inspect.StrType):
-        text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(
-            lambda word: word != "none"
-        )
+        text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(lambda word: word != "none")
         return st.from_regex(r"\A[a-z][a-z._-]{0,20}\Z") if info.pattern else text
     return st.none()
 
@@ -166,11 +164,7 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
 
 def without_none(tree: dict[str, Any]) -> dict[str, Any]:
     return {
-        key: without_none(value)
-        if isinstance(value, dict)
-        else list(value)
-        if isinstance(value, tuple)
-        else value
+        key: without_none(value) if isinstance(value, dict) else list(value) if isinstance(value, tuple) else value
         for key, value in tree.items()
         if value is not None
     }

@@ -91,9 +91,14 @@ def test_a_gpu_that_is_not_there_is_named_for_each_part_that_wants_one():
     )
     rollout, learner = found(config, num_gpus=0)
     assert rollout == 'this machine: rollout.device: "cuda" needs 1 GPU, this machine has 0; set "cpu"'
-    assert learner.startswith(
-        'this machine: learner.device: "cuda" needs 2 GPU, this machine has 0; set "cpu" or'
-    )
+    assert learner.startswith('this machine: learner.device: "cuda" needs 2 GPU, this machine has 0; set "cpu" or')
+
+
+def test_every_rank_needs_a_gpu_of_its_own():
+    config = quickstart("--learner.device=cuda", "--learner.num_workers=2")
+    (problem,) = found(config, num_gpus=1, torch_has_cuda=True)
+    assert '"cuda" needs 2 GPU, this machine has 1; set "cpu" or a lower learner.num_workers' in problem
+    assert found(config, num_gpus=2, torch_has_cuda=True) == []
 
 
 def test_a_gpu_without_a_torch_that_can_use_it_is_named():
@@ -155,18 +160,14 @@ def test_the_true_longest_prompt_is_checked_by_the_same_rules():
     config = quickstart()
     assert check_capacity(config, TINY, 59) == []
     (problem,) = check_capacity(config, TINY, 60)
-    assert problem.what.startswith(
-        "prompt (60) + completion pass the model's context of 64 tokens; set at most 4"
-    )
+    assert problem.what.startswith("prompt (60) + completion pass the model's context of 64 tokens; set at most 4")
     (problem,) = check_capacity(config, TINY, 64)
     assert "take a model with a longer context" in problem.what
 
 
 def test_a_task_of_ones_own_is_not_refused_for_prompts_that_nobody_knows_yet(tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text(
-        'task.name = "mine:Task"\nmodel.preset = "tiny-qwen3"\nrollout.sampling.max_new_tokens = 60\n'
-    )
+    path.write_text('task.name = "mine:Task"\nmodel.preset = "tiny-qwen3"\nrollout.sampling.max_new_tokens = 60\n')
     assert load(path).task.name == "mine:Task"
 
 

@@ -1,0 +1,51 @@
+"""How a part of the run is seen from outside: its log file and its spans on the common time line."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from services.layout import TRACE_FOLDER
+from services.run_folder import RunFolder
+from streamrl.chrome_trace import merge_traces
+from streamrl.config import Config
+from streamrl.logs import configure
+from streamrl.timeline import TraceWriter
+
+if TYPE_CHECKING:
+    from structlog.stdlib import BoundLogger
+
+
+class Observer:
+    """Log and spans of one component, in one process.
+
+    Example:
+        observer = Observer(run, config, "reward")
+        observer.log.info("started", children=2)
+        with observer.span("score"):
+            ...
+    """
+
+    def __init__(self, run: RunFolder, config: Config, component: str) -> None:
+        self.log: BoundLogger = configure(component, run.logs_path)
+        path = run.path / TRACE_FOLDER / f"{component}.jsonl"
+        self.trace = TraceWriter(path, component) if config.observe.trace else None
+
+    @contextmanager
+    def span(self, name: str, track: str = "main") -> Iterator[None]:
+        """What the block takes, on the time line; nothing when traces are off."""
+        if self.trace is None:
+            yield
+            return
+        with self.trace.span(name, track):
+            yield
+
+    def close(self) -> None:
+        if self.trace is not None:
+            self.trace.close()
+
+
+def write_trace(run: RunFolder) -> Path:
+    """Merge the spans of all components into one Chrome trace, which Perfetto opens."""
+    merge_traces(sorted((run.path / TRACE_FOLDER).glob("*.jsonl")), run.trace_path)
+    return run.trace_path
