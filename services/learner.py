@@ -18,6 +18,7 @@ from ray.actor import ActorHandle
 from buffers.records import Lease
 from services.deadline import within
 from services.observe import Observer
+from services.process_environment import extend_import_path
 from services.run_folder import RunFolder
 from streamrl.clock import SystemClock
 from streamrl.config import Config
@@ -45,6 +46,7 @@ class LearnerRank:
         queue: ActorHandle,
         store: ActorHandle,
     ) -> None:
+        extend_import_path()
         self._rank = rank
         self._config = msgspec.convert(config, Config)
         self._run = RunFolder.open(Path(run_folder))

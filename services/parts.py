@@ -11,21 +11,13 @@ import ray
 from ray.actor import ActorHandle
 
 from services.learner import LearnerRank
+from services.process_environment import import_path, variables
 from services.queue import QueueActor
 from services.reward import RewardActor
 from services.rollout import RolloutReplica
 from services.weights import WeightStoreActor
 from streamrl.config import Config
 from streamrl.errors import ComponentError, StreamRLError
-
-
-def thread_variables(threads: int) -> dict[str, str]:
-    """Environment of a process that computes with `threads` threads."""
-    return {
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        "TOKENIZERS_PARALLELISM": "false",
-    }
 
 
 class Parts:
@@ -69,7 +61,7 @@ class Parts:
             # The machine's two cores carry more actors than that: they share, and Ray must not queue them.
             "num_cpus": 0,
             "max_concurrency": 64,
-            "runtime_env": {"env_vars": thread_variables(threads)},
+            "runtime_env": {"env_vars": variables(threads, import_path())},
         }
         return ray.remote(cls).options(**options).remote(*args)
 

@@ -11,6 +11,7 @@ import msgspec
 
 from buffers.queue import ReplayQueue
 from buffers.records import AcceptedRows, Lease, QueueSettings, ScoredRows, UnscoredFrame
+from services.process_environment import extend_import_path
 from streamrl.clock import SystemClock
 from streamrl.config import Config, limits
 from streamrl.tasks.base import Task
@@ -23,6 +24,7 @@ class QueueActor:
     """See the module."""
 
     def __init__(self, run_folder: str, config: dict[str, Any]) -> None:
+        extend_import_path()
         self._config = msgspec.convert(config, Config)
         self._folder = Path(run_folder)
 

@@ -20,6 +20,7 @@ import msgspec
 from buffers.recorded import recorded_leases
 from services.layout import start_folder
 from services.learner_core import LearnerCore
+from services.process_environment import extend_import_path
 from services.queue import queue_settings
 from services.run_folder import RunFolder
 from streamrl.clock import SystemClock
@@ -69,6 +70,7 @@ def replay(run: RunFolder, steps: int | None = None, num_workers: int | None = N
 
 def replay_config(run: RunFolder, num_workers: int | None) -> Config:
     """The run's configuration, with the weights that its stream began with as the model."""
+    extend_import_path()
     config = load(run.config_path)
     model = msgspec.structs.replace(config.model, preset=None, path=str(start_folder(run.path, config)))
     learner = msgspec.structs.replace(config.learner, num_workers=num_workers or config.learner.num_workers)

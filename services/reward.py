@@ -26,6 +26,7 @@ from services.answers import decode
 from services.deadline import within
 from services.layout import SCORES_FOLDER, model_folder
 from services.observe import Observer
+from services.process_environment import extend_import_path
 from services.run_folder import RunFolder
 from streamrl.config import Config
 from streamrl.errors import ComponentError
@@ -42,6 +43,7 @@ class RewardActor:
     """See the module."""
 
     def __init__(self, run_folder: str, config: dict[str, Any], queue: ActorHandle) -> None:
+        extend_import_path()
         self._config = msgspec.convert(config, Config)
         self._run = RunFolder.open(Path(run_folder))
         self._queue = queue

@@ -26,6 +26,7 @@ from services.engine_thread import EngineThread
 from services.layout import model_folder
 from services.named_tasks import run_all
 from services.observe import Observer
+from services.process_environment import extend_import_path
 from services.rollout_rows import Finished, Issued, finite
 from services.run_folder import RunFolder
 from streamrl.config import Config
@@ -64,6 +65,7 @@ class RolloutReplica:
         queue: ray.actor.ActorHandle,
         store: ray.actor.ActorHandle,
     ) -> None:
+        extend_import_path()
         self._name = name
         self._config = msgspec.convert(config, Config)
         self._run = RunFolder.open(Path(run_folder))

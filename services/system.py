@@ -8,7 +8,8 @@ import ray
 from ray.actor import ActorHandle
 
 from services.controller import Controller
-from services.parts import explain_death, thread_variables
+from services.parts import explain_death
+from services.process_environment import import_path, variables
 from services.run_folder import RunFolder
 from streamrl.config import Config
 
@@ -62,6 +63,6 @@ class RaySystem:
 async def start_system(run: RunFolder, config: Config) -> RaySystem:
     """Start the controller of a run. Ray must be up."""
     actor = ray.remote(Controller).options(
-        num_cpus=0, max_concurrency=64, runtime_env={"env_vars": thread_variables(1)}
+        num_cpus=0, max_concurrency=64, runtime_env={"env_vars": variables(1, import_path())}
     )
     return RaySystem(actor.remote(str(run.path), msgspec.to_builtins(config), run.incarnation))

@@ -10,6 +10,7 @@ Knows nothing of rewards and of the model. A bad log-prob stops here: `rollout_l
 """
 
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -139,42 +140,68 @@ def _pack_part(
     all_targets: LongArray,
     row_T: LongArray,
 ) -> PackedBatch:
-    """The pack of the rows `part`: segments sorted by shape, so that equal ones are one attention call."""
+    """The pack of the rows `part`."""
+    placed = _place(rows, part, used_N, prompt_N)
+    low, high = np.searchsorted(all_targets, rows.offsets[[part[0], part[-1] + 1]])
+    targets = all_targets[low:high]
+    row = np.searchsorted(part, row_T[targets])
+    predictor = targets - 1 - rows.offsets[part[row]]
+    behind = predictor - placed.prefix[row]
+    place = np.where(behind < 0, placed.prefix_start[row] + predictor, placed.own_start[row] + behind)
+    row_tokens = np.bincount(row, minlength=len(part))
+    return PackedBatch(
+        ids=torch.from_numpy(rows.token_ids[placed.tokens].astype(np.int64)),
+        position_ids=torch.from_numpy(placed.positions),
+        layout=placed.layout,
+        predictors=torch.from_numpy(place),
+        targets=torch.from_numpy(rows.token_ids[targets].astype(np.int64)),
+        rollout_logprobs=torch.from_numpy(rows.rollout_logprobs[targets]),
+        advantages=torch.from_numpy(advantages_N[part][row].astype(np.float32)),
+        row_tokens=torch.from_numpy(row_tokens[row].astype(np.float32)),
+        rows=torch.from_numpy(part[row]),
+    )
+
+
+class _Placed(NamedTuple):
+    """Where the n rows of a pack lie in it.
+
+    tokens: the batch's token at each place of the pack; positions: its position in its row. prefix: for each row, how
+    many of its tokens are a shared prompt's, which lies at prefix_start; its other tokens lie at own_start.
+    """
+
+    tokens: LongArray
+    positions: LongArray
+    layout: SegmentLayout
+    prefix: LongArray
+    prefix_start: LongArray
+    own_start: LongArray
+
+
+def _place(rows: RolloutRows, part: LongArray, used_N: LongArray, prompt_N: LongArray) -> _Placed:
+    """One segment for each shared prompt and one for each row's own tokens, sorted by shape, so that equal ones are
+    one attention call."""
     leader, shared = _leaders(rows, part, prompt_N)
     prefix = np.where(shared, prompt_N[part], 0)
     heads = np.flatnonzero(shared & (leader == np.arange(len(part))))
-    with_own = np.flatnonzero(used_N[part] > prefix)
-    # Segments before sorting: one for each shared prompt, then each row's own tokens.
-    source = np.concatenate([rows.offsets[part[heads]], rows.offsets[part[with_own]] + prefix[with_own]])
-    before = np.concatenate([np.zeros(len(heads), np.int64), prefix[with_own]])
-    q_len = np.concatenate([prefix[heads], (used_N[part] - prefix)[with_own]])
-    order = np.lexsort((before, q_len))
+    owners = np.flatnonzero(used_N[part] > prefix)
+    # Segments before they are sorted: the prompts, then the rows' own tokens.
+    skipped = np.concatenate([np.zeros(len(heads), np.int64), prefix[owners]])
+    q_len = np.concatenate([prefix[heads], (used_N[part] - prefix)[owners]])
+    source = rows.offsets[part[np.concatenate([heads, owners])]] + skipped
+    order = np.lexsort((skipped, q_len))
     start = np.empty_like(q_len)
     start[order] = np.cumsum(q_len[order]) - q_len[order]
-    head_start = np.zeros(len(part), np.int64)
-    head_start[heads] = start[: len(heads)]
+    head_start, own_start = np.zeros((2, len(part)), np.int64)
+    head_start[heads], own_start[owners] = start[: len(heads)], start[len(heads) :]
     prefix_start = head_start[leader]
-    own_start = np.zeros(len(part), np.int64)
-    own_start[with_own] = start[len(heads) :]
-    segment_prefix = np.concatenate([np.zeros(len(heads), np.int64), prefix_start[with_own]])
-    tokens = ragged_arange(source[order], q_len[order])
-    low, high = np.searchsorted(all_targets, rows.offsets[[part[0], part[-1] + 1]])
-    targets = all_targets[low:high]
-    place = np.searchsorted(part, row_T[targets])
-    local = targets - rows.offsets[row_T[targets]] - 1
-    in_prefix = local < prefix[place]
-    predictors = np.where(in_prefix, prefix_start[place] + local, own_start[place] + local - prefix[place])
-    counts = np.bincount(place, minlength=len(part))
-    return PackedBatch(
-        ids=torch.from_numpy(rows.token_ids[tokens].astype(np.int64)),
-        position_ids=torch.from_numpy(ragged_arange(before[order], q_len[order])),
-        layout=lay_out(q_len[order], segment_prefix[order], before[order]),
-        predictors=torch.from_numpy(predictors),
-        targets=torch.from_numpy(rows.token_ids[targets].astype(np.int64)),
-        rollout_logprobs=torch.from_numpy(rows.rollout_logprobs[targets]),
-        advantages=torch.from_numpy(advantages_N[part][place].astype(np.float32)),
-        row_tokens=torch.from_numpy(counts[place].astype(np.float32)),
-        rows=torch.from_numpy(part[place]),
+    segment_prefix = np.concatenate([np.zeros(len(heads), np.int64), prefix_start[owners]])
+    return _Placed(
+        tokens=ragged_arange(source[order], q_len[order]),
+        positions=ragged_arange(skipped[order], q_len[order]),
+        layout=lay_out(q_len[order], segment_prefix[order], skipped[order]),
+        prefix=prefix,
+        prefix_start=prefix_start,
+        own_start=own_start,
     )
 
 

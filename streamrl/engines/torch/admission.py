@@ -60,7 +60,7 @@ def _foreign_ids(requests: Sequence[GenerationRequest], vocab_size: int) -> list
     if not together.size or (together.min() >= 0 and together.max() < vocab_size):
         return []
     prompts = [request.prompt_ids for request in requests]
-    return [i for i, ids in enumerate(prompts) if ids.size and not (0 <= ids.min() and ids.max() < vocab_size)]
+    return [i for i, ids in enumerate(prompts) if ids.size and not (ids.min() >= 0 and ids.max() < vocab_size)]
 
 
 @dataclass(frozen=True, slots=True)

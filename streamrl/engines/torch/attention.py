@@ -19,13 +19,16 @@ QUERY_BLOCK = 128
 """Query positions of a prompt handled at once; bounds the score matrix and skips most of what causality hides."""
 
 
+HIDDEN = 1e30
+"""Weight of a hidden key for each place that it lies beyond the visible ones; finite in float32 and bfloat16 up
+to 10**8 places."""
+
+
 def round_up(length: int, multiple: int = KEY_MULTIPLE) -> int:
     return -(-length // multiple) * multiple
 
 
-def attend(
-    query_BRD: torch.Tensor, key_BLD: torch.Tensor, value_BLD: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
+def attend(query_BRD: torch.Tensor, key_BLD: torch.Tensor, value_BLD: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """softmax(query key^T / sqrt(D) + mask) value, [B, R, D]: B independent products of R queries and L keys.
 
     mask is additive, broadcastable to [B, R, L]. The softmax is in float32.
@@ -42,12 +45,12 @@ def attend(
     return out
 
 
-def length_mask(last_N: torch.Tensor, num_kv_heads: int, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Additive mask [N * kv_heads, 1, length] that lets row i see keys 0..last_N[i]."""
-    rows = last_N.repeat_interleave(num_kv_heads)
-    hidden = torch.arange(length, device=last_N.device) > rows[:, None]
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=last_N.device).masked_fill_(hidden, float("-inf"))
-    return mask[:, None]
+def length_mask(last_B: torch.Tensor, places_L: torch.Tensor) -> torch.Tensor:
+    """Additive mask [B, 1, L] that lets lane i see keys 0..last_B[i]; both arguments float.
+
+    A hidden key gets at most -HIDDEN, which no score can lift: its exponential is an exact zero, as with -inf.
+    """
+    return (last_B[:, None] - places_L).clamp_(max=0.0).mul_(HIDDEN)[:, None]
 
 
 def causal_attention(heads_MPHD: torch.Tensor, num_heads: int, num_kv_heads: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ Shapes: T packed tokens, N running slots, E hidden size, H heads, D head_dim.
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from streamrl.engines.torch.families import ModelShape, rope_tables
 from streamrl.engines.torch.kv import KvCache
 from streamrl.engines.torch.plan import Plan
 from streamrl.engines.torch.weights import FusedWeights, LayerWeights
-from streamrl.types import LongArray
+from streamrl.types import FloatArray, LongArray
 
 
 def to_device(array: npt.NDArray, device: torch.device) -> torch.Tensor:  # type: ignore[type-arg]
@@ -73,8 +74,9 @@ class Decoder:
         self._device = device
         self._dtype = dtype
         self._min_rows = min_rows
+        self._places = torch.arange(round_up(max_length), dtype=torch.float32, device=device)
         self._eps = torch.tensor(shape.rms_norm_eps, dtype=torch.float32, device=device)
-        self._cos, self._sin = rope_tables(config, max_length, dtype, device)
+        self._rope = torch.cat(rope_tables(config, max_length, dtype, device), dim=-1)
 
     def forward(self, weights: FusedWeights, plan: Plan, cache: KvCache) -> torch.Tensor | None:
         """Run a plan. Returns next-token logits of the running slots, float32 [N, vocab]; None when N is 0."""
@@ -97,16 +99,15 @@ class Decoder:
         return logits if shared.row_of_slot is None else logits.index_select(0, shared.row_of_slot)
 
     def _prepare(self, plan: Plan, cache: KvCache) -> _Pass:
-        positions = self._upload(plan.positions)
+        cos, sin = self._rope.index_select(0, self._upload(plan.positions))[:, None].chunk(2, dim=-1)
         slots, length = len(plan.slot_positions), 0
         mask: torch.Tensor | None = None
         if slots:
             length = round_up(int(plan.slot_positions.max()) + 1)
-            last = positions[:slots] if plan.row_of_slot is None else self._upload(plan.slot_positions)
-            mask = length_mask(last, self._shape.num_kv_heads, length, self._dtype)
+            last = np.repeat(plan.slot_positions, self._shape.num_kv_heads).astype(np.float32)
+            mask = length_mask(self._upload(last), self._places[:length]).to(self._dtype)
         groups = tuple(
-            _Group(g.padded, *(self._upload(part) for part in (g.gather, g.flat, g.packed)))
-            for g in plan.groups
+            _Group(g.padded, *(self._upload(part) for part in (g.gather, g.flat, g.packed))) for g in plan.groups
         )
         return _Pass(
             slots=slots,
@@ -114,8 +115,8 @@ class Decoder:
             kept=max(plan.decode_rows, self._min_rows),
             slot_of_row=None if plan.slot_of_row is None else self._upload(plan.slot_of_row),
             row_of_slot=None if plan.row_of_slot is None else self._upload(plan.row_of_slot),
-            cos=self._cos.index_select(0, positions)[:, None],
-            sin=self._sin.index_select(0, positions)[:, None],
+            cos=cos,
+            sin=sin,
             mask=mask,
             length=length,
             groups=groups,
@@ -123,7 +124,7 @@ class Decoder:
             targets=self._upload(cache.targets(plan.slots, plan.places)),
         )
 
-    def _upload(self, array: LongArray) -> torch.Tensor:
+    def _upload(self, array: LongArray | FloatArray) -> torch.Tensor:
         return to_device(array, self._device)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -167,9 +168,7 @@ class Decoder:
             out.index_copy_(0, group.packed, attended.flatten(0, 1).index_select(0, group.flat))
         return out
 
-    def _attend_cache(
-        self, index: int, heads_THD: torch.Tensor, cache: KvCache, shared: _Pass
-    ) -> torch.Tensor:
+    def _attend_cache(self, index: int, heads_THD: torch.Tensor, cache: KvCache, shared: _Pass) -> torch.Tensor:
         """Attention of the decode rows to their slots, [N, H * D]."""
         shape, slots = self._shape, shared.slots
         query = heads_THD[: shared.rows, : shape.num_heads]
@@ -194,9 +193,7 @@ class Decoder:
         return _add_linear(x_TE, F.silu(gate).mul_(up), layer.down, layer.down_bias)
 
 
-def _add_linear(
-    x: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _add_linear(x: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x + linear(inner), the sum inside the product where there is no bias."""
     if bias is None:
         return torch.addmm(x, inner, weight.t())

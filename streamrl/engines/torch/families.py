@@ -84,9 +84,7 @@ def _refuse_inexact(config: PretrainedConfig) -> None:
     if getattr(config, "quantization_config", None) is not None:
         faults.append("quantization_config is set (there are plain float weights)")
     if faults:
-        raise ConfigError(
-            f"the torch engine cannot run this {config.model_type} model exactly: " + "; ".join(faults)
-        )
+        raise ConfigError(f"the torch engine cannot run this {config.model_type} model exactly: " + "; ".join(faults))
 
 
 def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:

@@ -45,9 +45,7 @@ class KvCache:
         # Zeros, not empty memory: a NaN left there would survive a mask (0 * NaN is NaN).
         self._data = torch.zeros(size, dtype=dtype, device=device)
         self._flat = self._data.view(shape.num_layers, -1, shape.head_dim)
-        self._lanes = self._data.view(
-            shape.num_layers, 2, self.slots * self._heads, self.capacity, shape.head_dim
-        )
+        self._lanes = self._data.view(shape.num_layers, 2, self.slots * self._heads, self.capacity, shape.head_dim)
         lane = np.arange(2)[:, None, None] * self.slots + np.arange(self.slots)[None, :, None]
         lane = (lane * self._heads + np.arange(self._heads)) * self.capacity
         self._lane_start = lane.transpose(1, 0, 2).reshape(self.slots, 2 * self._heads)

@@ -104,9 +104,7 @@ def plan_pass(token_ids: LongArray, positions: LongArray, segments: Sequence[Seg
     )
 
 
-def _share_rows(
-    num_slots: int, segments: Sequence[Segment]
-) -> tuple[LongArray, LongArray] | tuple[None, None]:
+def _share_rows(num_slots: int, segments: Sequence[Segment]) -> tuple[LongArray, LongArray] | tuple[None, None]:
     """(slot_of_row, row_of_slot), or (None, None) when no segment has several slots."""
     followers = [slot for segment in segments for slot in segment.slots[1:]]
     if not followers:

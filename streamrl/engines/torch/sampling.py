@@ -58,9 +58,7 @@ class SamplingRows:
     truncation: Truncation | None
 
 
-def choose(
-    logits_NV: torch.Tensor, rows: SamplingRows, uniform_N: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def choose(logits_NV: torch.Tensor, rows: SamplingRows, uniform_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw a token for each row. Returns token ids int64 [N] and log-probabilities float32 [N].
 
     The log-probability is that of the sampled distribution: logits divided by the temperature, truncated,

@@ -1,0 +1,31 @@
+"""What the process of an actor is told by its environment: how many threads, and where the user's modules are.
+
+Ray runs actors in an empty folder, so that a user's `services/` cannot shadow ours. Tasks and rewards of the user's own
+(`module:name`) are looked for in the folder in which `streamrl up` was called, after everything else.
+"""
+
+import os
+import sys
+
+IMPORT_PATH = "STREAMRL_IMPORT_PATH"
+
+
+def variables(threads: int, import_path: str) -> dict[str, str]:
+    """The environment of an actor that computes with `threads` threads."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        IMPORT_PATH: import_path,
+    }
+
+
+def import_path() -> str:
+    """The folder of the user's modules, as this process was told; the current one when it was not."""
+    return os.environ.get(IMPORT_PATH, os.getcwd())
+
+
+def extend_import_path() -> None:
+    """Let this process find the user's modules, behind all others."""
+    if import_path() not in sys.path:
+        sys.path.append(import_path())

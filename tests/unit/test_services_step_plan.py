@@ -1,0 +1,100 @@
+"""The plan of a step: every row to one rank, the same sums for all, the same bytes on every rank."""
+
+import numpy as np
+import pytest
+
+from buffers.records import Lease
+from services.reward import FailureShare
+from services.rollout_rows import finite
+from services.step_plan import STOP, decode, encode, make_plan, share_of
+from streamrl.config import Config
+from streamrl.config.schema import LearnerConfig
+from streamrl.errors import ComponentError
+from streamrl.types import FinishReason, FrameRef, GenerationResult, Score, Version, VersionSpan
+
+
+def lease(*, rows: int, seed: int, group_size: int = 4) -> Lease:
+    random = np.random.default_rng(seed)
+    valid = random.random(rows) > 0.1
+    sampled = random.integers(0, 20, rows)
+    return Lease(
+        step=3,
+        frames=[FrameRef("a", 0, 10, rows, 1, 2), FrameRef("b", 0, 10, rows, 1, 2)],
+        frame_index=random.integers(0, 2, rows).astype(np.int32),
+        row=np.arange(rows, dtype=np.int32),
+        group=np.arange(rows) // group_size,
+        sample_index=np.arange(rows) % group_size,
+        branch=np.zeros(rows, np.int32),
+        rewards=np.where(valid, random.random(rows), np.nan),
+        valid=valid,
+        num_tokens=sampled + random.integers(1, 8, rows),
+        sampled_tokens=sampled,
+        oldest_step=np.full(rows, 2),
+    )
+
+
+def config(*, ranks: int) -> Config:
+    return Config(learner=LearnerConfig(num_workers=ranks))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_row_is_one_ranks_and_keeps_its_columns(ranks: int) -> None:
+    given = lease(rows=37, seed=ranks)
+    plan = decode(encode(make_plan(given, config(ranks=ranks), hidden_size=64)))
+    shares = [share_of(plan, rank) for rank in range(ranks)]
+    rows = np.concatenate([share.row for share in shares])
+    assert sorted(rows.tolist()) == list(range(37))
+    for share in shares:
+        np.testing.assert_array_equal(share.rewards, given.rewards[share.row])
+        np.testing.assert_array_equal(share.group, given.group[share.row])
+        np.testing.assert_array_equal(share.frame_index, given.frame_index[share.row])
+        assert (np.diff(share.row) > 0).all()
+
+
+def test_advantages_and_sums_do_not_depend_on_the_number_of_ranks() -> None:
+    given = lease(rows=40, seed=5)
+    one, three = (make_plan(given, config(ranks=ranks), hidden_size=64) for ranks in (1, 3))
+    assert (one.advantages, one.total_tokens, one.total_rows) == (
+        three.advantages,
+        three.total_tokens,
+        three.total_rows,
+    )
+
+
+def test_invariant_8_rows_without_a_score_are_in_no_sum_and_have_no_advantage() -> None:
+    given = lease(rows=40, seed=6)
+    plan = make_plan(given, config(ranks=1), hidden_size=64)
+    trained = given.valid & (given.sampled_tokens > 0)
+    assert plan.total_tokens == given.sampled_tokens[trained].sum()
+    assert plan.total_rows == trained.sum()
+    assert (share_of(plan, 0).advantages[~given.valid] == 0).all()
+
+
+def test_the_stop_plan_survives_the_wire() -> None:
+    assert decode(encode(STOP)).step == -1
+
+
+def test_invariant_8_too_many_failed_scores_stop_the_run_with_the_last_reason() -> None:
+    share = FailureShare(window=10, limit=0.2)
+    share.add([Score.ok(1.0)] * 8 + [Score.failed("ValueError: a")] * 2)
+    with pytest.raises(ComponentError, match=r"3 of the last 10 .* reward\.max_failed = 0\.2 .* TypeError: b"):
+        share.add([Score.failed("TypeError: b")])
+
+
+def test_invariant_8_old_failures_are_forgotten() -> None:
+    share = FailureShare(window=4, limit=0.25)
+    share.add([Score.failed("a"), *[Score.ok(0.0)] * 3])
+    share.add([Score.ok(0.0), Score.failed("b"), Score.ok(0.0), Score.ok(0.0)])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_invariant_12_a_completion_with_a_non_finite_logprob_becomes_an_error(value: float) -> None:
+    logprobs = np.array([-0.5, value], np.float32)
+    spans = (VersionSpan(0, Version(0, 1)),)
+    result = GenerationResult("r", np.array([3, 4], np.int32), logprobs, spans, FinishReason.STOP)
+    gated = finite(result, "rollout-1")
+    assert gated.finish_reason is FinishReason.ERROR
+    assert "token 1 from rollout-1" in gated.error
+    assert len(gated.token_ids) == len(gated.logprobs) == 0
+    sound = GenerationResult("r", result.token_ids, np.zeros(2, np.float32), spans, FinishReason.STOP)
+    assert finite(sound, "rollout-1") is sound
