@@ -49,9 +49,7 @@ def check_batch(batch: pa.RecordBatch, schema: pa.Schema) -> None:
             f"a batch of the columns {batch.schema.names} does not have the segment's schema {schema.names}"
         )
     if batch.num_rows == 0:
-        raise DataError(
-            "a batch without rows: there is nothing to write, and a frame of none cannot be referred to"
-        )
+        raise DataError("a batch without rows: there is nothing to write, and a frame of none cannot be referred to")
     _refuse_nulls(batch)
     if table_of(schema) == "completions":
         _check_tokens(batch)
@@ -109,13 +107,9 @@ def _check_spans(batch: pa.RecordBatch) -> None:
     outside = (start < 0) | (start >= np.diff(token_offsets)[row])
     _refuse(_rows_with(outside, offsets), batch, "a version span starts outside the row's tokens")
     same_row = row[1:] == row[:-1]
-    older = (incarnation[1:] < incarnation[:-1]) | (
-        (incarnation[1:] == incarnation[:-1]) & (step[1:] < step[:-1])
-    )
+    older = (incarnation[1:] < incarnation[:-1]) | ((incarnation[1:] == incarnation[:-1]) & (step[1:] < step[:-1]))
     wrong = np.concatenate(([False] * min(1, len(row)), same_row & ((start[1:] <= start[:-1]) | older)))
-    _refuse(
-        _rows_with(wrong, offsets), batch, "version spans must start ever later and never at an older version"
-    )
+    _refuse(_rows_with(wrong, offsets), batch, "version spans must start ever later and never at an older version")
     _refuse(
         _uncovered(batch, token_offsets, offsets, start),
         batch,

@@ -21,8 +21,7 @@ def create_preallocated(path: Path, num_bytes: int) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError as error:
         raise FencedError(
-            f"{path} exists: a writer of this name and epoch has been here. "
-            "Give a restarted writer a higher epoch"
+            f"{path} exists: a writer of this name and epoch has been here. Give a restarted writer a higher epoch"
         ) from error
     try:
         allocate(fd, 0, num_bytes, path)
@@ -43,9 +42,7 @@ def allocate(fd: int, offset: int, num_bytes: int, path: Path) -> None:
         os.posix_fallocate(fd, offset, num_bytes)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise ComponentError(
-                f"cannot preallocate {num_bytes} bytes for {path}: {error.strerror}"
-            ) from error
+            raise ComponentError(f"cannot preallocate {num_bytes} bytes for {path}: {error.strerror}") from error
         raise ResourceError(
             f"no room for {num_bytes} bytes of {path}: {error.strerror}. Free disk space, or lower "
             "queue.byte_budget and queue.segment_bytes"

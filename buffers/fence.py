@@ -35,8 +35,7 @@ class WriterFence:
         writer = self._writers.get(name)
         if writer is not None and epoch < writer.epoch:
             raise FencedError(
-                f"{name} acts under epoch {epoch}, but epoch {writer.epoch} has replaced it: "
-                "this process must end"
+                f"{name} acts under epoch {epoch}, but epoch {writer.epoch} has replaced it: this process must end"
             )
         if writer is not None and epoch == writer.epoch:
             return False

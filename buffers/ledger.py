@@ -131,9 +131,7 @@ def ledger_files(folder: Path) -> list[Path]:
     paths = sorted(folder.glob("*.log"))
     for number, path in enumerate(paths):
         if path.name != f"{number:06d}.log":
-            raise DataError(
-                f"{folder}: {number:06d}.log is missing (found {path.name}): restore it, or start afresh"
-            )
+            raise DataError(f"{folder}: {number:06d}.log is missing (found {path.name}): restore it, or start afresh")
     return paths
 
 
@@ -176,9 +174,7 @@ def _frames(data: memoryview, path: Path) -> Iterator[Frame]:
         try:
             records = decoder.decode(payload)
         except msgspec.DecodeError as error:
-            raise DataError(
-                f"{path}: offset {start}: a record that this release does not know: {error}"
-            ) from error
+            raise DataError(f"{path}: offset {start}: a record that this release does not know: {error}") from error
         yield Frame(start, end, records)
         start, place = end, place + 1
 

@@ -117,9 +117,7 @@ class ReplayQueue:
             settings.group_size,
             files[-1].good_bytes if files else -1,
         )
-        ledger = Ledger(
-            folder, header, durability=settings.durability, commit_interval_s=settings.commit_interval_s
-        )
+        ledger = Ledger(folder, header, durability=settings.durability, commit_interval_s=settings.commit_interval_s)
         queue = cls(settings, index, fence, ledger, clock)
         queue._incarnation = history.incarnation + 1
         ledger.append(Incarnation(queue._incarnation, resume_step)).result()
@@ -173,9 +171,7 @@ class ReplayQueue:
         self._serving[replica] = version
         self._room.notify()
 
-    async def accept(
-        self, replica: str, writer_epoch: int, sequence: int, frame: FrameRef, rows: AcceptedRows
-    ) -> None:
+    async def accept(self, replica: str, writer_epoch: int, sequence: int, frame: FrameRef, rows: AcceptedRows) -> None:
         """Take the rows of a durable frame of completions; returns when the acceptance is durable.
 
         sequence: counts the replica's accepts under this epoch, from 0. Rollouts that ended as abort or error
@@ -244,9 +240,7 @@ class ReplayQueue:
         """
         self._open_for(scorer, writer_epoch)
         if len(rows.number) != frame.num_rows:
-            raise DataError(
-                f"{len(rows.number)} verdicts are told of a frame of {frame.num_rows}: {frame.path}"
-            )
+            raise DataError(f"{len(rows.number)} verdicts are told of a frame of {frame.num_rows}: {frame.path}")
         if self._fence.seen(scorer, sequence):
             await self._settled()
             return

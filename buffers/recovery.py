@@ -165,9 +165,7 @@ class _Replay:
             return
         valid, reward = score_columns(self.reader.read(record.frame))
         if rows["row"].max() >= len(valid):
-            raise DataError(
-                f"{record.frame.path}: offset {record.frame.offset}: fewer rows than the ledger names"
-            )
+            raise DataError(f"{record.frame.path}: offset {record.frame.offset}: fewer rows than the ledger names")
         self.index.score(rows, valid[rows["row"]], reward[rows["row"]])
 
     def _is_covered(self, rows: Records) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":

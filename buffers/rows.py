@@ -97,16 +97,12 @@ def token_columns(prompts: Sequence[IntArray], results: Sequence[GenerationResul
     prompt_lengths = np.fromiter((len(ids) for ids in prompts), np.int64, len(prompts))
     sampled_lengths = np.fromiter((len(result.token_ids) for result in results), np.int64, len(results))
     offsets = _offsets(prompt_lengths + sampled_lengths)
-    parts = [
-        ids for prompt, result in zip(prompts, results, strict=True) for ids in (prompt, result.token_ids)
-    ]
+    parts = [ids for prompt, result in zip(prompts, results, strict=True) for ids in (prompt, result.token_ids)]
     pair_lengths = np.stack((prompt_lengths, sampled_lengths), axis=1).ravel()
     kinds = np.tile(np.array([TokenOrigin.PROMPT, TokenOrigin.SAMPLED], np.uint8), len(results))
     origin = np.repeat(kinds, pair_lengths)
     logprobs = np.zeros(int(offsets[-1]), np.float32)
-    logprobs[origin == TokenOrigin.SAMPLED] = _concatenate(
-        [result.logprobs for result in results], np.float32
-    )
+    logprobs[origin == TokenOrigin.SAMPLED] = _concatenate([result.logprobs for result in results], np.float32)
     spans_of = [result.version_spans if len(result.token_ids) else () for result in results]
     spans = [(span.start, *span.version) for row in spans_of for span in row]
     columns = np.array(spans, np.int64).reshape(-1, 3)

@@ -186,9 +186,7 @@ class RunningGroups:
     def _fail_the_broken(self, rows: Records) -> None:
         """Rollouts that ended as abort or error have failed: nobody scores them."""
         broken = rows[np.isin(rows["finish"], list(FAILED_FINISHES))]
-        names = zip(
-            broken["number"].tolist(), broken["sample_index"].tolist(), broken["branch"].tolist(), strict=True
-        )
+        names = zip(broken["number"].tolist(), broken["sample_index"].tolist(), broken["branch"].tolist(), strict=True)
         for number, sample, branch in names:
             group = self.groups[number]
             self._set_score(group, group.rows[sample, branch], False, float("nan"))

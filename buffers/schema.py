@@ -112,9 +112,7 @@ def check_readable(schema: pa.Schema, source: str) -> None:
     """
     version = (schema.metadata or {}).get(VERSION_KEY)
     if version is None:
-        raise DataError(
-            f"{source}: the Arrow schema carries no {VERSION_KEY.decode()}; streamrl did not write it"
-        )
+        raise DataError(f"{source}: the Arrow schema carries no {VERSION_KEY.decode()}; streamrl did not write it")
     if major(version.decode()) != major(VERSION):
         raise DataError(
             f"{source}: schema version {version.decode()}, this release reads {major(VERSION)}.x; "

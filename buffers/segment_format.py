@@ -58,10 +58,7 @@ def pack_entry(entry: IndexEntry, place: int) -> bytes:
 def unpack_entry(data: "bytes | memoryview", place: int) -> IndexEntry | None:
     """The entry, or None if its checksum says that it is not one."""
     body, checksum = data[: _BODY.size], data[_BODY.size : ENTRY_BYTES]
-    if (
-        len(checksum) < _CHECKSUM.size
-        or xxhash.xxh3_64_intdigest(body, seed=place) != _CHECKSUM.unpack(checksum)[0]
-    ):
+    if len(checksum) < _CHECKSUM.size or xxhash.xxh3_64_intdigest(body, seed=place) != _CHECKSUM.unpack(checksum)[0]:
         return None
     return IndexEntry(*_BODY.unpack(body))
 
@@ -81,9 +78,7 @@ def read_index(data: bytes, source: str) -> list[IndexEntry]:
     if not data.strip(b"\x00"):
         return []
     if data[: len(MAGIC)] != MAGIC:
-        raise DataError(
-            f"{source}: offset 0: {data[: len(MAGIC)]!r} is not {MAGIC!r}; no index file of this release"
-        )
+        raise DataError(f"{source}: offset 0: {data[: len(MAGIC)]!r} is not {MAGIC!r}; no index file of this release")
     view = memoryview(data)[len(MAGIC) :]
     places = range(len(view) // ENTRY_BYTES)
     entries: list[IndexEntry] = []

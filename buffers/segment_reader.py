@@ -53,9 +53,7 @@ class SegmentReader:
             return pa.ipc.read_record_batch(data, mapping.schema)
         self._verify_size(mapping, frame.offset + frame.length)
         if frame_checksum(frame.salt, memoryview(data)) != frame.checksum:
-            raise DataError(
-                f"{frame.path}: offset {frame.offset}: {frame.length} bytes do not have their checksum"
-            )
+            raise DataError(f"{frame.path}: offset {frame.offset}: {frame.length} bytes do not have their checksum")
         batch = _decode(data, mapping.schema, frame)
         mapping.verified[frame.offset] = frame
         return batch
@@ -91,18 +89,14 @@ class SegmentReader:
             mapping = self._map(path)
             self._mappings[path] = mapping
         if mapping.data.size < needed:
-            raise DataError(
-                f"{path}: {mapping.data.size} bytes, but a frame ends at {needed}: the file was cut"
-            )
+            raise DataError(f"{path}: {mapping.data.size} bytes, but a frame ends at {needed}: the file was cut")
         return mapping
 
     def _map(self, path: str) -> _Mapping:
         resolved = self._resolve(path)
         entries = self._entries(resolved, path)
         if not entries:
-            raise DataError(
-                f"{path}: offset 0: its index names no schema: the writer never finished creating it"
-            )
+            raise DataError(f"{path}: offset 0: its index names no schema: the writer never finished creating it")
         try:
             with pa.memory_map(str(resolved)) as source:
                 data = source.read_buffer()
@@ -141,7 +135,5 @@ def _decode(data: pa.Buffer, schema: pa.Schema, frame: FrameRef) -> pa.RecordBat
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{frame.path}: offset {frame.offset}: not a valid record batch: {error}") from error
     if batch.num_rows != frame.num_rows:
-        raise DataError(
-            f"{frame.path}: offset {frame.offset}: {batch.num_rows} rows, expected {frame.num_rows}"
-        )
+        raise DataError(f"{frame.path}: offset {frame.offset}: {batch.num_rows} rows, expected {frame.num_rows}")
     return batch

@@ -84,9 +84,7 @@ class SegmentWriter:
         commit_interval_s: float,
     ) -> None:
         if not writer or "/" in writer or writer.startswith("."):
-            raise ConfigError(
-                f"writer name {writer!r} cannot be part of a file name: use letters, digits, '-' and '_'"
-            )
+            raise ConfigError(f"writer name {writer!r} cannot be part of a file name: use letters, digits, '-' and '_'")
         self._run_folder = run_folder
         self._stem = f"{relative_dir}/{writer}-{writer_epoch}"
         self._schema = schema
@@ -163,9 +161,7 @@ class SegmentWriter:
     def _write(self, segment: _OpenSegment, frames: Sequence[_Frame]) -> list[FrameRef]:
         entries: list[IndexEntry] = []
         for frame in frames:
-            entries.append(
-                self._put(segment, frame.data, frame.num_rows, left=len(frames) - len(entries) - 1)
-            )
+            entries.append(self._put(segment, frame.data, frame.num_rows, left=len(frames) - len(entries) - 1))
         self._sync_file(segment.data_fd, segment.path)
         self._put_entries(segment, entries)
         name = str(segment.path.relative_to(self._run_folder))

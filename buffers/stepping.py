@@ -88,9 +88,7 @@ class StepBooks:
         if step < self.next_step:
             return None
         if self._leased is None or self._leased[0].step != step:
-            raise ComponentError(
-                f"commit of step {step}, which is not leased; the next step is {self.next_step}"
-            )
+            raise ComponentError(f"commit of step {step}, which is not leased; the next step is {self.next_step}")
         groups = self._leased[1]
         self._leased = None
         self._train(step, groups)
@@ -109,9 +107,7 @@ class StepBooks:
             ComponentError: `step` lies beyond the steps that are trained.
         """
         if step > self.next_step:
-            raise ComponentError(
-                f"a checkpoint of step {step} covers steps that are not trained: {self.next_step}"
-            )
+            raise ComponentError(f"a checkpoint of step {step} covers steps that are not trained: {self.next_step}")
         for trained in [s for s in self._trained if s < step]:
             for group in self._trained.pop(trained):
                 self._budget.free(0, group.num_bytes)

@@ -34,6 +34,9 @@ class RunBook:
         self._staleness_sum = 0.0
         self._steps = 0
         self._versions = 0
+        self._idle: dict[str, float] = {}
+        self._looked = 0.0
+        self._idle_share = 0.0
 
     def resume(self, step: int) -> None:
         """Forget the lines after the checkpoint that is resumed: those steps are made again."""
@@ -47,7 +50,7 @@ class RunBook:
     def report(self, kind: str, facts: dict[str, Any]) -> None:
         """Take down one event; a `step` is a line of metrics too."""
         if kind == "step":
-            facts = {**facts, **self._take_pending_score()}
+            facts = {**facts, "rollout/idle_share": self._idle_share, **self._take_pending_score()}
             self._count(facts)
             self._metrics.write(facts)
             self._last = facts
@@ -63,6 +66,15 @@ class RunBook:
     def version(self) -> str:
         """The newest version that the learner reported; empty before the first step."""
         return str(self._last.get("version", ""))
+
+    def replicas(self, replicas: list[dict[str, Any]], now: float) -> None:
+        """What the replicas say of themselves, about once a second; `now` in seconds of a monotonic clock."""
+        idle = {one["name"]: one["idle_s"] for one in replicas}
+        shares = [(idle[name] - self._idle[name]) / (now - self._looked) for name in idle.keys() & self._idle.keys()]
+        if shares:
+            self._idle_share = min(1.0, max(0.0, sum(shares) / len(shares)))
+        self._idle, self._looked = idle, now
+        self.events.add({"kind": "replicas", "replicas": replicas})
 
     def status(self) -> dict[str, Any]:
         return {"metrics": self._last, "eval": self._scores, "steps": self._steps}

@@ -11,6 +11,7 @@ through here: only names, numbers and metrics.
 """
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -267,7 +268,7 @@ class Controller:
             if overdue:
                 raise DeadlineError(f"{overdue}; deadlines.rollout_s is {self._config.deadlines.rollout_s:g}")
             replicas = [await _quick(handle.status.remote()) for handle in self._replicas.values()]
-            self._book.events.add({"kind": "replicas", "replicas": [one for one in replicas if one]})
+            self._book.replicas([one for one in replicas if one], time.monotonic())
 
 
 async def _quick(call: Any) -> dict[str, Any] | None:

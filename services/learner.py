@@ -59,6 +59,7 @@ class LearnerRank:
         self._core = LearnerCore(self._run, self._config, incarnation, rank, meeting)
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._stop = asyncio.Event()
+        self._generated = 0
         self._observer = Observer(self._run, self._config, self._name)
 
     # ---- start
@@ -125,7 +126,9 @@ class LearnerRank:
         with timer.phase("checkpoint"):
             await self._save_if_due()
         if lease is not None:
-            self._tell("step", {**metrics, **published, **self._facts(lease, counts), **timer.finish()})
+            times = timer.finish()
+            facts = self._facts(lease, counts, times["time/step"])
+            self._tell("step", {**metrics, **published, **facts, **times})
         return True
 
     async def _lease(self) -> Lease | None:
@@ -179,11 +182,14 @@ class LearnerRank:
     def _tell(self, kind: str, facts: dict[str, Any]) -> None:
         self._controller.report.remote(kind, facts)
 
-    def _facts(self, lease: Lease, counts: dict[str, Any]) -> dict[str, Any]:
+    def _facts(self, lease: Lease, counts: dict[str, Any], seconds: float) -> dict[str, Any]:
         """What the step's line of metrics says beside the learner's own numbers."""
         sampled = lease.sampled_tokens > 0
         staleness = np.maximum(lease.step - lease.oldest_step[sampled], 0)
         rewards = lease.rewards[lease.valid]
+        generated = counts["tokens_accepted"] + counts["tokens_ignored"]
+        tokens_per_s = (generated - self._generated) / seconds
+        self._generated = generated
         return {
             "step": self._core.step,
             "version": str(self._core.version),
@@ -193,11 +199,13 @@ class LearnerRank:
             "staleness/mean": float(staleness.mean()) if len(staleness) else 0.0,
             "staleness/max": int(staleness.max(initial=0)),
             "tokens/trained": counts["tokens_trained"],
-            "tokens/generated": counts["tokens_accepted"] + counts["tokens_ignored"],
+            "tokens/generated": generated,
             "tokens/dropped": counts["tokens_dropped"],
             "queue/rows": counts["rows_waiting"],
+            "queue/unscored": counts["rows_unscored"],
             "queue/bytes": counts["bytes_used"],
             "queue/wait_s": lease.waited_s,
+            "rollout/tokens_per_s": tokens_per_s,
             "rollout/replicas": self._config.rollout.replicas,
         }
 

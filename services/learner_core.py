@@ -19,7 +19,9 @@ from services.layout import model_folder, start_folder
 from services.run_folder import RunFolder
 from services.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, share_of
 from streamrl.algorithms import Denominators
-from streamrl.config import Config
+from streamrl.config import Config, ConfigProblems
+from streamrl.config.capacity import check_capacity
+from streamrl.config.model_of import model_facts
 from streamrl.errors import ConfigError
 from streamrl.learner import checkpoint
 from streamrl.learner.fsdp import FsdpBackend, on_policy
@@ -198,6 +200,10 @@ class LearnerCore:
         self._task = resolve_task(self._config.task.name, self._config.task.held_out)
         most = context - self._config.rollout.sampling.max_new_tokens
         self._longest_prompt = check_prompt_lengths(self._task, self._tokenizer, most)
+        facts, _ = model_facts(self._config.model)
+        problems = check_capacity(self._config, facts, self._longest_prompt)
+        if problems:
+            raise ConfigProblems(tuple(problems))
 
     def _make_backend(self) -> FsdpBackend:
         learner = self._config.learner

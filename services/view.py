@@ -136,7 +136,10 @@ def page(state: ViewState) -> Any:
     replicas = Table("replica", "state", "version", "running", box=None, padding=(0, 2))
     for replica in state.replicas:
         replicas.add_row(*(str(replica.get(key, "-")) for key in ("name", "state", "version", "running")))
-    parts = [ProgressBar(total=state.total_steps, completed=state.step, width=72), figures]
+    # A progress bar ends no line by itself; a row of a table does.
+    progress = Table.grid()
+    progress.add_row(ProgressBar(total=state.total_steps, completed=state.step, width=72))
+    parts = [progress, figures]
     parts += [replicas] if state.replicas else []
     parts += [f"[yellow]{_escaped(notice)}[/yellow]" for notice in state.notices]
     return Panel(Group(*parts), title=f"{state.config.name}: {_phase(state)}", title_align="left", width=100)

@@ -17,4 +17,3 @@ def __getattr__(name: str) -> object:
     from streamrl.types import Version
 
     return Version
-

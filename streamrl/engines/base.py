@@ -43,9 +43,7 @@ class Engine(Protocol):
         """End requests early; each comes back from the next `step` as ABORT with the tokens it had."""
         ...
 
-    def load_weights(
-        self, tensors: "Mapping[str, torch.Tensor]", version: Version, mode: UpdateMode
-    ) -> None:
+    def load_weights(self, tensors: "Mapping[str, torch.Tensor]", version: Version, mode: UpdateMode) -> None:
         """Take a complete set of Hugging Face named tensors as `version`.
 
         `keep` and `recompute` take effect before the next token; `drain` takes effect when the running requests

@@ -115,15 +115,16 @@ def _varlen(
     """[T, heads, head_dim] by one flash-attention call; its causal mask is bottom-right aligned."""
     if any(run.q_len != run.k_len for run in segments.runs):
         key_THD, value_THD = (x.index_select(0, segments.kv_index) for x in (key_THD, value_THD))
+    # Each key head is repeated for its query heads: not every torch that serves has `enable_gqa` here.
+    repeats = query_THD.shape[1] // key_THD.shape[1]
     return varlen_attn(
         query_THD.contiguous(),
-        key_THD.contiguous(),
-        value_THD.contiguous(),
+        key_THD.repeat_interleave(repeats, 1),
+        value_THD.repeat_interleave(repeats, 1),
         segments.cu_q,
         segments.cu_k,
         segments.max_q,
         segments.max_k,
         scale=scaling,
         window_size=(-1, 0),
-        enable_gqa=query_THD.shape[1] != key_THD.shape[1],
     )

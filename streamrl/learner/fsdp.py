@@ -75,7 +75,6 @@ class FsdpBackend:
         started = self._clock.now()
         try:
             metrics = self._backward(packs, total).metrics()
-            require_finite(metrics, f"learner step {self._steps_done + 1}")
             self.policy.collect_gradients()
             learned = self._clock.now()
             metrics["grad/norm"] = self._clip()

@@ -1,4 +1,4 @@
-"""Real runs for the integration tests: `streamrl up` as a user calls it, on a Ray of its own, in a folder of its own."""
+"""Real runs for the integration tests: `streamrl up` as a user calls it, on a Ray and in a folder of its own."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 LIMIT_S = 240
-STREAMRL = (str(Path(sys.executable).with_name("streamrl")),)
+STREAMRL = Path(sys.executable).with_name("streamrl")
 
 BASE = """
 name = "test"
@@ -79,7 +79,7 @@ def prepare(folder: Path) -> None:
 def run(folder: Path, *arguments: str, name: str = "test") -> Finished:
     """One `streamrl` command in a user's folder, to its end."""
     done = subprocess.run(
-        [*STREAMRL, *arguments],
+        [STREAMRL, *arguments],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -89,6 +89,12 @@ def run(folder: Path, *arguments: str, name: str = "test") -> Finished:
         check=False,
     )
     return Finished(done.returncode, done.stdout, folder / "runs" / name)
+
+
+@pytest.fixture(scope="session")
+def streamrl_path() -> Path:
+    """The console script."""
+    return STREAMRL
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ other's.
 import ipaddress
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -81,9 +82,7 @@ def stranger(tmp_path: Path) -> Iterator[Process]:
     started.end()
 
 
-def test_ours_is_on_loopback_with_a_token_and_leaves_a_stranger_alone(
-    tmp_path: Path, stranger: Process
-) -> None:
+def test_ours_is_on_loopback_with_a_token_and_leaves_a_stranger_alone(tmp_path: Path, stranger: Process) -> None:
     folder, runtime = tmp_path / "run", Path(f"/tmp/srl-test-{os.getpid()}")
     folder.mkdir()
     run = RunFolder.create(folder, "run")
@@ -96,8 +95,8 @@ def test_ours_is_on_loopback_with_a_token_and_leaves_a_stranger_alone(
         assert_loopback_only(psutil.Process(ours.popen.pid))
     finally:
         ours.end()
+        shutil.rmtree(runtime)
     assert stranger.ask() == "42"
-    subprocess.run(["rm", "-rf", str(runtime)], check=True)
 
 
 def assert_loopback_only(root: psutil.Process) -> None:

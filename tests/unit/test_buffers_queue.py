@@ -157,11 +157,16 @@ async def test_take_waits_until_the_learner_made_room(tmp_path):
 
 
 async def test_a_ticket_is_in_the_ledger_before_take_returns_it_invariant_1(tmp_path):
+    """At a commit interval without end, only closing commits."""
     queue = open_queue(tmp_path)
-    tickets = await queue.take("r", 0, Version(0, 0), 3)
-    records = [record for file in read_ledger(tmp_path / LEDGER_DIR) for record in file.records]
-    assert Issued("r", tickets) in records
+    assert await queue.next_epoch("r") == 0
+    queue._ledger._committer._interval_s = 3600.0
+    taken = asyncio.ensure_future(queue.take("r", 0, Version(0, 0), 3))
+    await turn()
+    assert not taken.done()
     queue.close()
+    records = [record for file in read_ledger(tmp_path / LEDGER_DIR) for record in file.records]
+    assert Issued("r", await taken) in records
 
 
 async def test_unscored_and_lease_wait_for_what_they_need_and_close_wakes_all_of_them(tmp_path):
@@ -329,6 +334,7 @@ async def test_a_batch_does_not_wait_for_late_groups_if_it_was_told_so(tmp_path,
     await parts.score_waiting()
     await queue.lease(0)
     await queue.commit(0)
+    await parts.accept([(2, 0)])
     for ticket in await queue.take("r", 0, Version(0, 1), 2):
         await parts.accept(both(ticket.number), oldest=1)
     await parts.score_waiting()
@@ -340,6 +346,8 @@ async def test_a_batch_does_not_wait_for_late_groups_if_it_was_told_so(tmp_path,
     kill(queue)
     back = open_queue(tmp_path, late=late)
     assert back.counts().groups_dropped == counts.groups_dropped
+    assert back.counts().tokens_dropped == counts.tokens_dropped == 3
+    assert back.counts().bytes_held == counts.bytes_held
     assert back.counts().groups_orphaned == 2
     back.close()
 

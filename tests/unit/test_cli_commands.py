@@ -120,7 +120,8 @@ def test_a_package_that_shadows_one_of_ours_is_named(tmp_path: Path) -> None:
     (tmp_path / "buffers").mkdir()
     (tmp_path / "buffers" / "__init__.py").write_text("raise SystemExit('it ran')")
     script = "from services.origins import check_origins; check_origins()"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-P", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert f"'buffers' comes from {tmp_path}, not from" in done.stderr

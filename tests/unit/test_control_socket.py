@@ -110,7 +110,7 @@ async def test_a_client_that_never_reads_loses_its_oldest_events_and_holds_nobod
 
 
 @pytest.mark.parametrize("line", [b"not json\n", b"[1]\n", b'{"op": 5}\n', b"\xff\n", b"x" * 70000 + b"\n"])
-async def test_odd_lines_do_no_harm(tmp_path: Path, line: bytes) -> None:
+async def test_odd_lines_do_no_harm(tmp_path: Path, line: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(tmp_path, EventHub()) as path:
         reader, writer = await asyncio.open_unix_connection(path)
         writer.write(line)
@@ -119,6 +119,7 @@ async def test_odd_lines_do_no_harm(tmp_path: Path, line: bytes) -> None:
         writer.close()
         await writer.wait_closed()
         assert (await off_loop(ask, path, "status"))["step"] == 3
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_a_socket_that_nobody_serves_says_so(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_runs_cover_the_segments_in_order(rows: RolloutRows) -> None:
         assert [r.q_start for r in p.layout.runs] == np.cumsum(
             [0, *(r.count * r.q_len for r in p.layout.runs[:-1])]
         ).tolist()
-        assert len(set(p.layout.runs)) == len(p.layout.runs)
+        assert len({(run.q_len, run.k_len) for run in p.layout.runs}) == len(p.layout.runs)
 
 
 def test_a_shared_prompt_is_computed_once_and_the_last_token_never() -> None:

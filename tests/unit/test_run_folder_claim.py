@@ -202,6 +202,10 @@ def test_a_lock_passes_to_who_inherits_it_and_is_free_after_the_last(tmp_path: P
     assert not run_lock.wait_until_free(tmp_path / "lock", 0.05)
     os.close(inherited)
     assert run_lock.wait_until_free(tmp_path / "lock", 5.0)
+    # Neither who gave up waiting nor who looked keeps it.
+    again = RunLock.take(tmp_path / "lock", 5.0)
+    assert again is not None
+    again.release()
     assert run_lock.wait_until_free(tmp_path / "none", 0.0)
 
 

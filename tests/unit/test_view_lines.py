@@ -101,6 +101,13 @@ def test_the_warm_up_is_shown_with_its_score_until_the_stream_starts() -> None:
     assert "warm-up" not in picture(state_after(warm, step(1)))
 
 
+def test_the_bar_has_a_line_of_its_own() -> None:
+    lines = picture(state_after(step(100))).splitlines()
+    (bar,) = [line for line in lines if "\u2501" in line]
+    assert "reward" not in bar
+    assert len({len(line) for line in lines}) == 1
+
+
 def test_plain_lines_are_one_for_fifty_steps_or_two_seconds() -> None:
     out = io.StringIO()
     view = PlainView(config(), out)

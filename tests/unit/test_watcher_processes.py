@@ -50,9 +50,7 @@ class Watched:
 
 
 @contextmanager
-def watched(
-    *, behaviour: str, folders: list[str], prefixes: list[str], grace_s: float = 5.0
-) -> Iterator[Watched]:
+def watched(*, behaviour: str, folders: list[str], prefixes: list[str], grace_s: float = 5.0) -> Iterator[Watched]:
     reader, writer = os.pipe()
     order = {
         "owner": [sys.executable, "-S", "-c", STUBBORN_CHILD + behaviour + READY],
@@ -64,9 +62,7 @@ def watched(
         "prefixes": prefixes,
     }
     command = [sys.executable, "-S", "-P", watcher.__file__, json.dumps(order)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, pass_fds=[reader], start_new_session=True
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[reader], start_new_session=True) as process:
         os.close(reader)
         started = Watched(process, writer)
         try:

@@ -15,7 +15,7 @@ from streamrl.errors import ComponentError
 from streamrl.types import GenerationRequest, GenerationResult, SamplingParams
 
 NEW_TOKENS = 6
-PROMPT_LENGTHS = (1, 5, KEY_MULTIPLE - 3, KEY_MULTIPLE + 3, KEY_BLOCK - 3, KEY_BLOCK + KEY_MULTIPLE)
+PROMPT_LENGTHS = (1, 5, KEY_MULTIPLE - 3, KEY_MULTIPLE + 3, KEY_BLOCK - 3, KEY_BLOCK + 40, 2 * KEY_BLOCK + 30)
 
 
 def prove_batch_invariance(engine: Engine, *, vocab_size: int, max_length: int) -> None:
