@@ -17,6 +17,8 @@ from streamrl.types import IntArray, LongArray, RolloutRows, ScoreStatus, TokenO
 
 _LEARNER_COLUMNS = ("token_ids", "token_origin", "rollout_logprobs", "version_spans", "replica")
 
+_SCORING_COLUMNS = ("rollout_id", "branch", "finish_reason", "payload", "token_ids", "token_origin")
+
 
 @dataclass(frozen=True, slots=True)
 class ScoringRows:
@@ -68,7 +70,8 @@ def rollout_rows(
 
 def scoring_rows(batch: pa.RecordBatch, rows: npt.NDArray[np.integer] | None = None) -> ScoringRows:
     """The reward stage's view of `rows` of a batch of completions; of all rows if None."""
-    if rows is not None:
+    batch = batch.select(_SCORING_COLUMNS)
+    if rows is not None and not np.array_equal(rows, np.arange(batch.num_rows)):
         batch = batch.take(pa.array(rows))
     ids = np.asarray(list_values(batch.column("token_ids")), np.int32)
     origin = list_values(batch.column("token_origin"))

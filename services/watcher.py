@@ -140,6 +140,9 @@ def remove(folders: list[str], prefixes: list[str]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     for prefix in prefixes:
         for path in glob.glob(glob.escape(prefix) + "*"):
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+                continue
             try:
                 os.unlink(path)
             except FileNotFoundError:

@@ -34,13 +34,14 @@ class Up:
         self.folder = folder
         self.events: list[dict] = []
 
-    def until_step(self, step: int) -> None:
+    def until_step(self, step: int, kind: str = "step") -> None:
+        """Read events until one of this kind has reached this step."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.events.append(json.loads(line))
-            if self.events[-1].get("kind") == "step" and self.events[-1]["step"] >= step:
+            if self.events[-1].get("kind") == kind and self.events[-1]["step"] >= step:
                 return
-        pytest.fail(f"ended before step {step}: {self.events[-3:]}")
+        pytest.fail(f"ended before {kind} {step}: {self.events[-3:]}")
 
     def end(self) -> tuple[int, str]:
         out, err = self.process.communicate(timeout=LIMIT_S)
@@ -119,9 +120,9 @@ def test_invariant_8_failed_rollouts_are_no_numbers_and_give_their_places_back(
 
 
 def test_invariant_7_a_group_that_never_ends_is_named_at_its_deadline(user_folder: Path, streamrl_path: Path) -> None:
-    endless = ("--rollout.scripted.latency_steps", "6", "--deadlines.rollout_s", "4", "--reward.timeout_s", "3")
-    with up(user_folder, streamrl_path, "stuck", *SCRIPTED, *endless) as run:
-        run.until_step(2)
+    limits = ("--deadlines.rollout_s", "4", "--reward.timeout_s", "3", "--learner.steps", "3000")
+    with up(user_folder, streamrl_path, "stuck", *SCRIPTED, *limits) as run:
+        run.until_step(0, kind="eval")
         # Their calls wait in the queue: the next groups go to processes that never do anything with them.
         for replica in run.actors("RolloutReplica"):
             replica.send_signal(signal.SIGSTOP)

@@ -98,12 +98,15 @@ def test_no_schema_has_a_dictionary_column():
 
 
 def test_gathered_rows_have_the_order_asked_for_and_the_step_of_each_sampled_token():
-    batch = completions_batch(completion_rows(tokens=two_rows()))
-    rows = gather([batch, batch], [1, 0, 0], [1, 0, 1])
-    assert rows.offsets.tolist() == [0, 2, 7, 9]
-    assert rows.token_ids.tolist() == [9, 4, 7, 8, 1, 2, 3, 9, 4]
-    assert rows.token_steps.tolist() == [-1, 6, -1, -1, 4, 4, 5, -1, 6]
-    assert rows.oldest_steps().tolist() == [6, 4, 6]
+    first = completions_batch(completion_rows(tokens=two_rows()))
+    second = completions_batch(
+        completion_rows(tokens=token_columns([np.array([5], np.int32)], [result([6, 7], spans=((0, 9),))]))
+    )
+    rows = gather([first, second], [1, 0, 0], [0, 0, 1])
+    assert rows.offsets.tolist() == [0, 3, 8, 10]
+    assert rows.token_ids.tolist() == [5, 6, 7, 7, 8, 1, 2, 3, 9, 4]
+    assert rows.token_steps.tolist() == [-1, 9, 9, -1, -1, 4, 4, 5, -1, 6]
+    assert rows.oldest_steps().tolist() == [9, 4, 6]
     assert rows.replica == ["replica-0"] * 3
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -152,13 +153,25 @@ def test_a_closed_writer_refuses_and_a_second_close_is_harmless(tmp_path):
         segments.append(scores())
 
 
-def test_closing_commits_what_is_pending(tmp_path):
-    segments = SegmentWriter(tmp_path, FOLDER, "s", 0, SCORES, 2**16, "disk", 30.0)
+def test_closing_commits_what_is_pending(tmp_path, monkeypatch):
+    segments = writer(tmp_path)
+    entered, gate, sync = threading.Event(), threading.Event(), os.fdatasync
+
+    def slow(fd):
+        entered.set()
+        assert gate.wait(30)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", slow)
     first = segments.append(scores())
+    assert entered.wait(30)
     second = segments.append(scores(start=4))
-    segments.close()
-    assert SegmentReader(tmp_path).read(second.result()).equals(scores(start=4))
-    assert first.done()
+    closing = threading.Thread(target=segments.close)
+    closing.start()
+    gate.set()
+    closing.join(30)
+    assert SegmentReader(tmp_path).read(first.result(0)).equals(scores())
+    assert SegmentReader(tmp_path).read(second.result(0)).equals(scores(start=4))
 
 
 def test_a_failed_sync_is_fatal_and_is_not_tried_again(tmp_path, monkeypatch):

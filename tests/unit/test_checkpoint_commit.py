@@ -218,6 +218,25 @@ def test_a_full_disk_is_named_and_leaves_the_older_one(tmp_path: Path, monkeypat
     assert_holds(newest(tmp_path), seed=1)
 
 
+def test_bytes_that_the_disk_lost_are_noticed_before_the_folder_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path, 1)
+    real = os.fsync
+
+    def lying(handle: int) -> None:
+        real(handle)
+        if (tmp_path / "tmp_step_000002" / "COMMITTED").exists():
+            flip_byte(tmp_path / "tmp_step_000002" / "tensors_00000.safetensors")
+            patch.setattr(os, "fsync", real)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lying)
+        with pytest.raises(DataError, match="tensors_00000"):
+            make_checkpoint(tmp_path, 2, keep=1)
+    assert [path.name for path in tmp_path.glob("step_*")] == ["step_000001"]
+
+
 def test_a_failing_source_of_tensors_leaves_the_older_one(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, 1)
 

@@ -67,6 +67,12 @@ def test_groups_stay_whole_when_that_is_balanced() -> None:
         assert np.bincount(group[rows]).tolist().count(4) == 4
 
 
+def test_the_longest_rows_are_placed_first() -> None:
+    lengths = np.array([1, 1, 1, 1, 4])
+    split = split_rows(lengths, np.arange(5), 2, hidden_size=10**9)
+    assert [lengths[rows].sum() for rows in split] == [4, 4]
+
+
 def test_one_group_is_taken_apart_over_the_ranks() -> None:
     split = split_rows(np.full(8, 100), np.zeros(8, np.int64), 4, 64)
     assert [len(rows) for rows in split] == [2, 2, 2, 2]

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from streamrl.engines.torch import TorchEngine
+from streamrl.engines.torch.arrangement import CLASS_TOKENS, arrange, key_ranges
 from streamrl.engines.torch.attention import KEY_BLOCK, attend, causal_attention, length_mask, round_up
 from streamrl.engines.torch.plan import Segment, plan_pass
 from streamrl.engines.torch.selftest import prove_batch_invariance
@@ -188,16 +191,59 @@ def test_a_plan_pads_to_the_least_rows_and_stores_no_padding():
     assert (plan.slots.tolist(), plan.places.tolist()) == ([0], [5])
 
 
-def test_compaction_moves_the_last_rows_into_the_holes_with_all_their_state():
+def test_a_move_carries_all_of_a_rows_state():
     table = SlotTable(slots=6, max_length=8)
     sampling = SamplingParams(max_new_tokens=4)
     requests = [GenerationRequest(str(i), np.array([i, i], dtype=np.int32), i, sampling, (i,)) for i in range(6)]
-    table.assign(table.free_slots(), requests, Version(0, 0))
+    table.assign(np.arange(6), requests, Version(0, 0))
     table.take([0, 4, 2], [FinishReason.ABORT] * 3, [""] * 3)
-    sources, targets = table.compact()
-    assert (sources.tolist(), targets.tolist()) == ([3, 5], [0, 2])
+    assert table.taken().tolist() == [False, True, False, True, False, True]
+    table.move(np.array([3, 5]), np.array([0, 2]))
     assert table.num_rows == table.running == 3
-    # Row 2 holds request 5, whose stop token is 5; row 0 request 3; row 1 request 1.
+    # Row 0 holds request 3 now, row 1 request 1 still, row 2 request 5: each ends at its own number.
     ended = table.append(np.array([9, 1, 5]), np.zeros(3, dtype=np.float32))
     assert [result.request_id for result in ended] == ["1", "5"]
     assert table.token_ids[0, :3].tolist() == [3, 3, 9]
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 500), st.booleans()), max_size=40),
+    new=st.lists(st.integers(1, 500), max_size=20),
+)
+@settings(max_examples=300, deadline=None)
+def test_an_arrangement_fills_the_first_slots_in_order_of_length_with_the_fewest_moves(rows, new):
+    lengths = np.array([length for length, _ in rows], dtype=np.int64)
+    taken = np.array([kept for _, kept in rows], dtype=np.bool_)
+    moved = arrange(lengths, taken, np.array(new, dtype=np.int64))
+    holder = {slot: slot for slot in np.flatnonzero(taken).tolist()}
+    for source in moved.sources.tolist():
+        del holder[source]
+    for source, target in zip(moved.sources.tolist(), moved.targets.tolist(), strict=True):
+        assert target not in holder
+        holder[target] = source
+    after = {slot: int(lengths[row]) for slot, row in holder.items()}
+    for length, slot in zip(new, moved.places.tolist(), strict=True):
+        assert slot not in after
+        after[slot] = length
+    assert sorted(after) == list(range(len(after)))
+    classes = [after[slot] // CLASS_TOKENS for slot in range(len(after))]
+    assert classes == sorted(classes, reverse=True)
+    for source in moved.sources.tolist():
+        assert source >= len(classes) or classes[source] != lengths[source] // CLASS_TOKENS
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_key_ranges_cover_every_slot_and_every_key(blocks: list[int]):
+    padded = np.array(blocks) * 32
+    ranges = key_ranges(padded)
+    assert [part.first for part in ranges] == [0, *(part.stop for part in ranges[:-1])]
+    assert ranges[-1].stop == len(padded)
+    for first, stop, length in ranges:
+        assert length == padded[first:stop].max()
+
+
+def test_key_ranges_part_long_rows_from_short_ones():
+    padded = np.array([512] * 16 + [64] * 48)
+    assert key_ranges(padded) == [(0, 16, 512), (16, 64, 64)]
+    assert key_ranges(np.array([64] * 40 + [32] * 24)) == [(0, 64, 64)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamrl.engines.torch.plan import Segment
-from streamrl.types import GenerationRequest, SamplingParams
+from streamrl.types import GenerationRequest, LongArray, SamplingParams
 
 PREFILL_TOKENS = 2048
 """Prompt tokens of one pass, at most (one prompt always goes): bounds the memory of activations."""
@@ -65,34 +65,41 @@ def _foreign_ids(requests: Sequence[GenerationRequest], vocab_size: int) -> list
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Requests that start now, in `slots`, and the prompts that have to be computed for them."""
+    """Requests that start now, and the prompts that have to be computed for them: `members[i]` are the places in
+    `requests` of those with the i-th distinct prompt."""
 
     requests: tuple[GenerationRequest, ...]
-    slots: tuple[int, ...]
-    segments: tuple[Segment, ...]
+    members: tuple[tuple[int, ...], ...]
+
+    def lengths(self) -> LongArray:
+        """int64, prompt tokens of each request."""
+        return np.array([len(request.prompt_ids) for request in self.requests], dtype=np.int64)
+
+    def segments(self, slots: LongArray) -> tuple[Segment, ...]:
+        """What to prefill when request i goes to `slots[i]`. The last prompt token is left to the decode row,
+        which samples from it."""
+        prompts = [self.requests[places[0]].prompt_ids for places in self.members]
+        return tuple(
+            Segment(prompt[:-1].astype(np.int64), tuple(slots[list(places)].tolist()))
+            for prompt, places in zip(prompts, self.members, strict=True)
+            if len(prompt) > 1 or len(places) > 1
+        )
 
 
-def admit(waiting: deque[GenerationRequest], free_slots: Sequence[int]) -> Admission:
-    """Take from the head of `waiting` what fits into the free slots and one pass. Equal prompts share one
-    segment. The last prompt token is left to the decode row, which samples from it."""
+def admit(waiting: deque[GenerationRequest], room: int) -> Admission:
+    """Take from the head of `waiting` at most `room` requests, as many as fit into one pass. Requests with equal
+    prompts cost it one prompt."""
     taken: list[GenerationRequest] = []
-    owners: dict[bytes, list[int]] = {}
-    prompts: list[GenerationRequest] = []
+    members: dict[bytes, list[int]] = {}
     tokens = 0
-    while waiting and len(taken) < len(free_slots):
+    while waiting and len(taken) < room:
         request = waiting[0]
         key = request.prompt_ids.tobytes()
-        if key not in owners:
+        if key not in members:
             tokens += len(request.prompt_ids)
             if taken and tokens > PREFILL_TOKENS:
                 break
-            owners[key] = []
-            prompts.append(request)
-        owners[key].append(free_slots[len(taken)])
+            members[key] = []
+        members[key].append(len(taken))
         taken.append(waiting.popleft())
-    segments = tuple(
-        Segment(request.prompt_ids[:-1].astype(np.int64), tuple(slots))
-        for request, slots in zip(prompts, owners.values(), strict=True)
-        if len(request.prompt_ids) > 1 or len(slots) > 1
-    )
-    return Admission(tuple(taken), tuple(free_slots[: len(taken)]), segments)
+    return Admission(tuple(taken), tuple(map(tuple, members.values())))

@@ -8,7 +8,11 @@ add exact zeros at the end of a sum and change nothing. `TorchEngine.self_test` 
 query rows it is also faster: 0.5 ms against 0.7 ms for 64 rows, 2 heads of 32, 256 keys.
 """
 
+from typing import TypeVar
+
 import torch
+
+from streamrl.types import LongArray
 
 KEY_MULTIPLE = 32
 """Key lengths are rounded up to it: a whole number of vector registers, whatever the machine has."""
@@ -25,8 +29,12 @@ HIDDEN = 1e30
 to 10**8 places."""
 
 
-def round_up(length: int, multiple: int = KEY_MULTIPLE) -> int:
-    return -(-length // multiple) * multiple
+LengthOrLengths = TypeVar("LengthOrLengths", int, LongArray)
+
+
+def round_up(length: LengthOrLengths) -> LengthOrLengths:
+    """The next multiple of KEY_MULTIPLE, of a number or of each number in an array."""
+    return -(-length // KEY_MULTIPLE) * KEY_MULTIPLE
 
 
 def attend(query_BRD: torch.Tensor, key_BLD: torch.Tensor, value_BLD: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PretrainedConfig
 
+from streamrl.engines.torch.arrangement import KeyRange, key_ranges
 from streamrl.engines.torch.attention import attend, causal_attention, length_mask, round_up
 from streamrl.engines.torch.families import ModelShape, rope_tables
 from streamrl.engines.torch.kv import KvCache
@@ -51,7 +52,7 @@ class _Pass:
     cos: torch.Tensor
     sin: torch.Tensor
     mask: torch.Tensor | None
-    length: int
+    ranges: tuple[KeyRange, ...]
     groups: tuple[_Group, ...]
     source: torch.Tensor | None
     targets: torch.Tensor
@@ -100,10 +101,12 @@ class Decoder:
 
     def _prepare(self, plan: Plan, cache: KvCache) -> _Pass:
         cos, sin = self._rope.index_select(0, self._upload(plan.positions))[:, None].chunk(2, dim=-1)
-        slots, length = len(plan.slot_positions), 0
+        slots = len(plan.slot_positions)
+        ranges: tuple[KeyRange, ...] = ()
         mask: torch.Tensor | None = None
         if slots:
-            length = round_up(int(plan.slot_positions.max()) + 1)
+            ranges = tuple(key_ranges(round_up(plan.slot_positions + 1)))
+            length = max(part.length for part in ranges)
             last = np.repeat(plan.slot_positions, self._shape.num_kv_heads).astype(np.float32)
             mask = length_mask(self._upload(last), self._places[:length]).to(self._dtype)
         groups = tuple(
@@ -118,7 +121,7 @@ class Decoder:
             cos=cos,
             sin=sin,
             mask=mask,
-            length=length,
+            ranges=ranges,
             groups=groups,
             source=None if plan.source is None else self._upload(plan.source),
             targets=self._upload(cache.targets(plan.slots, plan.places)),
@@ -175,10 +178,15 @@ class Decoder:
         if shared.slot_of_row is not None:
             # A slot without a row of its own attends with zeros, to nobody's use: the cache is read by slot.
             query = query.new_zeros(slots, *query.shape[1:]).index_copy_(0, shared.slot_of_row, query)
-        repeat = shape.num_heads // shape.num_kv_heads
-        key, value = cache.read(index, 0, slots, shared.length)
+        kv_heads = shape.num_kv_heads
+        query = query.reshape(slots * kv_heads, -1, shape.head_dim)
         mask = cast(torch.Tensor, shared.mask)
-        out = attend(query.reshape(-1, repeat, shape.head_dim), key, value, mask).view(slots, -1)
+        parts = []
+        for first, stop, length in shared.ranges:
+            key, value = cache.read(index, first, stop, length)
+            lanes = slice(first * kv_heads, stop * kv_heads)
+            parts.append(attend(query[lanes], key, value, mask[lanes, :, :length]))
+        out = (parts[0] if len(parts) == 1 else torch.cat(parts)).view(slots, -1)
         return out if shared.slot_of_row is None else out.index_select(0, shared.slot_of_row)
 
     def _pad(self, rows_NE: torch.Tensor, kept: int) -> torch.Tensor:

@@ -19,6 +19,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from streamrl.engines.torch.admission import PREFILL_TOKENS, admit, find_faults
+from streamrl.engines.torch.arrangement import arrange
 from streamrl.engines.torch.attention import round_up
 from streamrl.engines.torch.decoder import Decoder, to_device
 from streamrl.engines.torch.families import describe
@@ -237,24 +238,25 @@ class TorchEngine:
         self._version, self._drained = self._drained, None
 
     def _fill_slots(self) -> tuple[Segment, ...]:
-        """Start what fits into the free slots, close the holes that remain, return the prompts to compute."""
-        segments: tuple[Segment, ...] = ()
-        if self._waiting and self._drained is None and self._table.running < self.slots:
-            admission = admit(self._waiting, self._table.free_slots())
-            self._table.assign(admission.slots, admission.requests, self._version)
-            segments = admission.segments
-            self._sampling = None
-        if self._table.running < self._table.num_rows:
-            self._close_holes()
-            self._sampling = None
-        return segments
+        """Start what fits into the free slots, put the rows in order, return the prompts to compute."""
+        table = self._table
+        starts = self._drained is None and bool(self._waiting) and table.running < self.slots
+        if not starts and table.running == table.num_rows:
+            return ()
+        admission = admit(self._waiting, self.slots - table.running if starts else 0)
+        sources, targets, places = arrange(table.length[: table.num_rows], table.taken(), admission.lengths())
+        self._move(sources, targets)
+        self._sampling = None
+        if not len(places):
+            return ()
+        table.assign(places, admission.requests, self._version)
+        return admission.segments(places)
 
-    def _close_holes(self) -> None:
-        sources, targets = self._table.compact()
-        if not len(sources):
-            return
-        length = round_up(int(self._table.length[targets].max()))
-        self._cache.move(to_device(sources, self._device), to_device(targets, self._device), length)
+    def _move(self, sources: LongArray, targets: LongArray) -> None:
+        if len(sources):
+            length = round_up(int(self._table.length[sources].max()))
+            self._cache.move(to_device(sources, self._device), to_device(targets, self._device), length)
+        self._table.move(sources, targets)
 
     def _sample_row_tokens(self, segments: Sequence[Segment]) -> list[GenerationResult]:
         """One pass and one token for every running row."""

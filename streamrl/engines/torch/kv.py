@@ -64,7 +64,7 @@ class KvCache:
         return lanes[0], lanes[1]
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
-        """Copy the first `length` positions of slots `sources` over slots `targets` (disjoint, int64)."""
+        """Copy the first `length` positions of slots `sources` over slots `targets` (int64), all at once."""
         data = self._data[..., :length, :]
         data.index_copy_(2, targets, data.index_select(2, sources))
 

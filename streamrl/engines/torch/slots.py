@@ -1,6 +1,6 @@
 """The books of the running requests: one row for each slot, in numpy, on the host.
 
-Guaranteed: rows 0..num_rows-1 are the running requests and no others, after `compact`; a move carries a row's
+Guaranteed: rows 0..num_rows-1 hold the running requests and the holes that ended ones left; a move carries a row's
 whole state. There is no Python per token: `append` works on all rows at once, and only rows that end, or that
 take a new version, are touched one by one. The table knows no tensors and computes no probabilities.
 """
@@ -8,6 +8,7 @@ take a new version, are touched one by one. The table knows no tensors and compu
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from streamrl.engines.torch.sampling import mix
 from streamrl.types import (
@@ -57,9 +58,8 @@ class SlotTable:
         """int64 [num_rows], how many tokens each row has sampled."""
         return self.length[: self.num_rows] - self.start[: self.num_rows]
 
-    def assign(self, rows: Sequence[int], requests: Sequence[GenerationRequest], version: Version) -> None:
-        """Put requests into the first of the `free_slots`, in that order."""
-        index = np.asarray(rows)
+    def assign(self, index: LongArray, requests: Sequence[GenerationRequest], version: Version) -> None:
+        """Put requests into free slots, as `arrange` placed them: afterwards no slot before the last is free."""
         sizes = np.array([len(request.prompt_ids) for request in requests])
         block = np.zeros((len(requests), int(sizes.max())), dtype=np.int64)
         block[np.arange(block.shape[1]) < sizes[:, None]] = np.concatenate([r.prompt_ids for r in requests])
@@ -73,7 +73,7 @@ class SlotTable:
         self.min_p[index] = [s.min_p for s in sampling]
         self.stream[index] = mix(np.array([request.seed for request in requests], dtype=np.uint64))
         self._assign_stops(index, requests)
-        for row, request in zip(rows, requests, strict=True):
+        for row, request in zip(index.tolist(), requests, strict=True):
             self._requests[row] = request
             self._spans[row] = [VersionSpan(0, version)]
         self._holes = [row for row in self._holes if self._requests[row] is None]
@@ -159,26 +159,26 @@ class SlotTable:
         """Tokens of all running requests, prompts included."""
         return int(self.length[: self.num_rows].sum() - self.length[self._holes].sum())
 
-    def free_slots(self) -> list[int]:
-        """Slots without a request in the order to fill them: holes first, then those after the last row."""
-        return sorted(self._holes) + list(range(self.num_rows, self.slots))
+    def taken(self) -> npt.NDArray[np.bool_]:
+        """bool [num_rows]: which rows hold a request."""
+        taken = np.ones(self.num_rows, dtype=np.bool_)
+        taken[self._holes] = False
+        return taken
 
-    def compact(self) -> tuple[LongArray, LongArray]:
-        """Close the holes by moving the last rows into them. Returns (sources, targets), int64 [moves] each: the
-        moves that the KV cache has to make too."""
-        kept, holes = self.running, set(self._holes)
-        sources = np.array([row for row in range(kept, self.num_rows) if row not in holes], dtype=np.int64)
-        targets = np.array(sorted(row for row in holes if row < kept), dtype=np.int64)
+    def move(self, sources: LongArray, targets: LongArray) -> None:
+        """Move rows, all at once, with their whole state. Afterwards the rows end at the last request."""
         for column in self._columns():
             column[targets] = column[sources]
-        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
-            self._requests[target], self._requests[source] = self._requests[source], None
-            self._spans[target] = self._spans[source]
-        self.num_rows = kept
-        self._holes = []
-        return sources, targets
+        moved = [(self._requests[row], self._spans[row]) for row in sources.tolist()]
+        for row in sources.tolist():
+            self._requests[row] = None
+        for row, (request, spans) in zip(targets.tolist(), moved, strict=True):
+            self._requests[row], self._spans[row] = request, spans
+        taken = [row for row, request in enumerate(self._requests) if request is not None]
+        self.num_rows = taken[-1] + 1 if taken else 0
+        self._holes = sorted(set(range(self.num_rows)) - set(taken))
 
-    def _columns(self) -> Iterable[np.ndarray]:  # type: ignore[type-arg]
+    def _columns(self) -> Iterable[npt.NDArray[np.generic]]:
         return (
             *(self.token_ids, self.logprobs, self.length, self.start, self.limit, self._stop),
             *(self.temperature, self.top_k, self.top_p, self.min_p, self.stream),
