@@ -4,7 +4,7 @@
     reward     keeps the reward stage; unblocked by its death
     rollout-i  keeps one replica: on the death of its process the queue fences it and issues its groups again
     evaluation consumes versions to score; waits for the learner's publications; unblocked by `publish`
-    controller asks the store and the queue, once a second, who is past a deadline
+    controller asks the store and the queue, once a second, who is past a deadline, and fences who is
 
 Any loop but `learner` that ends is an error, and the first error is the one that is reported. Data never passes
 through here: only names, numbers and metrics.
@@ -50,11 +50,14 @@ class Controller:
         self._book = RunBook(self._run, self._config)
         self._observer = Observer(self._run, self._config, "controller")
         self._replicas: dict[int, ActorHandle] = {}
+        self._serving: dict[int, ActorHandle] = {}
+        self._serves = asyncio.Event()
         self._to_evaluate: asyncio.Queue[Version] = asyncio.Queue()
         self._evaluating = asyncio.Lock()
         self._learners: list[ActorHandle] = []
         self._stopping = False
         self._ended = asyncio.Event()
+        self._fenced: dict[str, str] = {}
 
     # ---- called by the owner
 
@@ -73,7 +76,7 @@ class Controller:
 
     async def status(self) -> dict[str, Any]:
         """What each part says of itself."""
-        replicas = [await _quick(handle.status.remote()) for handle in self._replicas.values()]
+        replicas = [await _quick(handle.status.remote()) for handle in list(self._serving.values())]
         counts = await _quick(self._queue.status.remote())
         return {**self._book.status(), "replicas": replicas, "queue": counts}
 
@@ -125,7 +128,7 @@ class Controller:
             "controller": self._watch(),
         }
         for index in range(self._config.rollout.replicas):
-            loops[f"rollout-{index}"] = self._keep_replica(index)
+            loops[_replica_name(index)] = self._keep_replica(index)
         named = {name: self._owned("run", name, loop) for name, loop in loops.items()}
         result = await run_until("learner", named)
         return self._book.summary(result)
@@ -168,10 +171,10 @@ class Controller:
         if results[0]["finished"]:
             await self._all_evaluated()
         counts = await self._queue.status.remote()
-        statuses = [await handle.status.remote() for handle in self._replicas.values()]
+        statuses = [await _quick(handle.status.remote()) for handle in list(self._serving.values())]
         return {
             **results[0],
-            "two_version_rollouts": sum(status["two_version_rollouts"] for status in statuses),
+            "two_version_rollouts": sum(status["two_version_rollouts"] for status in statuses if status),
             "discards_by_reason": counts["groups_dropped"],
         }
 
@@ -186,15 +189,18 @@ class Controller:
 
     async def _keep_replica(self, index: int) -> None:
         """Run one replica; after the death of its process fence it and start another under the same name."""
-        name = f"rollout-{index}"
+        name = _replica_name(index)
         for restart in range(RESTARTS + 1):
-            # Fences whatever had this name before, and has its groups issued again.
+            # Whatever had this name before can write no more, and its groups are issued again.
             epoch = await self._queue.next_epoch.remote(name)
             handle = self._replicas[index]
             try:
                 await self._in_time(name, handle.start.remote(epoch, self._built["longest_prompt"]))
+                self._serving[index] = handle
+                self._serves.set()
                 return await handle.run.remote()
             except ray.exceptions.ActorDiedError as error:
+                self._serving.pop(index, None)
                 self._restart_or_raise(name, restart, error)
                 await self._store.leave.remote(name)
                 self._replicas[index] = self._parts.replica(index, self._queue, self._store)
@@ -216,7 +222,8 @@ class Controller:
                 raise explain_death("reward", error) from error
 
     def _restart_or_raise(self, name: str, restarts: int, error: ray.exceptions.RayError) -> None:
-        death = explain_death(name, error)
+        why = self._fenced.pop(name, None)
+        death = explain_death(name, error) if why is None else DeadlineError(f"{name} was ended: {why}")
         if restarts == RESTARTS or self._stopping:
             raise death from error
         self._book.report("notice", {"text": f"{death}; restart {restarts + 1} of {RESTARTS}"})
@@ -242,33 +249,55 @@ class Controller:
         async with self._evaluating:
             try:
                 manifest = await self._store.pin.remote(version, EVALUATION)
-                replica = self._replicas[version.step % len(self._replicas)]
-                score = await within(
+                answers = await within(
                     self._config.deadlines.rollout_s,
-                    # The answers go from the replica to the reward stage; they do not come by here.
-                    self._reward.score_evaluation.remote(replica.evaluate.remote(manifest)),
+                    self._answers(manifest),
                     who="controller",
                     what=f"the evaluation of version {version}",
                 )
+                score = await self._reward.score_evaluation.remote(answers)
             finally:
                 await self._store.unpin.remote(version, EVALUATION)
         self._book.scored(version, score.mean, score.num_failed)
         return score.mean
 
+    async def _answers(self, manifest: bytes) -> bytes:
+        """Held-out answers of whichever replica serves; of another one when that dies over it."""
+        while True:
+            while not self._serving:
+                self._serves.clear()
+                await self._serves.wait()
+            index = next(iter(self._serving))
+            try:
+                return await self._serving[index].evaluate.remote(manifest)
+            except ray.exceptions.ActorDiedError:
+                self._serving.pop(index, None)
+
     # ---- deadlines
 
+    def _fence(self, name: str, why: str) -> None:
+        """End a replica that is past a deadline; its keeper starts another, and the others go on meanwhile."""
+        index = next((index for index in self._replicas if _replica_name(index) == name), None)
+        if index is None:
+            raise DeadlineError(f"{name or 'the queue'}: {why}")
+        if name not in self._fenced:
+            self._fenced[name] = why
+            ray.kill(self._replicas[index])
+
     async def _watch(self) -> None:
-        """The heartbeat: tells the view how the replicas are, and ends the run when a wait is over its deadline."""
+        """The heartbeat: tells the view how the replicas are, and fences those that are past a deadline."""
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
-            late = await self._store.late.remote()
-            if late:
-                raise DeadlineError(f"{late[0]}; deadlines.update_s is {self._config.deadlines.update_s:g}")
-            overdue = await self._queue.overdue.remote(self._config.deadlines.rollout_s)
-            if overdue:
-                raise DeadlineError(f"{overdue}; deadlines.rollout_s is {self._config.deadlines.rollout_s:g}")
-            replicas = [await _quick(handle.status.remote()) for handle in self._replicas.values()]
+            for name, why in (await self._store.late.remote()).items():
+                self._fence(name, f"{why}; deadlines.update_s is {self._config.deadlines.update_s:g}")
+            for name, why in (await self._queue.overdue.remote(self._config.deadlines.rollout_s)).items():
+                self._fence(name, f"{why}; deadlines.rollout_s is {self._config.deadlines.rollout_s:g}")
+            replicas = [await _quick(handle.status.remote()) for handle in list(self._serving.values())]
             self._book.replicas([one for one in replicas if one], time.monotonic())
+
+
+def _replica_name(index: int) -> str:
+    return f"rollout-{index}"
 
 
 async def _quick(call: Any) -> dict[str, Any] | None:

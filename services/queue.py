@@ -70,14 +70,14 @@ class QueueActor:
     async def covered(self, step: int) -> None:
         await self._queue.covered(step)
 
-    async def overdue(self, limit_s: float) -> str:
-        """The oldest group that has run for longer than the limit, in words; empty when there is none."""
-        late = self._queue.overdue(limit_s)
-        if not late:
-            return ""
-        number, replica = late[0]
-        holder = f"on {replica}" if replica else "waiting to be issued again"
-        return f"group {number}, {holder}, has not finished after {limit_s:g} s ({len(late)} groups in all)"
+    async def overdue(self, limit_s: float) -> dict[str, str]:
+        """Replicas that hold a group for longer than the limit, each with its oldest one in words. Under "": groups
+        that no replica took up again for as long."""
+        late: dict[str, str] = {}
+        for number, replica in self._queue.overdue(limit_s):
+            if replica or self._queue.overdue(2 * limit_s):
+                late.setdefault(replica, f"group {number} has not finished after {limit_s:g} s")
+        return late
 
     async def status(self) -> dict[str, Any]:
         """The queue's books, as plain values."""

@@ -66,12 +66,12 @@ class WeightStoreActor:
         newest = self._store.latest
         return newest.version if newest is not None else None
 
-    async def late(self) -> list[str]:
-        """Replicas that owe an acknowledgement for longer than the deadline, in words."""
-        return [
-            f"{one.replica} serves version {one.acknowledged} and owes version {one.latest} for {one.waited_s:.1f} s"
+    async def late(self) -> dict[str, str]:
+        """Replicas that owe an acknowledgement for longer than the deadline, each with what it owes, in words."""
+        return {
+            one.replica: f"it serves version {one.acknowledged} and owes version {one.latest} for {one.waited_s:.1f} s"
             for one in self._store.late()
-        ]
+        }
 
     async def close(self) -> None:
         """Wake every waiter with None."""

@@ -67,6 +67,8 @@ class KeyRange(NamedTuple):
 def key_ranges(padded_N: LongArray) -> list[KeyRange]:
     """Cut slots 0..N-1 into ranges that read few masked keys. padded_N: int64, rounded key length of each."""
     rows = len(padded_N)
+    if rows <= RANGE_ROWS:
+        return [KeyRange(0, rows, int(padded_N.max()))]
     tops = np.maximum.reduceat(padded_N, np.arange(0, rows, RANGE_ROWS)).tolist()
     ranges = []
     first, length, wasted = 0, tops[0], 0

@@ -46,8 +46,9 @@ def attend(query_BRD: torch.Tensor, key_BLD: torch.Tensor, value_BLD: torch.Tens
     scores = torch.baddbmm(mask, query_BRD, key_BLD.transpose(1, 2), alpha=scale)
     probabilities = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query_BRD.dtype)
     length = key_BLD.shape[1]
-    first = min(length, KEY_BLOCK)
-    out = torch.bmm(probabilities[..., :first], value_BLD[:, :first])
+    if length <= KEY_BLOCK:
+        return torch.bmm(probabilities, value_BLD)
+    out = torch.bmm(probabilities[..., :KEY_BLOCK], value_BLD[:, :KEY_BLOCK])
     for start in range(KEY_BLOCK, length, KEY_BLOCK):
         stop = min(start + KEY_BLOCK, length)
         out.baddbmm_(probabilities[..., start:stop], value_BLD[:, start:stop])

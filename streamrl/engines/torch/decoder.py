@@ -27,7 +27,8 @@ from streamrl.types import FloatArray, LongArray
 
 def to_device(array: npt.NDArray, device: torch.device) -> torch.Tensor:  # type: ignore[type-arg]
     """A host array on `device`; on CPU it shares memory."""
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Decoder:
                 return None
             x_TE = self._mix(x_TE, attended_TE, layer)
         hidden = self._norm(x_TE, weights.final_norm)
-        logits = F.linear(hidden, weights.head)[: plan.decode_rows].float()
+        logits = torch.mm(hidden, weights.head)[: plan.decode_rows].float()
         return logits if shared.row_of_slot is None else logits.index_select(0, shared.row_of_slot)
 
     def _prepare(self, plan: Plan, cache: KvCache) -> _Pass:
@@ -142,13 +143,13 @@ class Decoder:
         """Query, key and value heads, [T, H + 2 kv_heads, D], rotated."""
         shape = self._shape
         rotated = shape.num_heads + shape.num_kv_heads
-        projected = F.linear(self._norm(x_TE, layer.input_norm), layer.qkv, layer.qkv_bias)
+        projected = _linear(self._norm(x_TE, layer.input_norm), layer.qkv, layer.qkv_bias)
         heads = projected.view(-1, rotated + shape.num_kv_heads, shape.head_dim)
-        qk = heads[:, :rotated]
+        qk = place = heads[:, :rotated]
         if layer.qk_norm is not None:
             qk = self._norm(qk, layer.qk_norm)
         swapped = qk.roll(shape.head_dim // 2, -1)
-        torch.addcmul(qk * shared.cos, swapped, shared.sin, out=heads[:, :rotated])
+        torch.addcmul(qk * shared.cos, swapped, shared.sin, out=place)
         return heads
 
     def _store(self, index: int, heads_THD: torch.Tensor, cache: KvCache, shared: _Pass) -> None:
@@ -184,8 +185,11 @@ class Decoder:
         parts = []
         for first, stop, length in shared.ranges:
             key, value = cache.read(index, first, stop, length)
-            lanes = slice(first * kv_heads, stop * kv_heads)
-            parts.append(attend(query[lanes], key, value, mask[lanes, :, :length]))
+            if len(shared.ranges) == 1:
+                parts.append(attend(query, key, value, mask))
+            else:
+                lanes = slice(first * kv_heads, stop * kv_heads)
+                parts.append(attend(query[lanes], key, value, mask[lanes, :, :length]))
         out = (parts[0] if len(parts) == 1 else torch.cat(parts)).view(slots, -1)
         return out if shared.slot_of_row is None else out.index_select(0, shared.slot_of_row)
 
@@ -196,7 +200,7 @@ class Decoder:
     def _mix(self, x_TE: torch.Tensor, attended_TE: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
         """Output projection and gated MLP, each added to the residual."""
         x_TE = _add_linear(x_TE, attended_TE, layer.output, layer.output_bias)
-        both = F.linear(self._norm(x_TE, layer.post_norm), layer.gate_up, layer.gate_up_bias)
+        both = _linear(self._norm(x_TE, layer.post_norm), layer.gate_up, layer.gate_up_bias)
         gate, up = both.chunk(2, dim=-1)
         return _add_linear(x_TE, F.silu(gate).mul_(up), layer.down, layer.down_bias)
 
@@ -204,5 +208,9 @@ class Decoder:
 def _add_linear(x: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x + linear(inner), the sum inside the product where there is no bias."""
     if bias is None:
-        return torch.addmm(x, inner, weight.t())
-    return x + F.linear(inner, weight, bias)
+        return torch.addmm(x, inner, weight)
+    return x + torch.addmm(bias, inner, weight)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)

@@ -44,8 +44,9 @@ class KvCache:
         size = (shape.num_layers, 2, self.slots, self._heads, self.capacity, shape.head_dim)
         # Zeros, not empty memory: a NaN left there would survive a mask (0 * NaN is NaN).
         self._data = torch.zeros(size, dtype=dtype, device=device)
-        self._flat = self._data.view(shape.num_layers, -1, shape.head_dim)
-        self._lanes = self._data.view(shape.num_layers, 2, self.slots * self._heads, self.capacity, shape.head_dim)
+        self._flat = self._data.view(shape.num_layers, -1, shape.head_dim).unbind()
+        lanes = self._data.view(shape.num_layers, 2, -1, self.capacity, shape.head_dim)
+        self._keys, self._values = lanes[:, 0].unbind(), lanes[:, 1].unbind()
         lane = np.arange(2)[:, None, None] * self.slots + np.arange(self.slots)[None, :, None]
         lane = (lane * self._heads + np.arange(self._heads)) * self.capacity
         self._lane_start = lane.transpose(1, 0, 2).reshape(self.slots, 2 * self._heads)
@@ -60,8 +61,8 @@ class KvCache:
 
     def read(self, layer: int, first: int, stop: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of slots first..stop-1, each a view [(stop - first) * kv_heads, length, D]."""
-        lanes = self._lanes[layer, :, first * self._heads : stop * self._heads, :length]
-        return lanes[0], lanes[1]
+        lanes = slice(first * self._heads, stop * self._heads)
+        return self._keys[layer][lanes, :length], self._values[layer][lanes, :length]
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
         """Copy the first `length` positions of slots `sources` over slots `targets` (int64), all at once."""

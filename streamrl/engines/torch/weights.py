@@ -18,10 +18,10 @@ NAMES_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. Linear weights are [out, in]; a bias or norm that the family lacks is None.
+    """One decoder layer. Linear weights are [in, out]; a bias or norm that the family lacks is None.
 
-    qkv: rows of q, k and v in this order. qk_norm: [heads + kv_heads, head_dim], the q norm repeated for each
-    head, then the k norm. gate_up: rows of gate, then of up.
+    qkv: outputs of q, k and v in this order. qk_norm: [heads + kv_heads, head_dim], the q norm repeated for each
+    head, then the k norm. gate_up: outputs of gate, then of up.
     """
 
     input_norm: torch.Tensor
@@ -48,12 +48,13 @@ class FusedWeights:
         self._views: dict[str, torch.Tensor] = {}
         self.embedding = self._empty(shape.vocab_size, shape.hidden_size)
         self.final_norm = self._empty(shape.hidden_size)
-        self.head = self.embedding if shape.tied else self._empty(shape.vocab_size, shape.hidden_size)
+        head = self.embedding if shape.tied else self._empty(shape.vocab_size, shape.hidden_size)
+        self.head = head.t()
         self.layers = [self._new_layer(f"model.layers.{index}.") for index in range(shape.num_layers)]
         self._views["model.embed_tokens.weight"] = self.embedding
         self._views["model.norm.weight"] = self.final_norm
         if not shape.tied:
-            self._views["lm_head.weight"] = self.head
+            self._views["lm_head.weight"] = head
 
     def _empty(self, *size: int) -> torch.Tensor:
         return torch.empty(size, dtype=self._dtype, device=self._device)
@@ -88,7 +89,7 @@ class FusedWeights:
     def _linear(
         self, prefix: str, parts: dict[str, int], columns: int, has_bias: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """One fused linear layer whose rows are those of `parts`, in order."""
+        """One fused linear layer whose outputs are those of `parts`, in order; memory stays [out, in]."""
         rows = sum(parts.values())
         weight = self._empty(rows, columns)
         bias = self._empty(rows) if has_bias else None
@@ -98,7 +99,7 @@ class FusedWeights:
             if bias is not None:
                 self._views[f"{prefix}{name}.bias"] = bias[start : start + size]
             start += size
-        return weight, bias
+        return weight.t(), bias
 
     def copy_from(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take a complete set of Hugging Face named tensors. Raises ValueError, and touches nothing, when one is
