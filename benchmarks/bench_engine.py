@@ -1,8 +1,9 @@
 """The torch engine against `transformers.generate`: useful tokens a second at mixed lengths, same threads.
 
-Both sample from the same weights the same numbers of tokens: lengths are lognormal with 8 and
-256 two sigmas from the median, cut there; prompts 8 to 16 tokens. transformers takes them in batches of 64 and runs each batch to its longest; the engine has 64 slots, runs
-in deterministic mode, and gives log-probs as well. The two run in turns; a figure is the median of the rounds.
+Both sample from the same weights the same numbers of tokens: lengths are lognormal, with 8 and 256 two sigmas from
+the median, and cut there; prompts have 8 to 16 tokens. transformers takes batches of 64 and runs each to its longest
+request; the engine has 64 slots, runs in deterministic mode, and gives log-probs as well. The two run in turns; a
+figure is the median of the rounds.
 
 Also: the time of one decode step of the tiny model, of a weight load, and of the quickstart's batch of 512.
 """

@@ -34,7 +34,7 @@ class RunBook:
         self._staleness_sum = 0.0
         self._steps = 0
         self._versions = 0
-        self._idle: dict[str, float] = {}
+        self._busy: dict[str, float] = {}
         self._looked = 0.0
         self._idle_share = 0.0
 
@@ -69,11 +69,11 @@ class RunBook:
 
     def replicas(self, replicas: list[dict[str, Any]], now: float) -> None:
         """What the replicas say of themselves, about once a second; `now` in seconds of a monotonic clock."""
-        idle = {one["name"]: one["idle_s"] for one in replicas}
-        shares = [(idle[name] - self._idle[name]) / (now - self._looked) for name in idle.keys() & self._idle.keys()]
+        busy = {one["name"]: one["busy_s"] for one in replicas}
+        shares = [(busy[name] - self._busy[name]) / (now - self._looked) for name in busy.keys() & self._busy.keys()]
         if shares:
-            self._idle_share = min(1.0, max(0.0, sum(shares) / len(shares)))
-        self._idle, self._looked = idle, now
+            self._idle_share = min(1.0, max(0.0, 1.0 - sum(shares) / len(shares)))
+        self._busy, self._looked = busy, now
         self.events.add({"kind": "replicas", "replicas": replicas})
 
     def status(self) -> dict[str, Any]:

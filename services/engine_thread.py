@@ -60,6 +60,7 @@ class EngineThread:
         self._on_death = on_death
         self._trace = trace
         self._busy_since = 0
+        self._busy_ns = 0
         self._commands: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
         self._spare: deque[tuple[SpareWork, Future[None]]] = deque()
         self._loading: list[tuple[Version, Future[None], Future[None]]] = []
@@ -89,6 +90,11 @@ class EngineThread:
 
     def stats(self) -> Future[EngineStats]:
         return self.call(lambda engine: engine.stats())
+
+    def busy_s(self) -> float:
+        """Seconds since the start in which requests were running or waiting. May be read from any thread."""
+        since = self._busy_since
+        return (self._busy_ns + (time.monotonic_ns() - since if since else 0)) / 1e9
 
     def call(self, command: Callable[[Engine], Any]) -> Future[Any]:
         """Run `command(engine)` between two steps."""
@@ -165,15 +171,16 @@ class EngineThread:
                 future.set_exception(error)
 
     def _mark_busy(self, busy: bool) -> None:
-        """One span on the time line from the first request to the last result."""
-        if self._trace is None:
-            return
+        """Busy from the first request to the last result: one span on the time line."""
         now = time.monotonic_ns()
         if busy and not self._busy_since:
             self._busy_since = now
         elif not busy and self._busy_since:
-            self._trace.add("generate", self._busy_since, now, "engine")
+            if self._trace is not None:
+                self._trace.add("generate", self._busy_since, now, "engine")
+            self._busy_ns += now - self._busy_since
             self._busy_since = 0
+        self._busy_ns = 0
 
     def _report_loaded(self, engine: Engine) -> None:
         """Tell those whose version answers now, or whose load was refused."""

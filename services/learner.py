@@ -119,10 +119,11 @@ class LearnerRank:
         limit = self._config.deadlines.step_s
         training = self._in_thread(self._core.train, plan, timer)
         metrics = await within(limit, training, who=self._name, what=f"step {plan.step}")
+        committed = self._queue.commit.remote(plan.step) if self._rank == 0 else None
         with timer.phase("publish"):
             published = await self._publish()
         with timer.phase("commit"):
-            counts = await self._queue.commit.remote(plan.step) if self._rank == 0 else {}
+            counts = await committed if committed is not None else {}
         with timer.phase("checkpoint"):
             await self._save_if_due()
         if lease is not None:

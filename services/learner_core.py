@@ -97,6 +97,7 @@ class LearnerCore:
             )
         folder = model_folder(self._run.path, self._config)
         max_length = self._longest_prompt + self._config.rollout.sampling.max_new_tokens
+        torch.set_num_threads(settings.threads)
         with warm_up.greedy_score(self._config, folder, max_length, self._policy, task, tokenizer) as score:
             Warmup(
                 self._policy,
@@ -108,6 +109,7 @@ class LearnerCore:
                 seed=self._config.seed,
                 micro_batch_tokens=self._config.learner.micro_batch_tokens,
             ).run(report)
+        torch.set_num_threads(self._config.learner.threads)
         self._export(start_folder(self._run.path, self._config))
 
     # ---- a step

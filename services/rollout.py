@@ -76,7 +76,6 @@ class RolloutReplica:
         self._finished: list[Finished] = []
         self._two_versions = 0
         self._updates_in_flight = 0
-        self._idle_s = 0.0
 
     async def start(self, epoch: int, longest_prompt: int) -> None:
         """Build the engine and join the weight store. The replica serves nothing before `run` pulled a version.
@@ -139,7 +138,7 @@ class RolloutReplica:
             "generated_tokens": stats.generated_tokens,
             "finished_requests": stats.finished_requests,
             "kv_bytes_used": stats.kv_bytes_used,
-            "idle_s": self._idle_s,
+            "busy_s": self._thread.busy_s(),
             "two_version_rollouts": self._two_versions,
             "updates_in_flight": self._updates_in_flight,
         }
@@ -161,20 +160,12 @@ class RolloutReplica:
         await self._routable.wait()
         while True:
             room = await self._wait_for_room()
-            tickets = await self._take(room)
+            tickets = await self._queue.take.remote(self._name, self._epoch, self._state.version, room)
             if not tickets:
                 return
             requests = [request for ticket in tickets for request in self._requests(ticket)]
             self._state.accepted(len(requests))
             self._thread.submit(requests)
-
-    async def _take(self, room: int) -> list[Ticket]:
-        """Groups to generate; what is waited for them with nothing else to do counts as idle."""
-        idle = not self._issued
-        started = time.monotonic()
-        tickets = await self._queue.take.remote(self._name, self._epoch, self._state.version, room)
-        self._idle_s += (time.monotonic() - started) * idle
-        return tickets
 
     async def _wait_for_room(self) -> int:
         """Groups that the engine can take: at least a quarter of its slots, so that prefills come in batches."""

@@ -15,14 +15,16 @@ from streamrl.learner.sharding import ShardedPolicy
 from streamrl.models.tokenizer import TextTokenizer
 from streamrl.rewards.pool import RewardPool
 from streamrl.tasks.base import Task
+from streamrl.tasks.order import PromptOrder
 from streamrl.types import UpdateMode, Version
 
 MOST_ITEMS = 512
 
 
-def items_held_apart(task: Task) -> range:
-    """Training items that only tell the score: a tenth of them, 512 at most."""
-    return range(min(MOST_ITEMS, max(1, task.num_train // 10)))
+def items_held_apart(task: Task) -> list[int]:
+    """Training items that only tell the score: a tenth of them, 512 at most, drawn over the whole data."""
+    order = PromptOrder(task.num_train, seed=0)
+    return [order.at(place)[1] for place in range(min(MOST_ITEMS, max(1, task.num_train // 10)))]
 
 
 @contextmanager

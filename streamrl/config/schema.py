@@ -49,6 +49,8 @@ class WarmupConfig(Table, frozen=True):
     """Demonstrations a step."""
     lr: PositiveFloat = 1e-3
     """Peak rate; it decays linearly to a tenth over `max_steps`."""
+    threads: Positive = 1
+    """Intra-op threads of one learner rank during the warm-up, when nobody else computes."""
     target_score: Fraction = 0.4
     """Greedy score, on training items held apart from the update, at which the warm-up stops."""
     eval_every: Positive = 10

@@ -166,6 +166,7 @@ def test_a_group_of_equal_prompts_equals_its_members_alone():
     group += [request(name=f"b{i}", prompt=other, seed=i) for i in range(3)]
     group += [request(name=f"c{i}", prompt=single, seed=i) for i in range(2)]
     together = engine_of(model, slots=9).generate(group)
+    together[7:] = engine_of(model).generate(group[7:])  # nothing to prefill at all
     for one, result in zip(group, together, strict=True):
         alone = engine_of(model, slots=1).generate([one])[0]
         assert alone.token_ids.tolist() == result.token_ids.tolist()
@@ -263,12 +264,13 @@ def test_invariant_12_non_finite_logits_end_the_request_and_do_not_outlive_it():
     good = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     poisoned = {name: tensor.clone() for name, tensor in good.items()}
     poisoned["model.embed_tokens.weight"][7] = float("nan")
-    requests = [request(name=str(i), prompt=[5, 7 if i == 1 else 6, 5], seed=i) for i in range(4)]
+    # The broken prompt is longer than those that follow in its slot: what it leaves there is masked, not overwritten.
+    requests = [request(name=str(i), prompt=[5, 7] * 6 if i == 3 else [5, 6], seed=i) for i in range(4)]
     clean = TorchEngine(model.config, Version(0, 0), tensors=good, slots=4, max_length=32, kv_bytes=2**22)
     engine = TorchEngine(model.config, Version(0, 0), tensors=poisoned, slots=4, max_length=32, kv_bytes=2**22)
     results = engine.generate(requests)
-    assert results[1].finish_reason is FinishReason.ERROR
-    assert "non-finite log-prob at token 0, version 0.0" in results[1].error
+    assert results[3].finish_reason is FinishReason.ERROR
+    assert "non-finite log-prob at token 0, version 0.0" in results[3].error
     assert all(np.isfinite(result.logprobs).all() for result in results)
     engine.load_weights(good, Version(0, 1), "keep")
     again = [request(name=str(i), prompt=[5, 6, 5], seed=i) for i in range(4)]

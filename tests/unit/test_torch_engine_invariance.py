@@ -152,7 +152,7 @@ def test_attention_does_not_feel_how_far_the_keys_are_padded(queries: int):
         last = torch.full((6,), visible - 1.0)
         results = []
         for length in sorted({round_up(visible) + extra for extra in (0, 32, 64, 96, 128, 512)}):
-            mask = length_mask(last, places[:length])
+            mask = length_mask(last, places[:length], torch.float32)
             results.append(attend(query, key[:, :length], value[:, :length], mask))
         exact = torch.softmax(query @ key[:, :visible].transpose(1, 2) / 8, -1) @ value[:, :visible]
         assert torch.allclose(results[0], exact, atol=1e-5)

@@ -55,12 +55,12 @@ def attend(query_BRD: torch.Tensor, key_BLD: torch.Tensor, value_BLD: torch.Tens
     return out
 
 
-def length_mask(last_B: torch.Tensor, places_L: torch.Tensor) -> torch.Tensor:
-    """Additive mask [B, 1, L] that lets lane i see keys 0..last_B[i]; both arguments float.
+def length_mask(last_B: torch.Tensor, places_L: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Additive mask [B, 1, L] that lets lane i see keys 0..last_B[i]; both arguments float32.
 
     A hidden key gets at most -HIDDEN, which no score can lift: its exponential is an exact zero, as with -inf.
     """
-    return (last_B[:, None] - places_L).clamp_(max=0.0).mul_(HIDDEN)[:, None]
+    return (last_B[:, None, None] - places_L).clamp_(max=0.0).mul_(HIDDEN).to(dtype)
 
 
 def causal_attention(heads_MPHD: torch.Tensor, num_heads: int, num_kv_heads: int) -> torch.Tensor:

@@ -78,7 +78,9 @@ class Decoder:
         self._min_rows = min_rows
         self._places = torch.arange(round_up(max_length), dtype=torch.float32, device=device)
         self._eps = torch.tensor(shape.rms_norm_eps, dtype=torch.float32, device=device)
-        self._rope = torch.cat(rope_tables(config, max_length, dtype, device), dim=-1)
+        cos, sin = rope_tables(config, max_length, dtype, device)
+        # [max_length, 1, D]: a lookup gives what broadcasts over heads.
+        self._cos, self._sin = cos[:, None], sin[:, None]
 
     def forward(self, weights: FusedWeights, plan: Plan, cache: KvCache) -> torch.Tensor | None:
         """Run a plan. Returns next-token logits of the running slots, float32 [N, vocab]; None when N is 0."""
@@ -101,7 +103,7 @@ class Decoder:
         return logits if shared.row_of_slot is None else logits.index_select(0, shared.row_of_slot)
 
     def _prepare(self, plan: Plan, cache: KvCache) -> _Pass:
-        cos, sin = self._rope.index_select(0, self._upload(plan.positions))[:, None].chunk(2, dim=-1)
+        positions = self._upload(plan.positions)
         slots = len(plan.slot_positions)
         ranges: tuple[KeyRange, ...] = ()
         mask: torch.Tensor | None = None
@@ -109,7 +111,7 @@ class Decoder:
             ranges = tuple(key_ranges(round_up(plan.slot_positions + 1)))
             length = max(part.length for part in ranges)
             last = np.repeat(plan.slot_positions, self._shape.num_kv_heads).astype(np.float32)
-            mask = length_mask(self._upload(last), self._places[:length]).to(self._dtype)
+            mask = length_mask(self._upload(last), self._places[:length], self._dtype)
         groups = tuple(
             _Group(g.padded, *(self._upload(part) for part in (g.gather, g.flat, g.packed))) for g in plan.groups
         )
@@ -119,8 +121,8 @@ class Decoder:
             kept=max(plan.decode_rows, self._min_rows),
             slot_of_row=None if plan.slot_of_row is None else self._upload(plan.slot_of_row),
             row_of_slot=None if plan.row_of_slot is None else self._upload(plan.row_of_slot),
-            cos=cos,
-            sin=sin,
+            cos=self._cos.index_select(0, positions),
+            sin=self._sin.index_select(0, positions),
             mask=mask,
             ranges=ranges,
             groups=groups,
@@ -134,10 +136,11 @@ class Decoder:
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMS norm over the last dimension, as transformers: in float32, rounded, then times the weight. Five
         kernels in place of the eight of F.rms_norm, which a small model feels."""
-        wide = x.float()
+        wide = x if x.dtype is torch.float32 else x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = torch.addcmul(self._eps, length, length, value=1 / x.shape[-1]).rsqrt_()
-        return (wide * scale).to(x.dtype).mul_(weight)
+        scaled = wide * scale
+        return (scaled if wide is x else scaled.to(x.dtype)).mul_(weight)
 
     def _project(self, x_TE: torch.Tensor, layer: LayerWeights, shared: _Pass) -> torch.Tensor:
         """Query, key and value heads, [T, H + 2 kv_heads, D], rotated."""
