@@ -44,7 +44,9 @@ class ReplayIndex:
         self._settings = settings
         self._order = order
         self._clock = clock
-        self._admission = Admission(settings.max_staleness, settings.groups_per_step, settings.total_groups)
+        self._admission = Admission(
+            settings.max_staleness, settings.groups_per_step, settings.total_groups, settings.lead
+        )
         self._budget = ByteBudget(settings.byte_budget)
         self._tally = Tally()
         self._running = RunningGroups(settings, clock, self._tally, self._budget)

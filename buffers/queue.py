@@ -272,6 +272,7 @@ class ReplayQueue:
                 return None
             lease = self._index.lease(step)
             if lease is not None:
+                self._room.notify()
                 return replace(lease, waited_s=self._clock.now() - started)
             late = [] if self._settings.late == "wait" else self._index.late(step)
             if late:

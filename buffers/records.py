@@ -159,6 +159,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     byte_budget: int
     rollout_bytes: int
     total_groups: int | None = None
+    lead: float | None = None
     late: Literal["wait", "drop", "reissue"] = "wait"
     durability: Literal["disk", "memory"] = "disk"
     commit_interval_s: float = 0.005

@@ -127,7 +127,7 @@ class LearnerCore:
         with timer.phase("read"):
             rows = self._rows(plan, share)
         with timer.phase("pack"):
-            packs = pack(rows, share.advantages, self._config.learner.micro_batch_tokens)
+            packs = pack(rows, share.advantages, self._config.learner.micro_batch_tokens, skip_zero=True)
         with timer.phase("forward_backward"):
             metrics = self._backend.step(packs, Denominators(plan.total_tokens, plan.total_rows))
         metrics.pop("time/forward_backward")

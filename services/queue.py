@@ -4,6 +4,7 @@ A thin shell: it opens the queue and passes calls on. Replicas call `take` and `
 and `add_scores`, the learner `lease` and `commit`; all of them wait here, none of them polls.
 """
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ class QueueActor:
 
     def __init__(self, run_folder: str, config: dict[str, Any]) -> None:
         extend_import_path()
+        # The index keeps a few objects for each row until a checkpoint covers it. None of them is part of a cycle, and
+        # looking at all of them again and again would cost more than everything else here.
+        gc.set_threshold(100_000, 50, 1000)
         self._config = msgspec.convert(config, Config)
         self._folder = Path(run_folder)
 
@@ -98,6 +102,7 @@ def queue_settings(config: Config, task: Task, longest_prompt: int) -> QueueSett
         byte_budget=config.queue.byte_budget,
         rollout_bytes=limits.row_bytes(limits.longest_row(config, longest_prompt)),
         total_groups=config.total_groups,
+        lead=config.learner.lead,
         late=config.learner.late,
         durability=config.queue.durability,
         commit_interval_s=config.queue.commit_interval_ms / 1e3,

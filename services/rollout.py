@@ -51,7 +51,7 @@ from streamrl.weights.manifest import WeightManifest, decode
 # A frame leaves when it holds this many rows, when the engine ran dry, or when its oldest row waited this long:
 # a frame costs about the same for one row as for a hundred, all the way to the learner.
 FRAME_ROWS = 256
-FRAME_WAIT_S = 0.02
+FRAME_WAIT_S = 0.05
 
 
 class RolloutReplica:
@@ -255,7 +255,7 @@ class RolloutReplica:
             await within(self._config.deadlines.update_s, loaded, who=self._name, what=f"taking up version {version}")
         self._state.loaded(version)
         self._updates_in_flight += in_flight > 0
-        await self._store.acknowledge.remote(self._name, version)
+        # The store hears of it with the question for the next version.
         await self._queue.serving.remote(self._name, self._epoch, version)
         self._routable.set()
 

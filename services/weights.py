@@ -45,15 +45,16 @@ class WeightStoreActor:
         self._store.leave(replica)
 
     async def newer_than(self, replica: str, version: Version | None) -> bytes | None:
-        """Wait for a version newer than `version` and hand its manifest out; None once the store is closed."""
+        """Wait for a version newer than `version` and hand its manifest out; None once the store is closed.
+
+        To ask is to acknowledge: the replica serves `version`.
+        """
+        if version is not None:
+            self._store.acknowledge(replica, Version(*version))
         async with self._published:
             await self._published.wait_for(lambda: self._closed or self._store.newer_than(version) is not None)
             manifest = None if self._closed else self._store.newer_than(version, replica)
         return encode(manifest) if manifest is not None else None
-
-    async def acknowledge(self, replica: str, version: Version) -> None:
-        """The replica serves `version` from now on."""
-        self._store.acknowledge(replica, Version(*version))
 
     async def pin(self, version: Version, holder: str) -> bytes:
         """The manifest of a version, kept until `unpin`."""

@@ -29,7 +29,7 @@ from streamrl.errors import ConfigError
 from streamrl.learner.finite import require_finite
 from streamrl.learner.objectives import policy_loss
 from streamrl.learner.optimizer import clip_gradients, make_optimizer, set_learning_rate
-from streamrl.learner.packing import pack
+from streamrl.learner.packing import empty_pack, pack
 from streamrl.learner.policy import PREFIX, PolicyModel
 from streamrl.learner.rows import count_targets
 from streamrl.learner.schedule import learning_rate
@@ -186,7 +186,7 @@ class Reference:
         advantages = ADVANTAGES[learner.algorithm.advantage](rows.rewards, rows.valid, rows.group)
         total = count_targets(rows)
         loss_sum = 0.0
-        for batch in pack(rows, advantages, learner.micro_batch_tokens):
+        for batch in pack(rows, advantages, learner.micro_batch_tokens, skip_zero=True) or [empty_pack()]:
             loss, _ = policy_loss(self.policy, batch, total, learner.algorithm, self.sampling.temperature)
             loss.backward()
             loss_sum += loss.double().item()

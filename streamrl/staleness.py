@@ -36,7 +36,8 @@ class Admission:
     """How many groups may start, so that first come, first trained keeps every group inside the bound.
 
     groups_per_step: groups that one learner step trains. total_groups: groups that the run trains in all, or
-    None for an endless one.
+    None for an endless one. lead: batches that may wait or run ahead of the learner, 1 or more; None for as many as
+    the bound allows. Where generation is fast a small lead keeps the data fresher than the bound asks for.
 
     Example:
         >>> admission = Admission(max_staleness=2, groups_per_step=8)
@@ -47,6 +48,7 @@ class Admission:
     max_staleness: int
     groups_per_step: int
     total_groups: int | None = None
+    lead: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_staleness < 0:
@@ -55,6 +57,8 @@ class Admission:
             raise ConfigError(f"groups_per_step is {self.groups_per_step}; it must be 1 or more")
         if self.total_groups is not None and self.total_groups < 0:
             raise ConfigError(f"total_groups is {self.total_groups}; it must be 0 or more, or None")
+        if self.lead is not None and self.lead < 1:
+            raise ConfigError(f"lead is {self.lead}; it must be 1 batch or more, or a batch could never fill")
 
     def capacity(self, *, serving_step: int, trained: int, waiting: int, running: int) -> int:
         """Groups that a replica serving `serving_step` may start now (design, section 6); never negative.
@@ -71,6 +75,8 @@ class Admission:
         room = (self.last_step(serving_step) + 1) * self.groups_per_step - started
         if self.total_groups is not None:
             room = min(room, self.total_groups - started)
+        if self.lead is not None:
+            room = min(room, int(self.lead * self.groups_per_step) - waiting - running)
         return max(0, room)
 
     def last_step(self, serving_step: int) -> int:

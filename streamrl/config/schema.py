@@ -159,9 +159,9 @@ class AlgorithmConfig(Table, frozen=True):
     loss: Literal["ppo"] = "ppo"
     """`ppo` is the clipped surrogate."""
     clip_low: NonNegativeFloat = 0.2
-    """The ratio is clipped below at 1 - `clip_low`."""
+    """The ratio is clipped below at 1 - `clip_low`; acts under `correction = "none"`, since under `tis` it is 1."""
     clip_high: NonNegativeFloat = 0.28
-    """The ratio is clipped above at 1 + `clip_high`."""
+    """The ratio is clipped above at 1 + `clip_high`; acts as `clip_low` does."""
     correction: Literal["none", "tis"] = "tis"
     """Weight for the distance between the policy that sampled and the policy that is trained."""
     tis_cap: PositiveFloat = 2.0
@@ -181,6 +181,9 @@ class LearnerConfig(Table, frozen=True):
     """Prompts of one step, each with `rollout.group_size` rollouts."""
     max_staleness: NonNegative = 2
     """Steps between the oldest token of a rollout and the step that trains on it, at most."""
+    lead: Annotated[float, Meta(ge=1.0)] | None = None
+    """Batches that may be ready or running ahead of the learner; as many as `max_staleness` allows when absent. Where
+    generation is fast, 1 keeps the data a step fresher than the bound at no cost."""
     late: Literal["wait", "drop", "reissue"] = "wait"
     """What to do when a group that is still running must be in this batch to keep the bound."""
     device: Literal["cpu", "cuda"] = "cpu"

@@ -74,16 +74,21 @@ def pack(
     max_tokens: int,
     *,
     share_prompts: bool = True,
+    skip_zero: bool = False,
 ) -> list[PackedBatch]:
     """Packs of at most `max_tokens`, in row order.
 
     rows: in `training_order`. advantages_N: float64 [N]. `share_prompts = False` computes each prompt in
-    each row, which is slower and otherwise the same: it is what the tests compare with.
+    each row, which is slower and otherwise the same: it is what the tests compare with. `skip_zero` leaves rows out
+    whose advantage is exactly 0: under a policy loss without other terms they give no gradient, and late in a run they
+    are half of the batch. Denominators count them all the same.
 
     Raises ConfigError for a row longer than `max_tokens`, NonFiniteError for a log-prob or advantage that
     is not finite, both with the row's group and sample.
     """
     mask_T, row_T = loss_mask(rows), row_of_token(rows)
+    if skip_zero:
+        mask_T &= (advantages_N != 0.0)[row_T]
     targets = np.flatnonzero(mask_T)
     _require_finite(rows, advantages_N, targets, row_T)
     used_N = np.zeros(rows.num_rows, np.int64)

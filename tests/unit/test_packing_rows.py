@@ -203,3 +203,21 @@ def test_packs_do_not_depend_on_the_order_of_arrival(rows: RolloutRows, seed: in
 def test_an_empty_pack_has_one_token_and_no_target() -> None:
     packed = empty_pack()
     assert (packed.num_tokens, packed.num_targets) == (1, 0)
+
+
+@given(rows=ragged(), data=st.data())
+def test_skipping_rows_without_advantage_leaves_exactly_the_others(rows: RolloutRows, data: st.DataObject) -> None:
+    rows = select_rows(rows, training_order(rows))
+    advantages = np.array(
+        data.draw(st.lists(st.sampled_from([0.0, -1.5, 2.0]), min_size=rows.num_rows, max_size=rows.num_rows))
+    )
+    everything = pack(rows, advantages, 64)
+    kept = pack(rows, advantages, 64, skip_zero=True)
+    found = [(int(row), int(target)) for p in kept for row, target in zip(p.rows, p.targets, strict=True)]
+    wanted = [
+        (int(row), int(target))
+        for p in everything
+        for row, target, advantage in zip(p.rows, p.targets, p.advantages, strict=True)
+        if advantage != 0.0
+    ]
+    assert sorted(found) == sorted(wanted)

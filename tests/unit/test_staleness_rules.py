@@ -163,3 +163,17 @@ def test_of_equally_obstructive_groups_the_oldest_leave() -> None:
 def test_staleness_is_never_negative() -> None:
     assert staleness_of(5, 3) == 2
     assert staleness_of(3, 5) == 0
+
+
+def test_a_lead_limits_what_waits_or_runs_and_never_opens_more_than_the_bound() -> None:
+    for lead, expected in ((1.0, 8), (1.5, 12), (9.0, 24), (None, 24)):
+        admission = Admission(max_staleness=2, groups_per_step=8, lead=lead)
+        assert admission.capacity(serving_step=0, trained=0, waiting=0, running=0) == expected
+    admission = Admission(max_staleness=2, groups_per_step=8, lead=1.0)
+    assert admission.capacity(serving_step=3, trained=32, waiting=5, running=3) == 0
+    assert admission.capacity(serving_step=3, trained=40, waiting=0, running=3) == 5
+
+
+def test_a_lead_below_one_batch_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"lead is 0\.5"):
+        Admission(max_staleness=2, groups_per_step=8, lead=0.5)
