@@ -48,7 +48,10 @@ class WarmupConfig(Table, frozen=True):
     batch_size: Positive = 256
     """Demonstrations a step."""
     lr: PositiveFloat = 1e-3
-    """Peak rate; it decays linearly to a tenth over `max_steps`."""
+    """Peak rate; it decays linearly over `max_steps`."""
+    min_lr_ratio: Fraction = 0.1
+    """Rate at the last step, as a share of `lr`. A model warmed up at a high rate to the end stands the first updates of
+    reinforcement learning better."""
     threads: Positive = 1
     """Intra-op threads of one learner rank during the warm-up, when nobody else computes."""
     target_score: Fraction = 0.4

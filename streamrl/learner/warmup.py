@@ -81,7 +81,7 @@ class Warmup:
         self._seed = seed
         self._micro_batch_tokens = micro_batch_tokens
         self._demonstrations = _Demonstrations(task, tokenizer)
-        optimizer = OptimizerConfig(lr=config.lr, warmup_steps=0, decay="linear", min_lr_ratio=0.1)
+        optimizer = OptimizerConfig(lr=config.lr, warmup_steps=0, decay="linear", min_lr_ratio=config.min_lr_ratio)
         self._backend = FsdpBackend(policy, nll_loss, optimizer, config.max_steps)
 
     def run(self, report: Callable[[WarmupProgress], None] = lambda _progress: None) -> WarmupResult:
