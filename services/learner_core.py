@@ -97,7 +97,6 @@ class LearnerCore:
             )
         folder = model_folder(self._run.path, self._config)
         max_length = self._longest_prompt + self._config.rollout.sampling.max_new_tokens
-        torch.set_num_threads(settings.threads)
         with warm_up.greedy_score(self._config, folder, max_length, self._policy, task, tokenizer) as score:
             Warmup(
                 self._policy,

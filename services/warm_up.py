@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from streamrl.config import Config
 from streamrl.engines.build import build_engine
 from streamrl.errors import ComponentError
@@ -51,8 +53,10 @@ def greedy_score(
             nonlocal looks
             version = Version(0, looks)
             looks += 1
+            torch.set_num_threads(config.rollout.threads)  # the engine's promise holds for that many
             engine.load_weights(dict(policy.iter_hf_weights()), version, UpdateMode.KEEP)
             answers = evaluator.run(version)
+            torch.set_num_threads(config.warmup.threads)
             mean = mean_score(runner.run(pool.score(answers.items)), len(answers.errors)).mean
             if mean is None:
                 raise ComponentError("warm-up: not one of its items could be scored; look at the reward function")
