@@ -24,7 +24,7 @@ quickstart: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -41,7 +41,7 @@ bench: bench-engine bench-e2e
 bench-engine: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench_engine.py
 
-bench-e2e: $(VENV)/.installed
+bench-e2e: $(VENV)/.installed .venvs/trl/.installed
 	$(BIN)/python benchmarks/bench_e2e.py
 
 clean:
@@ -62,4 +62,10 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing what the tests need"
 	$(PIP_INSTALL) --editable '.[dev]'
+	touch $@
+
+# The peer of bench-e2e, in an environment of its own: its pins are not ours.
+.venvs/trl/.installed: $(VENV)/.installed
+	$(BIN)/python -m venv .venvs/trl
+	.venvs/trl/bin/python -m pip install --quiet --disable-pip-version-check 'trl==1.16.0' 'torch>=2.11,<2.14' datasets
 	touch $@
