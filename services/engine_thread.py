@@ -144,6 +144,7 @@ class EngineThread:
             self._report_loaded(engine)
             if engine.has_work:
                 steps_since_spare += 1
+                self._mark_busy(True)
                 finished = engine.step()
                 self._report_loaded(engine)
                 busy = engine.has_work
@@ -180,7 +181,6 @@ class EngineThread:
                 self._trace.add("generate", self._busy_since, now, "engine")
             self._busy_ns += now - self._busy_since
             self._busy_since = 0
-        self._busy_ns = 0
 
     def _report_loaded(self, engine: Engine) -> None:
         """Tell those whose version answers now, or whose load was refused."""

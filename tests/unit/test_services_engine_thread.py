@@ -161,3 +161,19 @@ def test_an_engine_that_cannot_be_made_fails_the_start() -> None:
     thread = EngineThread(broken, inbox.deliver, inbox.deliveries.put)
     with pytest.raises(ValueError, match="no such model"):
         thread.start().result(LIMIT_S)
+
+
+def test_busy_time_adds_up_over_bursts_and_rests_between_them() -> None:
+    inbox = Inbox()
+    thread = start(inbox)
+    seen = [thread.busy_s()]
+    for burst in range(3):
+        thread.submit(requests(count=4, first=4 * burst))
+        inbox.until(lambda wanted=4 * burst + 4: len(inbox.results) == wanted)
+        thread.stats().result(LIMIT_S)
+        seen.append(thread.busy_s())
+    again = thread.busy_s()
+    thread.stop(LIMIT_S)
+    assert seen[0] == 0.0
+    assert seen == sorted(set(seen))
+    assert again == seen[-1]
