@@ -45,9 +45,11 @@ def claim(config: Config, *, fresh: bool = False) -> Claim:
     `fresh` takes the first free of `<name>`, `<name>-2`, `<name>-3`... Raises RunFolderError (in use, another
     schema, another configuration, not a run) and ResourceError (the disk is full).
     """
+    config = _placed(config)
     if fresh:
         config = _free_name(config)
     path = Path(config.runs) / config.name
+    _refuse_unusable(path)
     with explained(path):
         path.mkdir(parents=True, exist_ok=True)
     lock = _lock(path)
@@ -59,6 +61,27 @@ def claim(config: Config, *, fresh: bool = False) -> Claim:
     if taken.lock is None:
         lock.abandon()
     return taken
+
+
+def is_new(config: Config) -> bool:
+    """Whether a claim of `config` would make its folder."""
+    return not (Path(config.runs) / config.name / "run.json").exists()
+
+
+def _placed(config: Config) -> Config:
+    """The configuration with the model's folder by its full name: the parts of a run work in another folder."""
+    if config.model.path is None:
+        return config
+    model = msgspec.structs.replace(config.model, path=str(Path(config.model.path).expanduser().absolute()))
+    return msgspec.structs.replace(config, model=model)
+
+
+def _refuse_unusable(path: Path) -> None:
+    """Refuse a folder that is none of ours, or not of this schema, before even a lock is laid into it."""
+    if (path / "run.json").exists():
+        RunFolder.open(path)
+    elif path.is_dir():
+        _refuse_foreign(path)
 
 
 def _free_name(config: Config) -> Config:
@@ -112,17 +135,21 @@ def _take(path: Path, config: Config, lock: RunLock) -> Claim:
     if run.summary_path.exists():
         return Claim(run, stored, RunState.FINISHED, None)
     state = RunState.FAILED if run.failure_path.exists() else RunState.INTERRUPTED
-    _archive_failure(run)
+    run.archive_failure()
     run.save(msgspec.structs.replace(run.record, incarnation=run.incarnation + 1, launch=None))
     return Claim(run, stored, state, lock)
 
 
-def _new(path: Path, config: Config, lock: RunLock) -> Claim:
+def _refuse_foreign(path: Path) -> None:
     foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in _HALF_MADE)
     if foreign:
         raise RunFolderError(
             f"{path} exists, is no run folder, and holds {', '.join(foreign[:3])}; use --name, --runs or --fresh"
         )
+
+
+def _new(path: Path, config: Config, lock: RunLock) -> Claim:
+    _refuse_foreign(path)
     write_whole(path / "config.toml", dump(config).encode())
     with explained(path):
         run = RunFolder.create(path, config.name)
@@ -134,9 +161,3 @@ def _changed(path: Path, changed: list[str]) -> str:
         f"{path} was started with another configuration; it differs in {', '.join(changed)}. Resume it with "
         f"the old one (`streamrl up {path}/config.toml`), or start a new folder with --fresh or --name"
     )
-
-
-def _archive_failure(run: RunFolder) -> None:
-    """Keep the report of an earlier launch, out of the way of this one's."""
-    if run.failure_path.exists():
-        run.failure_path.rename(run.path / f"failure.{run.incarnation}.json")

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from streamrl.errors import StreamRLError
 
@@ -105,9 +105,9 @@ def status(run: str | None = None, *, as_json: Json = False) -> int:
 
 @app.command
 def logs(
+    run: str | None = None,
     component: str | None = None,
     *,
-    run: str | None = None,
     follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative="")] = False,
     lines: Annotated[int, Parameter(name=["--lines", "-n"])] = 20,
 ) -> int:
@@ -115,10 +115,10 @@ def logs(
 
     Parameters
     ----------
-    component
-        Only this part: `owner`, `controller`, `rollout`, `reward`, `learner`, ...
     run
         A run folder, or a name under `runs/`; the newest when absent.
+    component
+        Only this part: `owner`, `controller`, `rollout`, `reward`, `learner`, ...
     follow
         Go on with what is written, until the run ends.
     lines
@@ -201,9 +201,11 @@ def replay(run: str | None = None, *, steps: int | None = None, num_workers: int
     num_workers
         Learner ranks; the run's own number when absent.
     """
+    found = _find(run)
+    # Behind the search: this one takes seconds to import.
     from services.replay import main as replay_run
 
-    return replay_run(_find(run), steps, num_workers)
+    return replay_run(found, steps, num_workers)
 
 
 @app.command
@@ -229,8 +231,9 @@ def main() -> None:
 def run_app(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     try:
-        code = app(arguments, exit_on_error=False, print_error=True)
-    except CycloptsError:
+        code = app(arguments, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        print(f"streamrl: {_usage(error, arguments)}", file=sys.stderr)
         return EXIT_USAGE
     except StreamRLError as error:
         print(f"streamrl: {error}", file=sys.stderr)
@@ -256,6 +259,15 @@ def _checked(path: str, rest: tuple[str, ...], name: str | None) -> Any:
     if problems:
         raise ResourceProblems(tuple(problems))
     return config
+
+
+def _usage(error: CycloptsError, arguments: list[str]) -> str:
+    """What is wrong with a command line, on one line, and where its right form is told."""
+    known = [name for name in arguments[:1] if name in app]
+    what = str(error)
+    if isinstance(error, UnusedCliTokensError):
+        what = f"{' '.join(known)} has no use for {', '.join(map(repr, error.unused_tokens))}."
+    return f"{what} See `{' '.join(['streamrl', *known, '--help'])}`."
 
 
 def _find(run: str | None) -> Any:

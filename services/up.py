@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from services import watcher
-from services.claim import claim
+from services.claim import claim, is_new
 from services.control_client import ControlClient
 from services.ending import EXIT_INTERRUPTED, failure_of
 from services.launch import OWNER_COMMAND, Launched, launch, remove_leftovers
 from services.origins import check_origins
+from services.preflight import preflight
 from services.run_folder import RunFolder, RunState
 from services.view import View, choose_view, summary_text
 from streamrl.config.schema import Config
@@ -38,9 +39,12 @@ def up(
 ) -> int:
     """Bring a run up and stay with it. Returns 0 (done, or up when detached) or 130 (stopped).
 
-    Raises RunFolderError or ResourceError before anything starts, and what the run failed with.
+    Raises ConfigError, RunFolderError or ResourceError before anything starts, and what the run failed with.
     """
     check_origins()
+    if fresh or is_new(config):
+        # Before the folder is made: a mistake that is put right must not look like a changed configuration.
+        preflight(config)
     claimed = claim(config, fresh=fresh)
     run = claimed.run
     if claimed.state is RunState.FINISHED:

@@ -101,15 +101,42 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _require_eos(folder: Path, config: dict[str, Any]) -> None:
-    """A tokenizer that can say how a completion ends."""
-    _read_json(folder / "tokenizer.json")
-    named = folder / "tokenizer_config.json"
-    tokenizer = _read_json(named) if named.exists() else {}
-    if tokenizer.get("eos_token") is None and config.get("eos_token_id") is None:
+    """A tokenizer that can say how a completion ends, by a token that it has."""
+    vocabulary = _vocabulary(folder / "tokenizer.json")
+    name = _if_there(folder / "tokenizer_config.json").get("eos_token")
+    name = name.get("content") if isinstance(name, dict) else name
+    given = [file.get("eos_token_id") for file in (config, _if_there(folder / "generation_config.json"))]
+    ids = [one for value in given for one in (value if isinstance(value, list) else [value]) if one is not None]
+    if name is None and not ids:
         raise _Unreadable(
             f"the tokenizer in {folder} has no end-of-sequence token; "
             "set eos_token in tokenizer_config.json or eos_token_id in config.json"
         )
+    if name is not None and not ids and name not in vocabulary:
+        raise _Unreadable(
+            f"the tokenizer in {folder} names {name!r} as its end-of-sequence token and does not have it; "
+            "set eos_token in tokenizer_config.json to a token of tokenizer.json"
+        )
+    size = config.get("vocab_size")
+    wrong = [one for one in ids if not isinstance(one, int) or one < 0 or (isinstance(size, int) and one >= size)]
+    if wrong:
+        raise _Unreadable(f"eos_token_id {wrong[0]!r} in {folder} is no token of the model, which has {size}")
+
+
+def _if_there(path: Path) -> dict[str, Any]:
+    return _read_json(path) if path.exists() else {}
+
+
+def _vocabulary(path: Path) -> set[str]:
+    """All tokens of a fast tokenizer's file: a table of ids, or a list of (token, score), and what was added."""
+    file = _read_json(path)
+    model = file.get("model")
+    tokens = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(tokens, dict | list):
+        raise _Unreadable(f"{path} holds no vocabulary; save a fast tokenizer there")
+    added = file.get("added_tokens") or []
+    known = {token if isinstance(token, str) else token[0] for token in tokens if token}
+    return known | {token["content"] for token in added if isinstance(token, dict) and "content" in token}
 
 
 def _count_parameters(folder: Path) -> int:
@@ -122,13 +149,23 @@ def _count_parameters(folder: Path) -> int:
 def _elements(path: Path) -> int:
     """Elements of all tensors in one safetensors file, from its header."""
     header = _safetensors_header(path)
+    header.pop("__metadata__", None)
+    _require_whole(header, path)
     return sum(math.prod(shape) for shape in _shapes(header, path))
+
+
+def _require_whole(header: dict[str, Any], path: Path) -> None:
+    """The file has as many bytes as its header says: a copy that broke off has fewer."""
+    ends = [entry.get("data_offsets") for entry in header.values() if isinstance(entry, dict)]
+    size = max((end[1] for end in ends if isinstance(end, list) and len(end) == 2), default=0)
+    with path.open("rb") as file:
+        needed = 8 + struct.unpack("<Q", file.read(8))[0] + size
+    if path.stat().st_size < needed:
+        raise _Unreadable(f"{path} is cut off: it has {path.stat().st_size} bytes of {needed}; copy it again")
 
 
 def _shapes(header: dict[str, Any], path: Path) -> Iterator[list[int]]:
     for name, entry in header.items():
-        if name == "__metadata__":
-            continue
         shape = entry.get("shape") if isinstance(entry, dict) else None
         if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
             raise _Unreadable(f"{path} is damaged: tensor {name} has no shape")

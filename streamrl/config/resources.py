@@ -60,7 +60,7 @@ def estimate(config: Config, model: ModelFacts | None) -> Estimate:
     return Estimate(
         memory=_memory(config, model, weights),
         shared_memory=_LIVE_VERSIONS * weights + config.ray.object_store_bytes,
-        disk=writers * config.queue.segment_bytes + rows + checkpoints + weights,
+        disk=writers * config.queue.segment_bytes + rows + checkpoints + weights + config.queue.min_free_bytes,
     )
 
 
@@ -108,7 +108,9 @@ def _runs_folder(config: Config, needed: Estimate, machine: Machine) -> Iterator
         yield _problem("runs", f"no right to write in {config.runs}; name another")
     if needed.disk > machine.disk_bytes:
         what = f"{_against(needed.disk, machine.disk_bytes)} free on the disk of {config.runs}"
-        yield _problem("runs", f"{what}; free some, name another folder, or lower checkpoint.keep")
+        yield _problem(
+            "runs", f"{what}; free some, name another folder, or lower queue.segment_bytes or checkpoint.keep"
+        )
 
 
 def _memory_shortage(needed: Estimate, machine: Machine) -> Iterator[Problem]:

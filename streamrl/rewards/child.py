@@ -1,7 +1,7 @@
 """The program of a reward child process: import the function, score batches until the channel closes.
 
-Started by `streamrl.rewards.worker` as `python -P -m streamrl.rewards.child SETTINGS`, leader of a process
-group of its own. Guarantees that it dies with its parent, stays within its address space, and that nothing
+Started by `streamrl.rewards.worker` as `python -P -m streamrl.rewards.child SETTINGS`, leader of a
+session of its own. Guarantees that it dies with its parent, stays within its address space, and that nothing
 which user code prints can reach the channel: that is a private socket, stdout and stderr are the parent's
 stderr. It has no time limit of its own; the parent kills it.
 """
@@ -69,13 +69,20 @@ def _die_with(parent: int) -> None:
 def _guard_forks(channel: socket.socket) -> None:
     """A process that user code forks dies with us, and does not keep the channel open when we are gone."""
     prctl = _prctl()
+    parent = os.getpid()
+
+    def before_fork() -> None:
+        nonlocal parent
+        parent = os.getpid()
 
     def in_fork() -> None:
         channel.close()
         if prctl is not None:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the line above
+            os._exit(0)
 
-    os.register_at_fork(after_in_child=in_fork)
+    os.register_at_fork(before=before_fork, after_in_child=in_fork)
 
 
 def _limit(memory_bytes: int) -> None:

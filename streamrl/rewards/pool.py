@@ -58,7 +58,7 @@ class RewardPool:
 
     @property
     def lost(self) -> int:
-        """Children that were lost, and replaced, so far."""
+        """Children that were lost over a question, and replaced, so far."""
         return self._lost
 
     async def start(self) -> None:

@@ -1,8 +1,9 @@
 """One reward child process, as the pool sees it: start, ask, kill.
 
-Guarantees that after a time-out or a death the child and its whole process group are gone and reaped, and
-that the next `ask` has a fresh child. It does not know why an answer failed to come, beyond the reason it
-gives, and it does not repeat anything: that is the pool's business. A worker serves one caller at a time.
+Guarantees that after a time-out or a death the child is gone and reaped, with every program that it started
+in its session, and that the next `ask` has a fresh child. A child that dies between two questions takes them
+with it too. It does not know why an answer failed to come, beyond the reason it gives, and it does not repeat
+anything: that is the pool's business. A worker serves one caller at a time.
 
 The child is spawned by the event loop's own thread, because the kernel ties "die with the parent" to the
 thread that spawned it.
@@ -22,6 +23,7 @@ from contextlib import suppress
 import msgspec
 
 from streamrl.errors import ComponentError, ConfigError, DataError
+from streamrl.processes import end_session
 from streamrl.rewards.base import RewardItem
 from streamrl.rewards.wire import HEADER, Batch, ChildSettings, Ready, Verdicts, body_length, pack
 from streamrl.types import Score, ScoreStatus
@@ -57,6 +59,8 @@ class Worker:
         self._import_paths = list(import_paths)
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
+        self._end: int | None = None  # a descriptor that is readable from the child's death on
+        self._asked = False
         self._sequence = 0
         self._verdicts = msgspec.msgpack.Decoder(Verdicts)
 
@@ -90,7 +94,7 @@ class Worker:
         request = pack(Batch(self._sequence, list(items)))
         try:
             verdicts = self._verdicts.decode(await self._answer(request, self._timeout_s))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             await self.stop()
             raise WorkerLostError(f"child sent a malformed answer: {error}") from error
         if verdicts.sequence != self._sequence or len(verdicts.scores) != len(items):
@@ -99,11 +103,11 @@ class Worker:
         return [_checked(score) for score in verdicts.scores]
 
     def kill(self) -> None:
-        """Send SIGKILL to the child and to everything in its group. The child is reaped by `stop`."""
+        """Send SIGKILL to the child and to all that it started. The child is reaped by `stop`."""
+        self._unwatch()
         if self._process is not None and self._process.returncode is None:
-            # The group lives as long as its leader is not reaped, so this can hit no stranger.
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            # Its number is its own until it is reaped, so this can hit no stranger.
+            end_session(self._process.pid)
 
     async def stop(self) -> str:
         """Kill and reap the child, if any, and say how it ended. When this is cancelled, the next call reaps."""
@@ -141,22 +145,45 @@ class Worker:
                     stderr=2,
                     pass_fds=[theirs.fileno()],
                     env=_environment(),
-                    process_group=0,
+                    start_new_session=True,
                 )
             except OSError as error:
                 ours.close()
                 raise ComponentError(f"reward worker for {self._function!r} cannot be started: {error}") from error
         ours.setblocking(False)
         self._channel = ours
+        self._watch(self._process.pid)
+
+    def _watch(self, pid: int) -> None:
+        """Hear of the child's death, where the system tells of it."""
+        if sys.platform == "linux":
+            self._end = os.pidfd_open(pid)
+            asyncio.get_running_loop().add_reader(self._end, self._ended)
+
+    def _ended(self) -> None:
+        """The child is dead: end what it left. Between two questions the place is empty then, and the next item
+        is not blamed."""
+        self.kill()
+        if not self._asked and self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _unwatch(self) -> None:
+        if self._end is not None:
+            asyncio.get_running_loop().remove_reader(self._end)
+            os.close(self._end)
+            self._end = None
 
     async def _answer(self, request: bytes, timeout_s: float) -> bytearray:
         """Send `request` and return the body of the next frame; on any trouble stop the child and raise."""
         exchange = asyncio.ensure_future(self._exchange(request))
+        self._asked = True
         try:
             done, _ = await asyncio.wait({exchange}, timeout=timeout_s)
             if not done:
                 done, _ = await asyncio.wait({exchange}, timeout=GRACE_S)
         finally:
+            self._asked = False
             if not exchange.done():
                 # Out of step with the child from here on: it must not answer the next caller.
                 exchange.cancel()

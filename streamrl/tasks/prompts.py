@@ -4,7 +4,10 @@ Knows a task and something that encodes text; it imports no model library. Ids a
 the requests of one group share them.
 """
 
+from collections.abc import Callable
 from typing import Protocol
+
+import msgspec
 
 from streamrl.errors import ConfigError
 from streamrl.tasks.base import Prompt, Task
@@ -56,9 +59,28 @@ def check_prompt_lengths(task: Task, tokenizer: Encoder, max_tokens: int) -> int
     everything = [(task.train, task.num_train), (task.held_out, task.num_held_out)]
     for get, count in everything:
         for start in range(0, count, CHECK_BATCH):
-            prompts = [get(index) for index in range(start, min(start + CHECK_BATCH, count))]
+            prompts = [_prompt(task, get, index) for index in range(start, min(start + CHECK_BATCH, count))]
             longest = max(longest, _check_batch(prompts, tokenizer, max_tokens, task))
     return longest
+
+
+def longest_text(task: Task) -> int:
+    """Bytes that a training prompt adds to each row of its rollouts, at most: its id, which names the group and the
+    rollout too, and its payload."""
+    prompts = (task.train(index) for index in range(task.num_train))
+    return max((3 * len(prompt.prompt_id.encode()) + len(prompt.payload.encode()) for prompt in prompts), default=0)
+
+
+def _prompt(task: Task, get: Callable[[int], Prompt], index: int) -> Prompt:
+    """One prompt. Raises ConfigError when the task, which may be anybody's, gives none."""
+    where = f"task {task.name!r}: {getattr(get, '__name__', 'prompt')}({index})"
+    try:
+        prompt = get(index)
+    except Exception as error:
+        raise ConfigError(f"{where} raised {type(error).__name__}: {error}") from error
+    if not isinstance(prompt, Prompt) or not all(isinstance(field, str) for field in msgspec.structs.astuple(prompt)):
+        raise ConfigError(f"{where} gave {prompt!r:.80}, not a streamrl.tasks.base.Prompt of three texts")
+    return prompt
 
 
 def _check_batch(prompts: list[Prompt], tokenizer: Encoder, max_tokens: int, task: Task) -> int:

@@ -56,6 +56,14 @@ def start_and_exit(folder):
     note(folder, subprocess.Popen(["sleep", "1000"]).pid)
     os._exit(4)
 
+def start(folder):
+    note(folder, subprocess.Popen(["sleep", "1000"]).pid)
+    return 1.0
+
+def start_apart_and_hang(folder):
+    note(folder, subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
+    hang()
+
 def garbage(folder):
     for fd in range(3, 4096):
         try:
@@ -87,6 +95,8 @@ DEEDS = {
     "kill": lambda folder: os.kill(os.getpid(), signal.SIGKILL),
     "fork_and_exit": fork_and_exit,
     "start_and_exit": start_and_exit,
+    "start": start,
+    "start_apart_and_hang": start_apart_and_hang,
     "eat": eat,
     "sys_exit": lambda folder: sys.exit(5),
     "chatter": chatter,
@@ -164,7 +174,7 @@ def assert_started_are_gone(folder: Path, *, count: int) -> None:
 
 
 async def test_rewards_that_hang_are_killed_and_fail_alone(folder: Path) -> None:
-    bad = ["spin", "c_loop", "deaf", "stop", "fork_and_hang"]
+    bad = ["spin", "c_loop", "deaf", "stop", "fork_and_hang", "start_apart_and_hang"]
     async with open_pool(folder, workers=3, timeout_s=TIMEOUT_S) as pool:
         scores = await pool.score(items(folder, "1", *bad, "2"))
         assert [scores[0].reward, scores[-1].reward] == [1.0, 2.0]
@@ -174,7 +184,7 @@ async def test_rewards_that_hang_are_killed_and_fail_alone(folder: Path) -> None
         assert_whole(pool, workers=3)
         assert pool.lost >= len(bad)
         assert [score.reward for score in await pool.score(items(folder, "3", "4"))] == [3.0, 4.0]
-    assert_started_are_gone(folder, count=1)
+    assert_started_are_gone(folder, count=2)
 
 
 async def test_rewards_that_kill_their_process_fail_alone_and_say_how_it_ended(folder: Path) -> None:
@@ -195,6 +205,15 @@ async def test_rewards_that_kill_their_process_fail_alone_and_say_how_it_ended(f
         assert_whole(pool, workers=2)
         assert [score.reward for score in await pool.score(items(folder, "3"))] == [3.0]
     assert_started_are_gone(folder, count=2)
+
+
+async def test_a_child_that_is_killed_between_two_questions_takes_its_programs_with_it(folder: Path) -> None:
+    async with open_pool(folder) as pool:
+        assert [score.reward for score in await pool.score(items(folder, "start"))] == [1.0]
+        os.kill(pool.pids[0], signal.SIGKILL)
+        await asyncio.to_thread(assert_started_are_gone, folder, count=1)
+        assert [score.reward for score in await pool.score(items(folder, "3"))] == [3.0]
+        assert_whole(pool, workers=1)
 
 
 async def test_printing_exiting_and_eating_memory_cost_no_process(folder: Path) -> None:
