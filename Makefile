@@ -4,6 +4,7 @@
 #   make quickstart SEED=1   the same with another seed, in a run folder of its own
 #   make quickstart ARGS='--learner.steps 50 --name short'   any key, as `streamrl up` takes it
 #   make test                the layers and all tests that need no GPU
+#   make test-faults         the long fault tests: kill storms, crash points, damage, full disks; KILLS=500 for more
 #   make check               formatting, lint, types, layers
 #   make fmt                 format the code and repair what lint can
 #   make bench               all figures of the README; bench-engine and bench-e2e make one part each
@@ -17,7 +18,7 @@ PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKSTART := $(if $(SEED),--seed $(SEED) --name quickstart-seed$(SEED)) $(ARGS)
 
-.PHONY: quickstart test check fmt bench bench-engine bench-e2e clean
+.PHONY: quickstart test test-faults check fmt bench bench-engine bench-e2e clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/streamrl up configs/quickstart.toml $(QUICKSTART)
@@ -25,6 +26,9 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test-faults: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -37,10 +37,13 @@ class RunBook:
         self._busy: dict[str, float] = {}
         self._looked = 0.0
         self._idle_share = 0.0
+        self._newest_step = -1
 
     def resume(self, step: int) -> None:
         """Forget the lines after the checkpoint that is resumed: those steps are made again."""
         self._metrics.truncate_after(step)
+        self._scores, self._totals = {}, dict.fromkeys(SUMMED, 0.0)
+        self._staleness_max, self._staleness_sum, self._steps, self._versions = 0, 0.0, 0, 0
         for line in read_metrics(self._run.metrics_path):
             if "eval/score" in line:
                 self._scores[line["eval/step"]] = line["eval/score"]
@@ -54,6 +57,7 @@ class RunBook:
             self._count(facts)
             self._metrics.write(facts)
             self._last = facts
+            self._newest_step = max(self._newest_step, facts["step"])
         self.events.add({"kind": kind, **facts})
 
     def scored(self, version: Version, score: float, failed: int) -> None:
@@ -61,6 +65,11 @@ class RunBook:
         self._scores[version.step] = score
         self._pending_score = {"eval/score": score, "eval/step": version.step, "eval/failed": failed}
         self.events.add({"kind": "eval", "step": version.step, "score": score, "failed": failed})
+
+    @property
+    def newest_step(self) -> int:
+        """The highest step that was ever reported; -1 before the first."""
+        return self._newest_step
 
     @property
     def version(self) -> str:

@@ -1,12 +1,15 @@
-"""The controller: starts the parts of a run, keeps them, evaluates beside the stream, and says how it ended.
+"""The controller: starts the parts of a run, keeps them, and says how it ended.
 
-    learner    consumes nothing here; waits for the learner's last step; the finite clock of the run
+    learner    consumes nothing here; waits for the learner's last step; the finite clock of the run. Ranks that die are
+               replaced: the newest checkpoint, a new incarnation, the same batches again
     reward     keeps the reward stage; unblocked by its death
     rollout-i  keeps one replica: on the death of its process the queue fences it and issues its groups again
-    evaluation consumes versions to score; waits for the learner's publications; unblocked by `publish`
-    controller asks the store and the queue, once a second, who is past a deadline, and fences who is
+    evaluation see `services.evaluator`
+    controller asks, once a second, the store and the queue who is past a deadline, and fences who is; has the queue
+               give out no groups while the disk is nearly full
 
-Any loop but `learner` that ends is an error, and the first error is the one that is reported. Data never passes
+Any loop but `learner` that ends is an error, and the first error is the one that is reported. The death of the queue or
+of the weight store ends the controller too: the owner starts the system again from what is on disk. Data never passes
 through here: only names, numbers and metrics.
 """
 
@@ -22,39 +25,40 @@ from ray.actor import ActorHandle
 
 from services.books import RunBook
 from services.deadline import within
+from services.deaths import explain_death, process_died
+from services.disk_watch import DiskWatch
+from services.evaluator import Evaluator
+from services.learners import Learners
 from services.named_tasks import run_until
 from services.observe import Observer, write_trace
-from services.parts import Parts, explain_death
+from services.parts import Parts
+from services.restarts import RestartBudget
 from services.run_folder import RunFolder
+from services.seat import Seat
+from services.weights import EVALUATION
 from streamrl.config import Config
-from streamrl.errors import ComponentError, DeadlineError, StreamRLError
+from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError, StreamRLError
 from streamrl.failure import FailureReport, report_failure
 from streamrl.types import Version
 
 T = TypeVar("T")
 
-RESTARTS = 3
-"""Restarts of one part, after which its death ends the run: what kills it each time is not bad luck."""
-
 WATCH_EVERY_S = 1.0
-EVALUATION = "evaluation"
 
 
 class Controller:
-    """See the module. `incarnation` is raised by each launch of the run."""
+    """See the module."""
 
-    def __init__(self, run_folder: str, config: dict[str, Any], incarnation: int) -> None:
+    def __init__(self, run_folder: str, config: dict[str, Any]) -> None:
         self._config = msgspec.convert(config, Config)
         self._run = RunFolder.open(Path(run_folder))
-        self._parts = Parts(run_folder, self._config, incarnation)
+        self._parts = Parts(run_folder, self._config)
         self._book = RunBook(self._run, self._config)
         self._observer = Observer(self._run, self._config, "controller")
+        self._restarts = RestartBudget()
         self._replicas: dict[int, ActorHandle] = {}
-        self._serving: dict[int, ActorHandle] = {}
-        self._serves = asyncio.Event()
-        self._to_evaluate: asyncio.Queue[Version] = asyncio.Queue()
-        self._evaluating = asyncio.Lock()
-        self._learners: list[ActorHandle] = []
+        self._reward_seat = Seat()
+        self._ready = asyncio.Event()
         self._stopping = False
         self._ended = asyncio.Event()
         self._fenced: dict[str, str] = {}
@@ -64,7 +68,7 @@ class Controller:
     async def run(self) -> dict[str, Any]:
         """Start the parts, train to the end (or to `stop`), and return the summary."""
         try:
-            await self._owned("start", "controller", self._start())
+            self._make_parts()
             return await self._run_all()
         finally:
             await self._close_parts()
@@ -76,9 +80,8 @@ class Controller:
 
     async def status(self) -> dict[str, Any]:
         """What each part says of itself."""
-        replicas = [await _quick(handle.status.remote()) for handle in list(self._serving.values())]
-        counts = await _quick(self._queue.status.remote())
-        return {**self._book.status(), "replicas": replicas, "queue": counts}
+        counts = await _quick(self._queue.status.remote()) if self._ready.is_set() else None
+        return {**self._book.status(), "replicas": await self._replica_statuses(), "queue": counts}
 
     async def evaluate(self) -> dict[str, Any]:
         """Score the held-out items under the newest version."""
@@ -86,15 +89,14 @@ class Controller:
         if version is None:
             raise ComponentError("evaluation: there is no version yet; wait for the warm-up to end")
         await self._store.pin.remote(version, EVALUATION)
-        score = await self._evaluate(Version(*version))
+        score = await self._evaluator.score(Version(*version))
         return {"version": str(Version(*version)), "eval/score": score}
 
     async def stop(self) -> None:
         """End cleanly: the learner finishes its step and commits a checkpoint, then every part closes."""
         self._stopping = True
-        if self._learners:
-            await self._learners[0].stop.remote()
-            await self._ended.wait()
+        await self._learners.stop()
+        await self._ended.wait()
 
     # ---- called by the learner
 
@@ -104,16 +106,17 @@ class Controller:
 
     async def published(self, version: Version) -> None:
         """A version that is to be evaluated was published, pinned for it."""
-        self._to_evaluate.put_nowait(Version(*version))
+        self._evaluator.due(Version(*version))
 
     # ---- the run
 
-    async def _owned(self, phase: str, component: str, work: Coroutine[Any, Any, T]) -> T:
+    async def _owned(self, component: str, work: Coroutine[Any, Any, T]) -> T:
         """Await the work of a component. What fails is written down with its name before anything reacts to it."""
         try:
             return await work
         except (ray.exceptions.RayError, StreamRLError) as error:
             death = explain_death(component, error)
+            phase = "run" if self._ready.is_set() else "start"
             report = FailureReport.now(component, phase, str(death), self._book.version)
             if report_failure(self._run.path, report):
                 self._book.events.add({"kind": "failure", **msgspec.to_builtins(report)})
@@ -122,156 +125,144 @@ class Controller:
 
     async def _run_all(self) -> dict[str, Any]:
         loops = {
-            "learner": self._learn(),
+            "learner": self._keep_learner(),
             "reward": self._keep_reward(),
-            "evaluation": self._evaluate_loop(),
+            "evaluation": self._evaluator.loop(),
             "controller": self._watch(),
         }
         for index in range(self._config.rollout.replicas):
             loops[_replica_name(index)] = self._keep_replica(index)
-        named = {name: self._owned("run", name, loop) for name, loop in loops.items()}
+        named = {name: self._owned(name, loop) for name, loop in loops.items()}
         result = await run_until("learner", named)
         return self._book.summary(result)
 
-    async def _start(self) -> None:
-        """Make all actors, so that their imports overlap, then open them in the order in which they need each other."""
+    def _make_parts(self) -> None:
+        """Make all actors at once, so that their imports overlap; they open in the order in which they need each
+        other."""
         self._queue = self._parts.queue()
+        self._disk = DiskWatch(self._run.path, self._config, self._queue, self._tell_of_disk)
         self._store = self._parts.weight_store()
         self._reward = self._parts.reward(self._queue)
-        self._learners = [
-            self._parts.learner(rank, self._queue, self._store) for rank in range(self._config.learner.num_workers)
-        ]
+        self._learners = Learners(self._parts, self._run, self._queue, self._store, self._config.learner.num_workers)
+        self._learners.make()
         for index in range(self._config.rollout.replicas):
             self._replicas[index] = self._parts.replica(index, self._queue, self._store)
-        me = ray.get_runtime_context().current_actor
-        self._built = (await self._all_ranks("build", me))[0]
-        step = self._built["checkpoint"]
-        longest = self._built["longest_prompt"]
-        await self._in_time("the queue", self._queue.open.remote(step or 0, longest))
-        if step is not None:
-            return self._resume(step)
-        self._book.report("phase", {"name": "warm-up"})
-        await self._all_ranks("warm_up")
-
-    def _resume(self, step: int) -> None:
-        self._book.resume(step)
-        self._book.report("phase", {"name": f"resuming from step {step}"})
-        for skipped in self._built["skipped"]:
-            self._book.report("notice", {"text": f"checkpoint passed over: {skipped}"})
-
-    async def _all_ranks(self, method: str, *args: Any) -> list[Any]:
-        calls = [getattr(learner, method).remote(*args) for learner in self._learners]
-        return await asyncio.gather(*calls)
-
-    async def _in_time(self, who: str, call: Any) -> Any:
-        return await within(self._config.deadlines.start_s, call, who=who, what="the start")
-
-    async def _learn(self) -> dict[str, Any]:
-        results = await self._all_ranks("run")
-        if results[0]["finished"]:
-            await self._all_evaluated()
-        counts = await self._queue.status.remote()
-        statuses = [await _quick(handle.status.remote()) for handle in list(self._serving.values())]
-        return {
-            **results[0],
-            "two_version_rollouts": sum(status["two_version_rollouts"] for status in statuses if status),
-            "discards_by_reason": counts["groups_dropped"],
-        }
+        self._evaluator = Evaluator(self._config, self._store, self._reward_seat, self._book)
 
     async def _close_parts(self) -> None:
         """Let each part put its things in order; one that does not answer ends with this process."""
-        closing = [part.close.remote() for part in (self._queue, self._store, *self._learners)]
-        await asyncio.gather(*(_quick(call) for call in closing))
+        await asyncio.gather(*(_quick(part.close.remote()) for part in (self._queue, self._store)))
+        await asyncio.gather(*(_quick(call) for call in self._learners.closing()))
         self._observer.close()
         if self._config.observe.trace:
             await asyncio.to_thread(write_trace, self._run)
         self._book.close()
 
+    async def _in_time(self, who: str, call: Any) -> Any:
+        return await within(self._config.deadlines.start_s, call, who=who, what="the start")
+
+    def _restart_or_raise(self, name: str, error: BaseException) -> None:
+        why = self._fenced.pop(name, None)
+        death = explain_death(name, error) if why is None else DeadlineError(f"{name} was ended: {why}")
+        if not (isinstance(error, ProcessDiedError) or process_died(error)) or self._stopping:
+            raise death from error
+        number = self._restarts.died(name, self._book.newest_step)
+        if number is None:
+            raise ComponentError(f"{death}; it was started again {self._restarts.limit} times") from error
+        self._book.report("notice", {"text": f"{death}; restart {number} of {self._restarts.limit}"})
+
+    # ---- the learner
+
+    async def _keep_learner(self) -> dict[str, Any]:
+        """Train to the end, with other ranks when these die."""
+        while True:
+            try:
+                await self._start_learner()
+                return await self._learn()
+            except ProcessDiedError as death:
+                self._restart_or_raise("learner", death)
+                self._learners.make()
+
+    async def _start_learner(self) -> None:
+        """Bring the ranks to the newest checkpoint, or through the warm-up, under an incarnation of their own."""
+        me = ray.get_runtime_context().current_actor
+        built = await self._learners.first("build", me)
+        step = built["checkpoint"]
+        if self._ready.is_set():
+            incarnation = await self._queue.resume_from.remote(step or 0)
+        else:
+            opened = self._queue.open.remote(step or 0, built["longest_prompt"])
+            incarnation = await self._in_time("the queue", opened)
+        await self._learners.first("enter", incarnation)
+        if step is None:
+            self._book.report("phase", {"name": "warm-up"})
+            await self._learners.first("warm_up")
+        else:
+            self._resume(step, built["skipped"])
+        self._longest_prompt = built["longest_prompt"]
+        self._ready.set()
+
+    def _resume(self, step: int, passed_over: list[str]) -> None:
+        self._book.resume(step)
+        self._book.report("phase", {"name": f"resuming from step {step}"})
+        for skipped in passed_over:
+            self._book.report("notice", {"text": f"checkpoint passed over: {skipped}"})
+
+    async def _learn(self) -> dict[str, Any]:
+        self._restarts.served("learner", self._book.newest_step)
+        result = await self._learners.first("run")
+        if result["finished"]:
+            await self._evaluator.all_scored()
+        counts = await self._queue.status.remote()
+        statuses = await self._replica_statuses()
+        return {
+            **result,
+            "two_version_rollouts": sum(status["two_version_rollouts"] for status in statuses),
+            "discards_by_reason": counts["groups_dropped"],
+        }
+
+    # ---- replicas and rewards
+
     async def _keep_replica(self, index: int) -> None:
         """Run one replica; after the death of its process fence it and start another under the same name."""
         name = _replica_name(index)
-        for restart in range(RESTARTS + 1):
+        await self._ready.wait()
+        while True:
             # Whatever had this name before can write no more, and its groups are issued again.
             epoch = await self._queue.next_epoch.remote(name)
             handle = self._replicas[index]
             try:
-                await self._in_time(name, handle.start.remote(epoch, self._built["longest_prompt"]))
-                self._serving[index] = handle
-                self._serves.set()
+                await self._in_time(name, handle.start.remote(epoch, self._longest_prompt))
+                self._restarts.served(name, self._book.newest_step)
+                self._evaluator.serves(index, handle)
                 return await handle.run.remote()
-            except ray.exceptions.ActorDiedError as error:
-                self._serving.pop(index, None)
-                self._restart_or_raise(name, restart, error)
+            except ray.exceptions.RayError as error:
+                self._evaluator.left(index)
+                self._restart_or_raise(name, error)
                 await self._store.leave.remote(name)
                 self._replicas[index] = self._parts.replica(index, self._queue, self._store)
-            except ray.exceptions.RayError as error:
-                raise explain_death(name, error) from error
 
     async def _keep_reward(self) -> None:
         """The same for the reward stage: what it had not scored is handed out again."""
-        for restart in range(RESTARTS + 1):
+        await self._ready.wait()
+        while True:
             epoch = await self._queue.next_epoch.remote("reward")
+            reward = self._reward
             try:
-                await self._in_time("reward", self._reward.start.remote(epoch))
-                return await self._reward.run.remote()
-            except ray.exceptions.ActorDiedError as error:
-                self._restart_or_raise("reward", restart, error)
+                await self._in_time("reward", reward.start.remote(epoch))
+                self._restarts.served("reward", self._book.newest_step)
+                self._reward_seat.take(reward)
+                return await reward.run.remote()
+            except ray.exceptions.RayError as error:
+                self._reward_seat.leave(reward)
+                self._restart_or_raise("reward", error)
                 await self._queue.requeue_unscored.remote("reward")
                 self._reward = self._parts.reward(self._queue)
-            except ray.exceptions.RayError as error:
-                raise explain_death("reward", error) from error
 
-    def _restart_or_raise(self, name: str, restarts: int, error: ray.exceptions.RayError) -> None:
-        why = self._fenced.pop(name, None)
-        death = explain_death(name, error) if why is None else DeadlineError(f"{name} was ended: {why}")
-        if restarts == RESTARTS or self._stopping:
-            raise death from error
-        self._book.report("notice", {"text": f"{death}; restart {restarts + 1} of {RESTARTS}"})
-
-    # ---- evaluation
-
-    async def _evaluate_loop(self) -> None:
-        while True:
-            version = await self._to_evaluate.get()
-            await self._evaluate(version)
-            self._to_evaluate.task_done()
-
-    async def _all_evaluated(self) -> None:
-        await within(
-            self._config.deadlines.rollout_s,
-            self._to_evaluate.join(),
-            who="controller",
-            what="the last evaluation",
-        )
-
-    async def _evaluate(self, version: Version) -> float:
-        """Score one pinned version on a replica that has room, and give the pin back."""
-        async with self._evaluating:
-            try:
-                manifest = await self._store.pin.remote(version, EVALUATION)
-                answers = await within(
-                    self._config.deadlines.rollout_s,
-                    self._answers(manifest),
-                    who="controller",
-                    what=f"the evaluation of version {version}",
-                )
-                score = await self._reward.score_evaluation.remote(answers)
-            finally:
-                await self._store.unpin.remote(version, EVALUATION)
-        self._book.scored(version, score.mean, score.num_failed)
-        return score.mean
-
-    async def _answers(self, manifest: bytes) -> bytes:
-        """Held-out answers of whichever replica serves; of another one when that dies over it."""
-        while True:
-            while not self._serving:
-                self._serves.clear()
-                await self._serves.wait()
-            index = next(iter(self._serving))
-            try:
-                return await self._serving[index].evaluate.remote(manifest)
-            except ray.exceptions.ActorDiedError:
-                self._serving.pop(index, None)
+    async def _replica_statuses(self) -> list[dict[str, Any]]:
+        replicas = list(self._evaluator.serving.values())
+        statuses = await asyncio.gather(*(_quick(handle.status.remote()) for handle in replicas))
+        return [status for status in statuses if status is not None]
 
     # ---- deadlines
 
@@ -285,15 +276,25 @@ class Controller:
             ray.kill(self._replicas[index])
 
     async def _watch(self) -> None:
-        """The heartbeat: tells the view how the replicas are, and fences those that are past a deadline."""
+        """The heartbeat: tells the view how the replicas are, fences those that are past a deadline, and has the run
+        pause while the disk is nearly full. No group is overdue because of such a pause."""
+        await self._ready.wait()
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
             for name, why in (await self._store.late.remote()).items():
                 self._fence(name, f"{why}; deadlines.update_s is {self._config.deadlines.update_s:g}")
-            for name, why in (await self._queue.overdue.remote(self._config.deadlines.rollout_s)).items():
-                self._fence(name, f"{why}; deadlines.rollout_s is {self._config.deadlines.rollout_s:g}")
-            replicas = [await _quick(handle.status.remote()) for handle in list(self._serving.values())]
-            self._book.replicas([one for one in replicas if one], time.monotonic())
+            replicas = await self._replica_statuses()
+            reward = await _quick(self._reward.status.remote())
+            await self._disk.look(status["paused"] for status in (*replicas, reward) if status)
+            limit = self._config.deadlines.rollout_s
+            if self._disk.well_for_s() > limit:
+                for name, why in (await self._queue.overdue.remote(limit)).items():
+                    self._fence(name, f"{why}; deadlines.rollout_s is {limit:g}")
+            self._book.replicas(replicas, time.monotonic())
+
+    def _tell_of_disk(self, text: str) -> None:
+        self._book.report("notice", {"text": text})
+        self._observer.log.warning("disk", text=text)
 
 
 def _replica_name(index: int) -> str:

@@ -16,12 +16,16 @@ import numpy as np
 from ray.actor import ActorHandle
 
 from buffers.records import Lease
-from services.deadline import within
+from services.deadline import within, within_or_paused
+from services.due import checkpoint_due, evaluation_due
 from services.observe import Observer
 from services.process_environment import extend_import_path
 from services.run_folder import RunFolder
+from services.weights import EVALUATION
 from streamrl.clock import SystemClock
 from streamrl.config import Config
+from streamrl.disk import free_bytes
+from streamrl.disk_room import LOOK_EVERY_S
 from streamrl.timeline import StepTimer
 from streamrl.weights.manifest import encode
 
@@ -31,7 +35,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PHASES = ("wait", "read", "pack", "forward_backward", "optimizer", "publish", "commit", "checkpoint")
-EVALUATION = "evaluation"
 
 
 class LearnerRank:
@@ -42,7 +45,7 @@ class LearnerRank:
         rank: int,
         run_folder: str,
         config: dict[str, Any],
-        incarnation: int,
+        meeting: str,
         queue: ActorHandle,
         store: ActorHandle,
     ) -> None:
@@ -55,8 +58,7 @@ class LearnerRank:
         # Here and not above: the controller makes this class and has no use for torch.
         from services.learner_core import LearnerCore
 
-        meeting = self._run.path / f"learner-{incarnation}.store"
-        self._core = LearnerCore(self._run, self._config, incarnation, rank, meeting)
+        self._core = LearnerCore(self._run, self._config, rank, Path(meeting))
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._stop = asyncio.Event()
         self._generated = 0
@@ -69,6 +71,10 @@ class LearnerRank:
         self._controller = controller
         limit = self._config.deadlines.start_s
         return await within(limit, self._in_thread(self._core.build), who=self._name, what="loading the model")
+
+    async def enter(self, incarnation: int) -> None:
+        """Make versions of this incarnation from now on."""
+        self._core.incarnation = incarnation
 
     async def warm_up(self) -> None:
         """The supervised phase of a fresh run, then the checkpoint that a resume begins with."""
@@ -148,7 +154,7 @@ class LearnerRank:
         manifest = await self._in_thread(self._core.publish)
         if manifest is None:
             return {}
-        due = self._evaluation_due()
+        due = evaluation_due(self._config, self._core.step)
         gone = await self._store.publish.remote(encode(manifest), EVALUATION if due else None)
         self._core.unlink(gone)
         if due:
@@ -156,20 +162,32 @@ class LearnerRank:
         size = manifest.total_bytes
         return {"weights/bytes": size, "weights/full_bytes": size, "weights/digest": manifest.digest}
 
-    def _evaluation_due(self) -> bool:
-        step = self._core.step
-        return step % self._config.eval.every == 0 or step == self._config.learner.steps
-
     async def _save_if_due(self) -> None:
-        step = self._core.step
-        if step % self._config.checkpoint.every == 0 or step == self._config.learner.steps:
+        if checkpoint_due(self._config, self._core.step):
             await self._save()
 
     async def _save(self) -> None:
-        limit = self._config.deadlines.checkpoint_s
-        await within(limit, self._in_thread(self._core.save), who=self._name, what="the checkpoint")
+        await self._room_for_checkpoint()
+        limit, saving = self._config.deadlines.checkpoint_s, self._in_thread(self._core.save)
+        await within_or_paused(limit, saving, who=self._name, what="the checkpoint", pause=self._pause)
         if self._rank == 0:
             await self._queue.covered.remote(self._core.step)
+
+    async def _room_for_checkpoint(self) -> None:
+        """Wait until the disk has room for all of it: every rank for itself, before the first of them gathers, since
+        one that waits in a collective cannot be told why. Looks on a clock, as `streamrl.disk_room` does."""
+        needed, said = self._core.state_bytes(), False
+        while (free := free_bytes(self._run.path)) < needed:
+            if not said and self._rank == 0:
+                figures = f"{free / 1e6:.0f} MB free, needs {needed / 1e6:.0f} MB"
+                self._tell(
+                    "notice", {"text": f"the checkpoint of step {self._core.step} waits for the disk: {figures}"}
+                )
+            said = True
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _pause(self) -> str:
+        return self._core.pause
 
     # ---- inside
 

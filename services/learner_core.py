@@ -19,12 +19,11 @@ from services.layout import model_folder, start_folder
 from services.run_folder import RunFolder
 from services.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, share_of
 from streamrl.algorithms import Denominators
-from streamrl.config import Config, ConfigProblems
-from streamrl.config.capacity import check_capacity
-from streamrl.config.model_of import model_facts
-from streamrl.errors import ConfigError
+from streamrl.config import Config
+from streamrl.disk_room import DiskRoom
+from streamrl.errors import ConfigError, DataError
 from streamrl.learner import checkpoint
-from streamrl.learner.fsdp import FsdpBackend, on_policy
+from streamrl.learner.fsdp import MOMENTS, FsdpBackend, on_policy
 from streamrl.learner.packing import pack
 from streamrl.learner.process_group import LearnerGroup, open_group
 from streamrl.learner.sharding import ShardedPolicy
@@ -33,8 +32,7 @@ from streamrl.models.export import export_hf
 from streamrl.models.load import DTYPES, load_model, prepare_model_folder
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.tasks.base import is_demonstrated
-from streamrl.tasks.prompts import check_prompt_lengths
-from streamrl.tasks.resolve import resolve_task
+from streamrl.tasks.load import load_task
 from streamrl.timeline import StepTimer
 from streamrl.types import RolloutRows, Version
 from streamrl.weights.manifest import WeightManifest
@@ -43,17 +41,19 @@ from streamrl.weights.tensors import weights_digest
 
 
 class LearnerCore:
-    """See the module. `incarnation` is the first half of every version that it makes; the ranks meet at the file
-    `store_path`."""
+    """See the module. The ranks meet at the file `store_path`. `incarnation` is the first half of every version that it
+    makes: set it, by what the queue's ledger says, before the first one."""
 
-    def __init__(self, run: RunFolder, config: Config, incarnation: int, rank: int, store_path: Path) -> None:
+    def __init__(self, run: RunFolder, config: Config, rank: int, store_path: Path) -> None:
         self._run = run
         self._config = config
-        self._incarnation = incarnation
+        self.incarnation = 0
         self._rank = rank
         self._reader = SegmentReader(run.path)
         self._store_path = store_path
         self._publisher: ShmPublisher | None = None
+        self._published: dict[str, Any] | None = None
+        self._room = DiskRoom()
 
     @property
     def step(self) -> int:
@@ -62,7 +62,7 @@ class LearnerCore:
 
     @property
     def version(self) -> Version:
-        return Version(self._incarnation, self.step)
+        return Version(self.incarnation, self.step)
 
     # ---- start
 
@@ -142,7 +142,20 @@ class LearnerCore:
             return None
         if self._publisher is None:
             self._publisher = ShmPublisher(self._run.run_id, self._run.key())
-        return self._publisher.publish(weights, self.version)
+        manifest = self._publisher.publish(weights, self.version)
+        self._check_published_again(manifest)
+        self._published = {"step": self.step, "version": str(self.version), "digest": manifest.digest}
+        return manifest
+
+    def _check_published_again(self, manifest: WeightManifest) -> None:
+        """What a resumed run publishes first was published before: to the bit, or the checkpoint is not that run's."""
+        before = self._published
+        if before is not None and before["step"] == self.step and before["digest"] != manifest.digest:
+            raise DataError(
+                f"version {self.version} has weights of digest {manifest.digest}, but its checkpoint says that version "
+                f"{before['version']} of the same step had {before['digest']}: the checkpoint is of another run, or "
+                "the number format of the model was changed"
+            )
 
     def unlink(self, versions: list[Version]) -> None:
         assert self._publisher is not None
@@ -155,6 +168,15 @@ class LearnerCore:
 
     # ---- what stays
 
+    @property
+    def pause(self) -> str:
+        """What a full disk keeps a save waiting for, in words; "" while it does not wait."""
+        return self._room.pause
+
+    def state_bytes(self) -> int:
+        """Bytes of the tensors of a checkpoint: weights and moments, in float32."""
+        return self._policy.num_parameters * 4 * (1 + len(MOMENTS))
+
     def save(self) -> None:
         """Collective. One atomic checkpoint of everything that a resumed run needs."""
         checkpoint.save(
@@ -162,9 +184,10 @@ class LearnerCore:
             self.version,
             self._backend.state_tensors(),
             ledger_position=self.step,
-            extra={"backend": self._backend.state_extra()},
+            extra={"backend": self._backend.state_extra(), "published": self._published},
             keep=self._config.checkpoint.keep,
             writer=self._rank == 0,
+            room=self._room,
         )
 
     def export(self) -> None:
@@ -198,13 +221,7 @@ class LearnerCore:
 
     def _load_task(self, context: int) -> None:
         self._tokenizer = load_tokenizer(model_folder(self._run.path, self._config))
-        self._task = resolve_task(self._config.task.name, self._config.task.held_out)
-        most = context - self._config.rollout.sampling.max_new_tokens
-        self._longest_prompt = check_prompt_lengths(self._task, self._tokenizer, most)
-        facts, _ = model_facts(self._config.model)
-        problems = check_capacity(self._config, facts, self._longest_prompt)
-        if problems:
-            raise ConfigProblems(tuple(problems))
+        self._task, self._longest_prompt = load_task(self._config, self._tokenizer, context)
 
     def _make_backend(self) -> FsdpBackend:
         learner = self._config.learner
@@ -222,6 +239,8 @@ class LearnerCore:
         if found is None:
             return {"checkpoint": None, "skipped": list(search.skipped)}
         self._backend.load_state(found.tensor, found.extra["backend"])
+        checkpoint.prove_loaded(found, self._backend.state_tensors())
+        self._published = found.extra.get("published")
         return {"checkpoint": found.version.step, "skipped": list(search.skipped)}
 
     def _rows(self, plan: StepPlan, share: Share) -> RolloutRows:

@@ -22,22 +22,26 @@ from typing import Any, TypeVar
 import msgspec
 
 from services import ray_session
+from services.bounded_log import open_bounded
 from services.control import ControlServer, Event, EventHub, described
 from services.ending import EXIT_INTERRUPTED
 from services.launch import LaunchOrder, owner_grace_s
 from services.liveness import ProcessId
+from services.restarts import RESTARTS, RestartBudget
 from services.run_folder import Launch, RunFolder
 from services.run_lock import RunLock
 from services.system_api import StartSystem, System
+from streamrl.append_file import AppendFile
 from streamrl.config import load
 from streamrl.config.schema import Config
-from streamrl.errors import RunFolderError, StreamRLError
+from streamrl.errors import ProcessDiedError, RunFolderError, StreamRLError
 from streamrl.failure import FailureReport, report_failure
 
 PR_SET_PDEATHSIG = 1
 # Ray's own shutdown takes 1 to 2 s.
 _RAY_STOP_S = 2.5
 _LAST_WORDS_S = 0.5
+SYSTEM = "the system"
 T = TypeVar("T")
 
 
@@ -54,9 +58,12 @@ class Owner:
         self._order = order
         self._start_system = start_system
         self._hub = EventHub()
+        self._events = AppendFile(run.events_path)
         self._stop = asyncio.Event()
         self._phase = "starting"
         self._system: System | None = None
+        self._restarts = RestartBudget()
+        self._newest_step = -1
 
     async def main(self) -> int:
         """Own the run to its end. Returns the exit code."""
@@ -73,7 +80,7 @@ class Owner:
 
     async def _own(self) -> int:
         try:
-            summary = await self._train()
+            summary = await self._train_on()
         except Stopped:
             return self._end("stopped", EXIT_INTERRUPTED)
         except StreamRLError as error:
@@ -81,6 +88,18 @@ class Owner:
             report_failure(self._run.path, FailureReport.now("owner", self._phase, str(error)))
             return self._end("failed", error.exit_code, error=described(error))
         return self._end("done", 0, summary=summary)
+
+    async def _train_on(self) -> dict[str, Any]:
+        """Train to the end, on another system when a process that the system cannot replace itself dies."""
+        while True:
+            try:
+                return await self._train()
+            except ProcessDiedError as death:
+                number = self._restarts.died(SYSTEM, self._newest_step)
+                if number is None or self._stop.is_set():
+                    raise
+                self._notice(f"{death}; the system starts again from what is on disk, {number} of {RESTARTS}")
+                self._run.archive_failure()
 
     async def _train(self) -> dict[str, Any]:
         self._enter("ray")
@@ -103,6 +122,7 @@ class Owner:
 
     async def _run_system(self, system: System) -> dict[str, Any]:
         self._enter("running")
+        self._restarts.served(SYSTEM, self._newest_step)
         relay = asyncio.create_task(self._relay(system), name="relay events")
         work = asyncio.ensure_future(system.run())
         try:
@@ -127,6 +147,8 @@ class Owner:
 
     async def _relay(self, system: System) -> None:
         async for event in system.events():
+            if event["kind"] == "step":
+                self._newest_step = max(self._newest_step, event["step"])
             self._publish(event)
 
     async def _unless_stopped(self, work: "asyncio.Future[T]") -> T:
@@ -168,8 +190,7 @@ class Owner:
     def _publish(self, event: Event) -> None:
         stamped = self._hub.publish(event)
         if event["kind"] != "step":
-            with self._run.events_path.open("a") as file:
-                file.write(json.dumps(stamped) + "\n")
+            self._events.append(json.dumps(stamped).encode() + b"\n")
 
     async def _status(self) -> dict[str, Any]:
         detail = {} if self._system is None else await self._system.status()
@@ -197,6 +218,7 @@ def own(arguments: list[str], start_system: StartSystem) -> int:
     for fd in (order.lock_fd, order.control_fd):
         os.set_inheritable(fd, False)
     run = RunFolder.open(Path(folder))
+    sys.stdout = sys.stderr = open_bounded(run.logs_path / "owner.log")
     RunLock(order.lock_fd).sign()
     run.start_launch(
         Launch(

@@ -1,4 +1,4 @@
-"""Makes the actors of a run and explains how they die.
+"""Makes the actors of a run.
 
 All parts of a run are Ray actors that the controller owns: they end with it. Each runs in a process of its own with
 a fixed number of threads, since two cores and eight processes with two threads each crawl.
@@ -17,17 +17,15 @@ from services.reward import RewardActor
 from services.rollout import RolloutReplica
 from services.weights import WeightStoreActor
 from streamrl.config import Config
-from streamrl.errors import ComponentError, StreamRLError
 
 
 class Parts:
-    """The factory: knows the run folder, the configuration and the incarnation that every part is told."""
+    """The factory: knows the run folder and the configuration that every part is told."""
 
-    def __init__(self, run_folder: str, config: Config, incarnation: int) -> None:
+    def __init__(self, run_folder: str, config: Config) -> None:
         self._run_folder = run_folder
         self._config = config
         self._data: dict[str, Any] = msgspec.to_builtins(config)
-        self._incarnation = incarnation
 
     def queue(self) -> ActorHandle:
         return self._make(QueueActor, 1, self._run_folder, self._data)
@@ -43,18 +41,10 @@ class Parts:
         threads = self._config.rollout.threads
         return self._make(RolloutReplica, threads, name, self._run_folder, self._data, queue, store)
 
-    def learner(self, rank: int, queue: ActorHandle, store: ActorHandle) -> ActorHandle:
+    def learner(self, rank: int, meeting: str, queue: ActorHandle, store: ActorHandle) -> ActorHandle:
+        """meeting: path of the file at which the ranks find each other; it may not exist yet."""
         threads = self._config.learner.threads
-        return self._make(
-            LearnerRank,
-            threads,
-            rank,
-            self._run_folder,
-            self._data,
-            self._incarnation,
-            queue,
-            store,
-        )
+        return self._make(LearnerRank, threads, rank, self._run_folder, self._data, meeting, queue, store)
 
     def _make(self, cls: type, threads: int, *args: Any) -> ActorHandle:
         options: dict[str, Any] = {
@@ -64,25 +54,3 @@ class Parts:
             "runtime_env": {"env_vars": variables(threads, import_path())},
         }
         return ray.remote(cls).options(**options).remote(*args)
-
-
-def cause_of(error: BaseException) -> BaseException:
-    """The error that a part raised, without Ray's envelope."""
-    if isinstance(error, ray.exceptions.RayTaskError):
-        inner = error.cause
-        return inner if isinstance(inner, BaseException) else error
-    return error
-
-
-def explain_death(component: str, error: BaseException) -> StreamRLError:
-    """One typed error for whatever ended a part: its own, or the death of its process."""
-    cause = cause_of(error)
-    if isinstance(cause, StreamRLError):
-        return cause
-    if isinstance(cause, ray.exceptions.RayActorError):
-        return ComponentError(f"{component}: its process died: {_first_line(cause)}")
-    return ComponentError(f"{component}: {type(cause).__name__}: {cause}")
-
-
-def _first_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:400]

@@ -17,6 +17,7 @@ from streamrl.clock import SystemClock
 from streamrl.config import Config, limits
 from streamrl.tasks.base import Task
 from streamrl.tasks.order import PromptOrder
+from streamrl.tasks.prompts import longest_text
 from streamrl.tasks.resolve import resolve_task
 from streamrl.types import FrameRef, Ticket, Version
 
@@ -32,14 +33,20 @@ class QueueActor:
         self._config = msgspec.convert(config, Config)
         self._folder = Path(run_folder)
 
-    async def open(self, resume_step: int, longest_prompt: int) -> None:
-        """Open the queue, fresh or from its ledger. resume_step: step of the checkpoint that is resumed, or 0.
-        longest_prompt: in tokens; bytes are reserved for it.
+    async def open(self, resume_step: int, longest_prompt: int) -> int:
+        """Open the queue, fresh or from its ledger. Returns the incarnation of what is published from now on.
+
+        resume_step: step of the checkpoint that is resumed, or 0. longest_prompt: in tokens; bytes are reserved for it.
         """
         task = resolve_task(self._config.task.name, self._config.task.held_out)
         order = PromptOrder(task.num_train, self._config.seed)
         settings = queue_settings(self._config, task, longest_prompt)
         self._queue = ReplayQueue.open(self._folder, settings, order, SystemClock(), resume_step)
+        return self._queue.incarnation
+
+    async def resume_from(self, step: int) -> int:
+        """A learner starts again from a checkpoint of `step`; returns the incarnation of what it publishes."""
+        return await self._queue.resume_from(step)
 
     async def next_epoch(self, writer: str) -> int:
         """Fence every earlier process of this name; the epoch of the next one."""
@@ -83,6 +90,14 @@ class QueueActor:
                 late.setdefault(replica, f"group {number} has not finished after {limit_s:g} s")
         return late
 
+    async def hold(self, on: bool) -> None:
+        """Give out no groups until it is taken back."""
+        self._queue.hold(on)
+
+    async def pause(self) -> str:
+        """What a full disk keeps the ledger waiting for, in words; "" while it does not wait."""
+        return self._queue.pause
+
     async def status(self) -> dict[str, Any]:
         """The queue's books, as plain values."""
         counts = self._queue.counts()
@@ -100,7 +115,7 @@ def queue_settings(config: Config, task: Task, longest_prompt: int) -> QueueSett
         groups_per_step=config.learner.groups_per_step,
         max_staleness=config.learner.max_staleness,
         byte_budget=config.queue.byte_budget,
-        rollout_bytes=limits.row_bytes(limits.longest_row(config, longest_prompt)),
+        rollout_bytes=limits.worst_row_bytes(config, longest_prompt, longest_text(task)),
         total_groups=config.total_groups,
         lead=config.learner.lead,
         late=config.learner.late,

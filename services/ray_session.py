@@ -7,6 +7,7 @@ The settings were measured; a test reads the listening sockets of the whole proc
 
 import os
 import secrets
+import socket
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,16 @@ _LOCAL_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Actors of ours have environments of their own: workers that Ray starts ahead would stand idle for ever.
     "RAY_prestart_worker_first_driver": "0",
+    # Of each file that an actor prints into, in the session's folder; the rest of Ray's own logs has this bound too.
+    "RAY_ROTATION_MAX_BYTES": str(16 * 2**20),
+    "RAY_ROTATION_BACKUP_COUNT": "1",
     # What actors print goes to the owner's log as it is: neither coloured nor held back as a repetition.
     "RAY_COLOR_PREFIX": "0",
     "RAY_DEDUP_LOGS": "0",
 }
 # Each would make Ray join, or be found by, something that is not ours.
 _FOREIGN_VARIABLES = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_AUTH_TOKEN")
+_ANSWER_S = 10.0
 _TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -44,7 +49,7 @@ class RaySession(msgspec.Struct, frozen=True):
 
 def start(run: RunFolder, config: RayConfig, runtime: Path) -> RaySession:
     """Start or join Ray for a run. Blocks for seconds; call it off the event loop. Ray must not be imported
-    yet.
+    before the first start; a second one, after `stop`, keeps the token.
 
     Raises ResourceError when a local one does not start, ComponentError when a cluster does not let us in.
     """
@@ -73,6 +78,16 @@ def prepare_local(environment: MutableMapping[str, str], token_path: Path) -> tu
     )
 
 
+def local_options(config: RayConfig, runtime: Path) -> dict[str, Any]:
+    """What `ray.init` is told of a Ray of our own."""
+    return {
+        "include_dashboard": False,
+        "num_cpus": config.num_cpus,
+        "object_store_memory": config.object_store_bytes,
+        "_temp_dir": str(runtime / "ray"),
+    }
+
+
 def prepare_join(environment: MutableMapping[str, str]) -> bool:
     """Switch token authentication on if the environment has a token. Returns whether it has."""
     has_token = any(environment.get(name) for name in _TOKEN_VARIABLES)
@@ -83,18 +98,14 @@ def prepare_join(environment: MutableMapping[str, str]) -> bool:
 
 
 def _start_local(run: RunFolder, config: RayConfig, runtime: Path) -> RaySession:
-    write_secret(run.token_path, secrets.token_hex(32).encode())
+    if os.environ.get("RAY_AUTH_TOKEN_PATH") != str(run.token_path.resolve()):
+        # Once in a process: Ray reads the token when it is imported, and keeps it for a second start.
+        write_secret(run.token_path, secrets.token_hex(32).encode())
     notices = prepare_local(os.environ, run.token_path.resolve())
     import ray
 
-    options = {
-        "include_dashboard": False,
-        "num_cpus": config.num_cpus,
-        "object_store_memory": config.object_store_bytes,
-        "_temp_dir": str(runtime / "ray"),
-    }
     try:
-        address = _init("local", run, options)
+        address = _init("local", run, local_options(config, runtime))
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ResourceError(
             f"a local Ray did not start: {error}; it wanted {config.object_store_bytes} bytes in /dev/shm, "
@@ -105,6 +116,7 @@ def _start_local(run: RunFolder, config: RayConfig, runtime: Path) -> RaySession
 
 def _join(run: RunFolder, address: str) -> RaySession:
     has_token = prepare_join(os.environ)
+    _require_answer(address)
     import ray
 
     try:
@@ -114,6 +126,18 @@ def _join(run: RunFolder, address: str) -> RaySession:
         raise ComponentError(
             f"cannot join the Ray at ray.address = {address!r}: {error}. Either nothing answers there, or "
             f"{token} (set RAY_AUTH_TOKEN_PATH to the cluster's token file); 'local' starts one of its own"
+        ) from error
+
+
+def _require_answer(address: str) -> None:
+    """Somebody listens at `host:port`: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+    except OSError as error:
+        raise ComponentError(
+            f"nothing answers at ray.address = {address!r}: {error}; give the address of a Ray cluster's head "
+            "(host:6379, mostly), or 'local', which starts one of its own"
         ) from error
 
 

@@ -81,7 +81,7 @@ def train_again(
     run: RunFolder, config: Config, rank: int, steps: int | None, scratch: Path
 ) -> Iterator[dict[str, Any]]:
     """Collective. Metrics of each recorded step as one rank makes it, with `step` and `weights/digest`."""
-    core = LearnerCore(run, config, run.incarnation, rank, store_path=scratch / "ranks")
+    core = LearnerCore(run, config, rank, store_path=scratch / "ranks")
     built = core.build(resume=False)
     task = resolve_task(config.task.name, config.task.held_out)
     settings = queue_settings(config, task, built["longest_prompt"])

@@ -20,6 +20,7 @@ import msgspec
 
 from services import run_lock
 from services.liveness import ProcessId
+from streamrl.disk import sync_folder
 from streamrl.errors import ResourceError, RunFolderError
 
 SCHEMA = 1
@@ -39,9 +40,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What `run.json` says. `incarnation` counts the launches from 0; it is the first half of every
-    version.
-    """
+    """What `run.json` says. `incarnation` counts the launches from 0; that of a version, which a learner that is
+    replaced raises too, comes from the queue's ledger."""
 
     schema: int = SCHEMA
     run_id: str
@@ -82,6 +82,7 @@ class RunFolder:
             folder.mkdir(exist_ok=True)
         write_secret(run.key_path, secrets.token_bytes(32))
         run.save(run.record)
+        sync_folder(path.parent)
         return run
 
     @classmethod
@@ -186,6 +187,12 @@ class RunFolder:
     def start_launch(self, launch: Launch) -> None:
         self.save(msgspec.structs.replace(self.record, launch=launch))
 
+    def archive_failure(self) -> None:
+        """Keep the report of a failure that is behind us, out of the way of the next one's."""
+        if self.failure_path.exists():
+            number = len(list(self.path.glob("failure.*.json")))
+            self.failure_path.rename(self.path / f"failure.{number}.json")
+
     def owner(self) -> ProcessId | None:
         """The process that owns the run, or None when the recorded one is gone."""
         launch = self.record.launch
@@ -238,6 +245,7 @@ def write_whole(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
+    sync_folder(path.parent)
 
 
 def write_secret(path: Path, content: bytes) -> None:
@@ -247,6 +255,8 @@ def write_secret(path: Path, content: bytes) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(fd, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 @contextmanager

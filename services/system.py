@@ -8,7 +8,7 @@ import ray
 from ray.actor import ActorHandle
 
 from services.controller import Controller
-from services.parts import explain_death
+from services.deaths import explain_death
 from services.process_environment import import_path, variables
 from services.run_folder import RunFolder
 from streamrl.config import Config
@@ -35,7 +35,7 @@ class RaySystem:
         while True:
             try:
                 number, events = await self._controller.next_events.remote(number)
-            except ray.exceptions.RayActorError:
+            except ray.exceptions.RayError:
                 return
             if not events:
                 return
@@ -55,8 +55,8 @@ class RaySystem:
         """Let the learner commit what it has, then end the controller, and with it every part."""
         try:
             await self._controller.stop.remote()
-        except ray.exceptions.RayActorError:
-            return
+        except ray.exceptions.RayError:
+            return  # it is gone already, or Ray is
         ray.kill(self._controller)
 
 
@@ -65,4 +65,4 @@ async def start_system(run: RunFolder, config: Config) -> RaySystem:
     actor = ray.remote(Controller).options(
         num_cpus=0, max_concurrency=64, runtime_env={"env_vars": variables(1, import_path())}
     )
-    return RaySystem(actor.remote(str(run.path), msgspec.to_builtins(config), run.incarnation))
+    return RaySystem(actor.remote(str(run.path), msgspec.to_builtins(config)))

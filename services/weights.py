@@ -13,6 +13,9 @@ from streamrl.types import Version
 from streamrl.weights.manifest import decode, encode
 from streamrl.weights.store import WeightStore
 
+EVALUATION = "evaluation"
+"""Who pins a version that is to be evaluated."""
+
 
 class WeightStoreActor:
     """See the module. Versions travel as (incarnation, step)."""

@@ -5,6 +5,7 @@
     +-- ResourceError        memory, disk, port, machine: not enough of it    exit code 3
     +-- ComponentError       a part of the running system failed              exit code 4
     |   +-- DeadlineError    a wait passed its deadline
+    |   +-- ProcessDiedError a process of ours ended without a word; starting it again may help
     |   +-- FencedError      a replaced part tried to act
     |   +-- NonFiniteError   a number that must be finite is not
     +-- DataError            bytes on disk or on the wire are not what they claim to be   exit code 4
@@ -45,6 +46,10 @@ class ComponentError(StreamRLError, RuntimeError):
 
 class DeadlineError(ComponentError, TimeoutError):
     """A wait passed its deadline. The message names who waited, for what, and how long."""
+
+
+class ProcessDiedError(ComponentError):
+    """The process of a part ended without an error of its own: killed, crashed, or its machine is gone."""
 
 
 class FencedError(ComponentError):

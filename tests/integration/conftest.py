@@ -3,51 +3,14 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-LIMIT_S = 240
-STREAMRL = Path(sys.executable).with_name("streamrl")
-
-BASE = """
-name = "test"
-[model]
-preset = "tiny-qwen3"
-[rollout]
-replicas = 2
-group_size = 4
-slots = 32
-kv_bytes = 8388608
-[rollout.sampling]
-max_new_tokens = 6
-[reward]
-function = "dense:reward"
-[learner]
-steps = 12
-groups_per_step = 8
-[learner.optimizer]
-lr = 1e-3
-warmup_steps = 2
-[eval]
-every = 6
-max_items = 32
-[checkpoint]
-every = 4
-"""
-
-# Learnable from nothing: an untrained model hits some of it by chance.
-DENSE = '''
-"""Reward of the tests: the share of small digits in the completion."""
-
-
-def reward(completion, *, finish_reason, **_):
-    return sum(character in "01234" for character in completion) / 6
-'''
+from live_run import LIMIT_S, STREAMRL, prepare
 
 
 @dataclass(frozen=True)
@@ -68,12 +31,6 @@ class Finished:
 
 
 Train = Callable[..., Finished]
-
-
-def prepare(folder: Path) -> None:
-    """A user's folder: a configuration, and a module with a reward."""
-    (folder / "base.toml").write_text(BASE)
-    (folder / "dense.py").write_text(DENSE)
 
 
 def run(folder: Path, *arguments: str, name: str = "test") -> Finished:
@@ -122,6 +79,13 @@ def streamrl(user_folder: Path) -> Callable[..., Finished]:
         return run(user_folder, *arguments)
 
     return command
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Callable[..., Finished]:
+    """`terminal("up", ...)`: a command in a user's folder that no other test has."""
+    prepare(tmp_path)
+    return partial(run, tmp_path)
 
 
 @pytest.fixture(scope="session")

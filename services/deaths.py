@@ -1,0 +1,40 @@
+"""What an error from an actor says: its own error, the death of its process, or of one that it called."""
+
+import ray
+
+from streamrl.errors import ComponentError, ProcessDiedError, StreamRLError
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The error that a part raised, without Ray's envelope."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        inner = error.cause
+        return inner if isinstance(inner, BaseException) else error
+    return error
+
+
+def process_died(error: BaseException) -> bool:
+    """Whether the part that was called is dead: not one that it called in its turn, whose death it only passes on."""
+    if not isinstance(error, ray.exceptions.ActorDiedError) or isinstance(error, ray.exceptions.RayTaskError):
+        return False
+    return not error.actor_init_failed
+
+
+def explain_death(component: str, error: BaseException) -> StreamRLError:
+    """One typed error for whatever ended a part: its own, the death of its process, or of one that it called."""
+    cause = cause_of(error)
+    if isinstance(cause, StreamRLError):
+        return cause
+    if isinstance(cause, ray.exceptions.RayActorError) and cause.actor_init_failed:
+        return ComponentError(f"{component}: it could not be made: {str(cause).strip().splitlines()[-1]}")
+    if isinstance(cause, ray.exceptions.RayActorError):
+        who = "its process" if process_died(error) else "the process of a part that it needs"
+        return ProcessDiedError(f"{component}: {who} died: {_in_short(cause)}")
+    if isinstance(cause, ray.exceptions.RaySystemError | ray.exceptions.RpcError):
+        return ProcessDiedError(f"{component}: Ray itself failed: {_in_short(cause)}")
+    return ComponentError(f"{component}: {type(cause).__name__}: {cause}")
+
+
+def _in_short(error: BaseException) -> str:
+    """Ray's message on one line, without what it says of memory and of its own logs."""
+    return " ".join(str(error).split())[:400]

@@ -1,0 +1,35 @@
+"""Fixtures of the fault tests that start real runs: the same as those of the integration tests."""
+
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from live_run import STREAMRL, prepare
+
+
+@pytest.fixture(scope="session")
+def streamrl_path() -> Path:
+    """The console script."""
+    return STREAMRL
+
+
+@pytest.fixture(scope="session")
+def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("user")
+    prepare(folder)
+    return folder
+
+
+@pytest.fixture
+def memory_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, where a sync costs nothing, for tests that decide by themselves what a disk loses."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir():
+        yield tmp_path
+        return
+    folder = memory / f"streamrl-test-{secrets.token_hex(6)}"
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)

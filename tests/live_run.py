@@ -1,0 +1,140 @@
+"""A real run for tests that look into it: `streamrl up --json`, what it says, and its processes by what they are."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from services.run_folder import RunFolder
+
+LIMIT_S = 240
+STREAMRL = Path(sys.executable).with_name("streamrl")
+
+BASE = """
+name = "test"
+[model]
+preset = "tiny-qwen3"
+[rollout]
+replicas = 2
+group_size = 4
+slots = 32
+kv_bytes = 8388608
+[rollout.sampling]
+max_new_tokens = 6
+[reward]
+function = "dense:reward"
+[learner]
+steps = 12
+groups_per_step = 8
+[learner.optimizer]
+lr = 1e-3
+warmup_steps = 2
+[eval]
+every = 6
+max_items = 32
+[checkpoint]
+every = 4
+"""
+
+# Learnable from nothing: an untrained model hits some of it by chance.
+DENSE = '''
+"""Reward of the tests: the share of small digits in the completion."""
+
+
+def reward(completion, *, finish_reason, **_):
+    return sum(character in "01234" for character in completion) / 6
+'''
+
+
+def prepare(folder: Path) -> None:
+    """A user's folder: a configuration, and a module with a reward."""
+    (folder / "base.toml").write_text(BASE)
+    (folder / "dense.py").write_text(DENSE)
+
+
+class LiveRun:
+    """One `streamrl up --json` in a user's folder, and what it has said."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self.process = process
+        self.folder = folder
+        self.events: list[dict[str, Any]] = []
+
+    def read_until(self, enough: Callable[[dict[str, Any]], bool]) -> bool:
+        """Read events until `enough` says so of one; False when they end before."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.events.append(json.loads(line))
+            if enough(self.events[-1]):
+                return True
+        return False
+
+    def until_step(self, step: int, kind: str = "step") -> None:
+        """Read events until one of this kind has reached this step."""
+        if not self.read_until(lambda event: event.get("kind") == kind and event["step"] >= step):
+            pytest.fail(f"ended before {kind} {step}: {self.events[-3:]}")
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end: exit code, and what it said on standard error."""
+        out, err = self.process.communicate(timeout=LIMIT_S)
+        self.events += [json.loads(line) for line in out.splitlines()]
+        return self.process.returncode, err
+
+    def steps(self) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["kind"] == "step"]
+
+    def notices(self) -> list[str]:
+        return [event["text"] for event in self.events if event["kind"] == "notice"]
+
+    def watcher(self) -> psutil.Process:
+        launch = RunFolder.open(self.folder).record.launch
+        assert launch is not None
+        return psutil.Process(launch.watcher.pid)
+
+    def owner(self) -> psutil.Process:
+        launch = RunFolder.open(self.folder).record.launch
+        assert launch is not None
+        return psutil.Process(launch.owner.pid)
+
+    def actors(self, name: str) -> list[psutil.Process]:
+        """The processes of an actor class."""
+        return self.below(lambda first, _: first.startswith(f"ray::{name}"), name)
+
+    def below(self, wanted: Callable[[str, list[str]], bool], name: str) -> list[psutil.Process]:
+        """Processes of the run of which `wanted` says so, given the first word and all words of the command line."""
+        found = [one for one in self.watcher().children(recursive=True) if wanted(*_command_line(one))]
+        assert found, f"no process of {name}"
+        return found
+
+
+def _command_line(process: psutil.Process) -> tuple[str, list[str]]:
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        words = []
+    return "".join(words[:1]), words
+
+
+@contextmanager
+def live_run(folder: Path, streamrl: Path, name: str, *overrides: str) -> Iterator[LiveRun]:
+    """`streamrl up base.toml --json --name NAME OVERRIDES...` in `folder`; killed at the end if it still runs."""
+    process = subprocess.Popen(
+        [streamrl, "up", "base.toml", "--json", "--name", name, *overrides],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield LiveRun(process, folder / "runs" / name)
+        finally:
+            process.kill()
