@@ -1,21 +1,37 @@
-"""What a row must hold before it may be written: the gate in front of every segment.
+"""What a row must hold before it may be written, and before it is believed: the gate on both sides of a segment.
 
-Guaranteed: a batch that passes has the declared schema, no null where none may be, one origin and one
-log-prob for each token, finite log-probs, and version spans that cover the sampled tokens in order.
-Everything is vectorised over the batch; a refusal names the first bad row. Nothing here knows of files.
+Guaranteed: a batch that passes has the declared schema, no null where none may be at any depth, names that are
+plain names, one origin and one log-prob for each token, finite log-probs, version spans that cover the sampled
+tokens in order, and a finite reward exactly where a score is valid. Everything is vectorised over the batch; a
+refusal names the first bad row. Nothing here knows of files, nor whether Arrow's buffers are sound: a batch
+from outside must have passed `validate(full=True)`.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from buffers.schema import TOKEN_COLUMNS, table_of
+from buffers.schema import FINISH_REASONS, TOKEN_COLUMNS, table_of
 from streamrl.errors import DataError, NonFiniteError
-from streamrl.types import TokenOrigin
+from streamrl.types import LongArray, ScoreStatus, TokenOrigin
 
 Bools = npt.NDArray[np.bool_]
+
+_NAME: Final = "[A-Za-z0-9_][A-Za-z0-9_.:@+=-]*"
+"""No path, no NUL, nothing that a terminal or a shell would take for something else."""
+_NAMES: Final = {
+    "completions": {
+        "rollout_id": f"^{_NAME}/[0-9]+$",
+        "group_id": f"^{_NAME}$",
+        "prompt_id": f"^{_NAME}$",
+        "stream": f"^{_NAME}$",
+        "replica": f"^{_NAME}$",
+    },
+    "scores": {"rollout_id": f"^{_NAME}/[0-9]+$", "scorer": f"^{_NAME}$"},
+}
 
 
 def list_offsets(column: pa.ListArray) -> npt.NDArray[np.int64]:
@@ -37,12 +53,13 @@ def flat(column: pa.ListArray) -> pa.Array:
 
 
 def check_batch(batch: pa.RecordBatch, schema: pa.Schema) -> None:
-    """Refuse a batch that may not be written under `schema`.
+    """Refuse a batch that may not be written under `schema`, or read under it.
 
     Raises:
-        DataError: another schema, no rows, nulls, unequal list lengths, an unknown token origin, or version
-            spans that do not cover the sampled tokens in order. Names the row.
-        NonFiniteError: a log-prob is NaN or infinite. Names the row.
+        DataError: another schema, no rows, nulls, a name that is none, unequal list lengths, an unknown token
+            origin or finish reason, version spans that do not cover the sampled tokens in order, or a verdict
+            that contradicts itself. Names the row.
+        NonFiniteError: a log-prob or a valid reward is NaN or infinite. Names the row.
     """
     if not batch.schema.equals(schema, check_metadata=True):
         raise DataError(
@@ -51,33 +68,83 @@ def check_batch(batch: pa.RecordBatch, schema: pa.Schema) -> None:
     if batch.num_rows == 0:
         raise DataError("a batch without rows: there is nothing to write, and a frame of none cannot be referred to")
     _refuse_nulls(batch)
-    if table_of(schema) == "completions":
+    table = table_of(schema)
+    for name, pattern in _NAMES.get(table, {}).items():
+        plain = pc.match_substring_regex(batch.column(name), pattern).to_numpy(zero_copy_only=False)
+        _refuse(~plain, batch, f"{name} is no plain name: letters, digits and any of '_.:@+=-'")
+    if table == "completions":
         _check_tokens(batch)
         _check_spans(batch)
+        _check_words(batch, "finish_reason", FINISH_REASONS)
+    elif table == "scores":
+        _check_words(batch, "status", [status.value for status in ScoreStatus])
+        _check_rewards(batch)
 
 
 def _refuse(bad_rows: Bools, batch: pa.RecordBatch, what: str, error: type[Exception] = DataError) -> None:
     if bad_rows.any():
-        row = int(np.argmax(bad_rows))
-        name = batch.column("rollout_id")[row].as_py()
-        raise error(f"row {row} (rollout {name}) is refused: {what}")
+        _refuse_row(int(np.argmax(bad_rows)), batch, what, error)
+
+
+def _refuse_value(
+    bad: Bools, offsets: LongArray, batch: pa.RecordBatch, what: str, error: type[Exception] = DataError
+) -> None:
+    """bad: bool [T], flagged values of a list column with int64 [N + 1] offsets."""
+    if bad.any():
+        _refuse_row(_owner(offsets, int(np.argmax(bad))), batch, what, error)
+
+
+def _refuse_row(row: int, batch: pa.RecordBatch, what: str, error: type[Exception] = DataError) -> None:
+    name = batch.column("rollout_id")[row].as_py()
+    raise error(f"row {row} (rollout {name!r}) is refused: {what}")
+
+
+def _owner(offsets: LongArray, place: int) -> int:
+    """The row that owns a value. offsets: int64 [N + 1]."""
+    return int(np.searchsorted(offsets, place, side="right")) - 1
 
 
 def _refuse_nulls(batch: pa.RecordBatch) -> None:
     for field, column in zip(batch.schema, batch.columns, strict=True):
-        if field.nullable:
-            continue
-        if column.null_count:
-            _refuse(column.is_null().to_numpy(zero_copy_only=False), batch, f"null in column {field.name!r}")
-        if pa.types.is_list(field.type) and flat(column).null_count:
-            bad = flat(column).is_null().to_numpy(zero_copy_only=False)
-            _refuse(_rows_with(bad, list_offsets(column)), batch, f"null inside column {field.name!r}")
+        if column.null_count and not field.nullable:
+            row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+            _refuse_row(row, batch, f"null in column {field.name!r}")
+        row = _null_inside(field.type, column)
+        if row is not None:
+            _refuse_row(row, batch, f"null inside column {field.name!r}")
 
 
-def _rows_with(flags: Bools, offsets: npt.NDArray[np.int64]) -> Bools:
-    """bool [N]: rows that own at least one flagged value. flags is [T], offsets [N + 1]."""
-    counts = np.concatenate(([0], np.cumsum(flags)))
-    return np.asarray(counts[offsets[1:]] > counts[offsets[:-1]])
+def _null_inside(kind: pa.DataType, column: pa.Array) -> int | None:
+    """The first place whose value holds a null where none may be. Keys of a map are Arrow's to check."""
+    if pa.types.is_list(kind):
+        place = _null_at(kind.value_field, flat(column))
+        return None if place is None else _owner(list_offsets(column), place)
+    if pa.types.is_struct(kind):
+        places = [_null_at(kind.field(i), column.field(i)) for i in range(kind.num_fields)]
+        return min((place for place in places if place is not None), default=None)
+    return None
+
+
+def _null_at(field: pa.Field, column: pa.Array) -> int | None:
+    if column.null_count and not field.nullable:
+        return int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+    return _null_inside(field.type, column)
+
+
+def _check_words(batch: pa.RecordBatch, name: str, words: "tuple[str, ...] | list[str]") -> None:
+    known = pc.is_in(batch.column(name), pa.array(words, pa.string())).to_numpy(zero_copy_only=False)
+    _refuse(~known, batch, f"a {name} that is none of {', '.join(words)}")
+
+
+def _check_rewards(batch: pa.RecordBatch) -> None:
+    reward = batch.column("reward")
+    missing = reward.is_null().to_numpy(zero_copy_only=False)
+    valid = pc.equal(batch.column("status"), ScoreStatus.OK.value).to_numpy(zero_copy_only=False)
+    _refuse(valid & missing, batch, "a valid score without a reward")
+    _refuse(~valid & ~missing, batch, "a failed score with a reward; it has a reason instead")
+    infinite = ~np.isfinite(reward.fill_null(0.0).to_numpy(zero_copy_only=False))
+    what = "a reward is NaN or infinite; such a score is a failed one, with a reason"
+    _refuse(infinite, batch, what, NonFiniteError)
 
 
 def _check_tokens(batch: pa.RecordBatch) -> None:
@@ -88,14 +155,10 @@ def _check_tokens(batch: pa.RecordBatch) -> None:
         unequal = np.diff(list_offsets(column)) != lengths
         _refuse(unequal, batch, f"{name} and token_ids differ in length; each token has one entry in both")
     unknown = list_values(origin) > max(TokenOrigin)
-    _refuse(
-        _rows_with(unknown, offsets),
-        batch,
-        "a token_origin that is none of 0 (prompt), 1 (sampled), 2 (environment)",
-    )
-    infinite = ~np.isfinite(list_values(logprobs))
+    what = "a token_origin that is none of 0 (prompt), 1 (sampled), 2 (environment)"
+    _refuse_value(unknown, offsets, batch, what)
     what = "a rollout_logprob is NaN or infinite; end such a rollout as `error`, with log-probs of 0"
-    _refuse(_rows_with(infinite, offsets), batch, what, NonFiniteError)
+    _refuse_value(~np.isfinite(list_values(logprobs)), offsets, batch, what, NonFiniteError)
 
 
 def _check_spans(batch: pa.RecordBatch) -> None:
@@ -105,11 +168,11 @@ def _check_spans(batch: pa.RecordBatch) -> None:
     start, incarnation, step = (structs.field(i).to_numpy() for i in range(3))
     token_offsets = list_offsets(batch.column("token_ids"))
     outside = (start < 0) | (start >= np.diff(token_offsets)[row])
-    _refuse(_rows_with(outside, offsets), batch, "a version span starts outside the row's tokens")
+    _refuse_value(outside, offsets, batch, "a version span starts outside the row's tokens")
     same_row = row[1:] == row[:-1]
     older = (incarnation[1:] < incarnation[:-1]) | ((incarnation[1:] == incarnation[:-1]) & (step[1:] < step[:-1]))
     wrong = np.concatenate(([False] * min(1, len(row)), same_row & ((start[1:] <= start[:-1]) | older)))
-    _refuse(_rows_with(wrong, offsets), batch, "version spans must start ever later and never at an older version")
+    _refuse_value(wrong, offsets, batch, "version spans must start ever later and never at an older version")
     _refuse(
         _uncovered(batch, token_offsets, offsets, start),
         batch,
@@ -119,15 +182,21 @@ def _check_spans(batch: pa.RecordBatch) -> None:
 
 def _uncovered(
     batch: pa.RecordBatch,
-    token_offsets: npt.NDArray[np.int64],
-    span_offsets: npt.NDArray[np.int64],
+    token_offsets: LongArray,
+    span_offsets: LongArray,
     start: npt.NDArray[np.int32],
 ) -> Bools:
     """bool [N]: rows with a sampled token before their first span, or with one and no span at all."""
-    lengths = np.diff(token_offsets)
-    first_span = lengths.copy()
+    before = np.diff(token_offsets)
     with_span = np.diff(span_offsets) > 0
-    first_span[with_span] = start[span_offsets[:-1][with_span]]
-    sampled = list_values(batch.column("token_origin")) == TokenOrigin.SAMPLED
-    position = np.arange(len(sampled)) - np.repeat(token_offsets[:-1], lengths)
-    return _rows_with(sampled & (position < np.repeat(first_span, lengths)), token_offsets)
+    before[with_span] = start[span_offsets[:-1][with_span]]
+    uncovered = np.zeros(batch.num_rows, np.bool_)
+    rows = np.flatnonzero(before)
+    if len(rows):
+        sampled = list_values(batch.column("token_origin")) == TokenOrigin.SAMPLED
+        first = token_offsets[:-1][rows]
+        bounds = np.stack((first, first + before[rows]), axis=1).ravel()
+        # Every second piece is a row's tokens before its first span; the end of the last may be the end of all.
+        bounds = bounds[:-1] if bounds[-1] == len(sampled) else bounds
+        uncovered[rows] = np.maximum.reduceat(sampled.view(np.uint8), bounds)[::2]
+    return uncovered

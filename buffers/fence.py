@@ -6,7 +6,7 @@ counts once, in whatever order the numbers come. Memory is bounded by the number
 
 from dataclasses import dataclass, field
 
-from streamrl.errors import FencedError
+from streamrl.errors import DataError, FencedError
 
 
 @dataclass(slots=True)
@@ -43,7 +43,13 @@ class WriterFence:
         return True
 
     def seen(self, name: str, sequence: int) -> bool:
-        """Whether a sequence number of the current epoch was marked before."""
+        """Whether a sequence number of the current epoch was marked before.
+
+        Raises:
+            DataError: a negative number; it would count as seen, and what came with it would be lost.
+        """
+        if sequence < 0:
+            raise DataError(f"{name} counts from 0, and says {sequence}")
         writer = self._writers[name]
         return sequence < writer.floor or sequence in writer.beyond
 

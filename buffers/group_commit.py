@@ -2,9 +2,9 @@
 
 Guaranteed: one thread commits; a group holds everything that was submitted before it starts; at least
 `interval_s` lies between the starts of two groups, and an item that comes after a pause does not wait. The
-future of an item resolves only after the commit that holds it. After a failure that is not "too little of
-something" every later submit is refused with that failure: a sync that failed once has lost pages, and trying
-again would hide it. Nothing here knows what an item is.
+future of an item resolves only after the commit that holds it. After a failure every later item, queued or
+submitted, is refused with that failure: a sync that failed once has lost pages, trying again would hide it, and
+what follows may count on what failed. Nothing here knows what an item is.
 """
 
 import time
@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event, Lock
 from typing import Generic, TypeVar
 
-from streamrl.errors import ComponentError, ResourceError
+from streamrl.errors import ComponentError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -92,8 +92,7 @@ class GroupCommitter(Generic[Item, Result]):
             for (_, future), result in zip(group, done.result(), strict=True):
                 future.set_result(result)
             return
-        if not isinstance(error, ResourceError):
-            with self._lock:
-                self._failure = error
+        with self._lock:
+            self._failure = error
         for _, future in group:
             future.set_exception(error)

@@ -1,46 +1,34 @@
 """The append-only ledger: the queue's decisions, in order, each group of them under one checksum.
 
 A folder of files `000000.log`, `000001.log`, ...; each opening of the run starts a new file and never touches
-an older one. A file is a row of frames, zeros after the last: magic, payload length, place, XXH3-64, payload;
-the payload is the msgpack list of the records of one commit.
+an older one. A file is a row of frames (`buffers.ledger_frames`); the payload of a frame is the msgpack list of
+the records of one commit, and a file that was closed ends with a frame that says so.
 
 Guaranteed: the future of `append` resolves after the record is durable, and records are durable in the order
-in which they were appended. A commit is one frame, so a torn commit is a bad last frame, which reading cuts;
-a bad frame with a good one behind it is damage, and so is a file that ends before the place where its
-successor says it ended. Nothing here knows what a record means.
+in which they were appended. A commit is one frame, so a torn commit is an unfinished last frame, which reading
+cuts; any other bad frame is damage, and so is a file that ends before the place where its successor says it
+ended, or where a file that was not closed keeps room. Nothing here knows what a record means.
 """
 
 import os
-import struct
-from collections.abc import Iterator
+import re
 from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import msgspec
-import xxhash
 
-from buffers.disk import allocate, create_preallocated, sync_data, sync_folder, write_all
 from buffers.group_commit import GroupCommitter
+from buffers.ledger_frames import CLOSING, FRAME_BYTES, pack_frame, read_frames
 from buffers.ledger_records import Record, RunHeader
+from streamrl.disk import allocate, create_preallocated, sync_data, sync_folder, truncate, write_all
+from streamrl.disk_room import DiskRoom
 from streamrl.errors import DataError
 
-MAGIC: Final = b"SRL\x01"
-"""The last byte is the framing's version."""
-_HEAD: Final = struct.Struct("<4sIQ")
-_CHECKSUM: Final = struct.Struct("<Q")
-HEADER_BYTES: Final = _HEAD.size + _CHECKSUM.size
 _ALLOCATE_BYTES: Final = 2**20
 """Room taken ahead at once: a full disk shows there, before a frame is begun."""
-
-
-class Frame(NamedTuple):
-    """A good frame: where it starts and ends in its file, and its records."""
-
-    start: int
-    end: int
-    records: list[Record]
+_NAME: Final = re.compile(r"[0-9]{6,}\.log")
 
 
 class LedgerFile(NamedTuple):
@@ -81,13 +69,19 @@ class Ledger:
         self._allocated = _ALLOCATE_BYTES
         self._fd = create_preallocated(self._path, _ALLOCATE_BYTES)
         self._closed = False
+        self._room = DiskRoom()
         self._committer = GroupCommitter[Record, None]("ledger", self._commit, interval_s=commit_interval_s)
         if self._sync:
             sync_folder(folder)
         self._committer.submit(header).result()
 
+    @property
+    def pause(self) -> str:
+        """What a full disk keeps it waiting for, in words; "" while it does not wait."""
+        return self._room.pause
+
     def append(self, record: Record) -> "Future[None]":
-        """Queue a record; the future resolves when it and all before it are durable.
+        """Queue a record; the future resolves when it and all before it are durable. A full disk makes it wait.
 
         Raises:
             ComponentError: closed, or an earlier commit failed.
@@ -95,41 +89,58 @@ class Ledger:
         return self._committer.submit(record)
 
     def close(self) -> None:
-        """Commit what is pending and cut the preallocated rest. A second call does nothing."""
+        """Commit what is pending, end the file and cut the preallocated rest. A second call does nothing.
+
+        What waits for room on a full disk is given up, and its future fails with ResourceError. After a failure
+        the file stays as it is, as that of a process that was killed.
+
+        Raises:
+            ComponentError: the end could not be written.
+        """
+        self._room.close()
         self._committer.close()
         if not self._closed:
             self._closed = True
-            os.ftruncate(self._fd, self._end)
-            os.close(self._fd)
+            try:
+                if self._committer.failure is None:
+                    self._put(CLOSING)
+                    truncate(self._fd, self._end, self._path)
+            finally:
+                os.close(self._fd)
 
     def _commit(self, records: list[Record]) -> list[None]:
-        frame = pack_frame(self._encoder.encode(records), self._place)
-        if self._end + len(frame) > self._allocated:
-            wanted = max(_ALLOCATE_BYTES, len(frame))
-            allocate(self._fd, self._allocated, wanted, self._path)
-            self._allocated += wanted
+        self._put(self._encoder.encode(records))
+        return [None] * len(records)
+
+    def _put(self, payload: bytes) -> None:
+        """Write one frame, with room kept behind it for the frame that closes the file."""
+        frame = pack_frame(payload, self._place)
+        if self._end + len(frame) + FRAME_BYTES > self._allocated and payload != CLOSING:
+            self._grow(max(_ALLOCATE_BYTES, len(frame)))
         write_all(self._fd, memoryview(frame), self._end, self._path)
         if self._sync:
             sync_data(self._fd, self._path)
         self._end += len(frame)
         self._place += 1
-        return [None] * len(records)
 
-
-def pack_frame(payload: bytes, place: int) -> bytes:
-    """The frame's bytes; the checksum covers all else. place: the frame's number in its file."""
-    head = _HEAD.pack(MAGIC, len(payload), place)
-    return head + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head + payload)) + payload
+    def _grow(self, num_bytes: int) -> None:
+        """Take room, durably before a frame is begun in it: a frame beyond the file's end is a cut file."""
+        self._room.wait_for(lambda: allocate(self._fd, self._allocated, num_bytes, self._path))
+        if self._sync:
+            sync_data(self._fd, self._path)
+        self._allocated += num_bytes
 
 
 def ledger_files(folder: Path) -> list[Path]:
     """The files of a ledger in order; empty if there is none.
 
     Raises:
-        DataError: one of the row is missing.
+        DataError: one of the row is missing, or a foreign file lies among them. Names it.
     """
     paths = sorted(folder.glob("*.log"))
     for number, path in enumerate(paths):
+        if not _NAME.fullmatch(path.name):
+            raise DataError(f"{path}: no ledger file has such a name; streamrl did not write it: take it away")
         if path.name != f"{number:06d}.log":
             raise DataError(f"{folder}: {number:06d}.log is missing (found {path.name}): restore it, or start afresh")
     return paths
@@ -153,55 +164,21 @@ def read_ledger(folder: Path) -> list[LedgerFile]:
 
 
 def _read_file(path: Path) -> LedgerFile:
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}: restore it, or start afresh") from error
+    decoder = msgspec.msgpack.Decoder(list[Record])
     records: list[Record] = []
     end = 0
-    for frame in _frames(memoryview(data), path):
-        records += frame.records
+    for frame in read_frames(memoryview(data), str(path)):
         end = frame.end
-    return LedgerFile(path, end, records)
-
-
-def _frames(data: memoryview, path: Path) -> Iterator[Frame]:
-    decoder = msgspec.msgpack.Decoder(list[Record])
-    start, place = 0, 0
-    while start < len(data):
-        payload = _payload(data, start, place)
-        if payload is None:
-            _refuse_damage(data, start, path)
-            return
-        end = start + HEADER_BYTES + len(payload)
+        if frame.closes:
+            break
         try:
-            records = decoder.decode(payload)
-        except msgspec.DecodeError as error:
-            raise DataError(f"{path}: offset {start}: a record that this release does not know: {error}") from error
-        yield Frame(start, end, records)
-        start, place = end, place + 1
-
-
-def _payload(data: memoryview, start: int, place: int | None) -> memoryview | None:
-    """The payload of a good frame at `start`, or None. place None: any."""
-    head = data[start : start + _HEAD.size]
-    checksum = data[start + _HEAD.size : start + HEADER_BYTES]
-    if len(checksum) < _CHECKSUM.size:
-        return None
-    magic, length, at = _HEAD.unpack(head)
-    payload = data[start + HEADER_BYTES : start + HEADER_BYTES + length]
-    if magic != MAGIC or len(payload) < length or place not in (None, at):
-        return None
-    digest = xxhash.xxh3_64(head)
-    digest.update(payload)
-    return payload if digest.intdigest() == _CHECKSUM.unpack(checksum)[0] else None
-
-
-def _refuse_damage(data: memoryview, bad: int, path: Path) -> None:
-    """Raise if a good frame lies behind the bad one: a commit is synced before the next begins."""
-    whole = bytes(data)
-    start = whole.find(MAGIC, bad + 1)
-    while start >= 0:
-        if _payload(data, start, None) is not None:
+            records += decoder.decode(frame.payload)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise DataError(
-                f"{path}: offset {bad}: damaged frame, with a good one behind it at offset {start}: "
-                "restore the file, or start the run afresh"
-            )
-        start = whole.find(MAGIC, start + 1)
+                f"{path}: offset {frame.start}: a record that this release does not know: {error}"
+            ) from error
+    return LedgerFile(path, end, records)

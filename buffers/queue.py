@@ -15,29 +15,14 @@ Steps are named by what the learner holds: `lease(s)` is the batch that turns st
 checkpoint of step s covers the leases below s.
 """
 
-import asyncio
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from buffers.fence import WriterFence
-from buffers.index import REWARD_FAILED, ReplayIndex
-from buffers.ledger import Ledger, read_ledger
-from buffers.ledger_records import (
-    LEDGER_SCHEMA,
-    Accepted,
-    Covered,
-    Dropped,
-    Incarnation,
-    Issued,
-    Record,
-    RunHeader,
-    Scored,
-    Step,
-    Withdrawn,
-    Writer,
-)
+from buffers.index import REWARD_FAILED
+from buffers.journal import Journal
+from buffers.ledger_records import Accepted, Covered, Dropped, Incarnation, Issued, Scored, Step, Withdrawn, Writer
+from buffers.opening import COMPLETIONS_DIR, LEDGER_DIR, SCORES_DIR, Opened, open_folder
 from buffers.records import (
     AcceptedRows,
     DataOrder,
@@ -47,16 +32,13 @@ from buffers.records import (
     ScoredRows,
     UnscoredFrame,
 )
-from buffers.recovery import recover, survey
-from buffers.segment_reader import SegmentReader
 from buffers.signals import Signal
 from streamrl.clock import Clock
-from streamrl.errors import ComponentError, DataError, StreamRLError
+from streamrl.errors import ComponentError, DataError
 from streamrl.types import FrameRef, Ticket, Version
 
-LEDGER_DIR: Final = "queue/ledger"
-COMPLETIONS_DIR: Final = "queue/completions"
-SCORES_DIR: Final = "queue/scores"
+__all__ = ["COMPLETIONS_DIR", "LATE", "LEDGER_DIR", "SCORES_DIR", "ReplayQueue"]
+
 LATE: Final = "late"
 """Reason of a group that was dropped because the next batch could not wait for it (`late = "drop"`)."""
 
@@ -73,18 +55,15 @@ class ReplayQueue:
         queue.close()
     """
 
-    def __init__(
-        self, settings: QueueSettings, index: ReplayIndex, fence: WriterFence, ledger: Ledger, clock: Clock
-    ) -> None:
+    def __init__(self, settings: QueueSettings, opened: Opened, clock: Clock) -> None:
         self._settings = settings
-        self._index = index
-        self._fence = fence
-        self._ledger = ledger
+        self._index = opened.index
+        self._fence = opened.fence
+        self._journal = Journal(opened.ledger, self._wake)
         self._clock = clock
-        self._incarnation = 0
+        self._incarnation = opened.incarnation
         self._closed = False
-        self._failure: StreamRLError | None = None
-        self._last_write: Future[None] | None = None
+        self._held = False
         self._serving: dict[str, Version] = {}
         self._room = Signal()
         self._rows = Signal()
@@ -103,25 +82,7 @@ class ReplayQueue:
             DataError: damage in the ledger or in a scores frame. RunFolderError: the ledger of another run.
             FencedError, ResourceError: another process opens it too; the disk is full.
         """
-        folder = run_folder / LEDGER_DIR
-        for relative in (COMPLETIONS_DIR, SCORES_DIR):
-            (run_folder / relative).mkdir(parents=True, exist_ok=True)
-        files = read_ledger(folder) if folder.exists() else []
-        index, fence = ReplayIndex(settings, order, clock), WriterFence()
-        history = survey(files, settings)
-        recover(files, history, resume_step, index, fence, SegmentReader(run_folder))
-        header = RunHeader(
-            LEDGER_SCHEMA,
-            settings.fingerprint,
-            settings.seed,
-            settings.group_size,
-            files[-1].good_bytes if files else -1,
-        )
-        ledger = Ledger(folder, header, durability=settings.durability, commit_interval_s=settings.commit_interval_s)
-        queue = cls(settings, index, fence, ledger, clock)
-        queue._incarnation = history.incarnation + 1
-        ledger.append(Incarnation(queue._incarnation, resume_step)).result()
-        return queue
+        return cls(settings, open_folder(run_folder, settings, order, clock, resume_step), clock)
 
     @property
     def incarnation(self) -> int:
@@ -154,10 +115,10 @@ class ReplayQueue:
             if self._closed:
                 return []
             newest = max(serving, self._serving.get(replica, serving))
-            tickets = self._index.issue(replica, newest.step, room)
+            tickets = [] if self._held else self._index.issue(replica, newest.step, room)
             if tickets:
-                self._write(Issued(replica, tickets))
-                await self._settled()
+                self._journal.write(Issued(replica, tickets))
+                await self._journal.settled()
                 return tickets
             await self._room.wait()
 
@@ -170,6 +131,16 @@ class ReplayQueue:
         self._enter(replica, writer_epoch)
         self._serving[replica] = version
         self._room.notify()
+
+    def hold(self, on: bool) -> None:
+        """Give out no groups until it is taken back; all else goes on. For a disk that is nearly full."""
+        self._held = on
+        self._room.notify()
+
+    @property
+    def pause(self) -> str:
+        """What a full disk keeps the ledger, and so every acknowledgement, waiting for; "" while it does not wait."""
+        return self._journal.pause
 
     async def accept(self, replica: str, writer_epoch: int, sequence: int, frame: FrameRef, rows: AcceptedRows) -> None:
         """Take the rows of a durable frame of completions; returns when the acceptance is durable.
@@ -184,15 +155,15 @@ class ReplayQueue:
         if len(rows.number) != frame.num_rows:
             raise DataError(f"{len(rows.number)} rows are told of a frame of {frame.num_rows}: {frame.path}")
         if self._fence.seen(replica, sequence):
-            await self._settled()
+            await self._journal.settled()
             return
         kept = self._index.accept(frame, rows.packed())
         self._fence.mark(replica, sequence)
         if len(kept):
-            self._write(Accepted(replica, frame, kept.tobytes()))
+            self._journal.write(Accepted(replica, frame, kept.tobytes()))
         self._after_rows()
         self._rows.notify()
-        await self._settled()
+        await self._journal.settled()
 
     async def release(self, replica: str, new_epoch: int) -> list[int]:
         """Fence what `replica` was, under `new_epoch`; its unfinished groups will be issued again.
@@ -203,14 +174,14 @@ class ReplayQueue:
             FencedError: its epoch is higher already.
         """
         numbers = self._replace(replica, new_epoch)
-        await self._settled()
+        await self._journal.settled()
         return numbers
 
     async def next_epoch(self, writer: str) -> int:
         """Fence every earlier process of this name and return the epoch of the next one, from 0."""
         epoch = self._fence.epochs().get(writer, -1) + 1
         self._replace(writer, epoch)
-        await self._settled()
+        await self._journal.settled()
         return epoch
 
     # Scorers
@@ -242,14 +213,14 @@ class ReplayQueue:
         if len(rows.number) != frame.num_rows:
             raise DataError(f"{len(rows.number)} verdicts are told of a frame of {frame.num_rows}: {frame.path}")
         if self._fence.seen(scorer, sequence):
-            await self._settled()
+            await self._journal.settled()
             return
         kept = self._index.score(rows.packed(), rows.valid, rows.reward)
         self._fence.mark(scorer, sequence)
         if len(kept):
-            self._write(Scored(scorer, frame, kept.tobytes()))
+            self._journal.write(Scored(scorer, frame, kept.tobytes()))
         self._after_rows()
-        await self._settled()
+        await self._journal.settled()
 
     def requeue_unscored(self, scorer: str) -> int:
         """Hand out again what a lost scorer had; returns how many rows."""
@@ -267,7 +238,7 @@ class ReplayQueue:
         """
         started = self._clock.now()
         while True:
-            self._raise_failure()
+            self._journal.check()
             if self._closed:
                 return None
             lease = self._index.lease(step)
@@ -286,11 +257,11 @@ class ReplayQueue:
         Raises:
             ComponentError: `step` is not leased.
         """
-        self._raise_failure()
+        self._journal.check()
         numbers = self._index.commit(step)
         if numbers is not None:
-            self._write(Step(step, numbers))
-        await self._settled()
+            self._journal.write(Step(step, numbers))
+        await self._journal.settled()
 
     async def covered(self, step: int) -> None:
         """A durable checkpoint of `step` exists: rows of the steps below it are let go.
@@ -298,11 +269,11 @@ class ReplayQueue:
         Raises:
             ComponentError: some of those steps are not trained.
         """
-        self._raise_failure()
+        self._journal.check()
         self._index.cover(step)
-        self._write(Covered(step))
+        self._journal.write(Covered(step))
         self._room.notify()
-        await self._settled()
+        await self._journal.settled()
 
     async def resume_from(self, step: int) -> int:
         """The learner starts again from a checkpoint of `step`; returns the new incarnation.
@@ -312,29 +283,29 @@ class ReplayQueue:
         Raises:
             ComponentError: the queue does not have the rows of those steps any more: open it anew.
         """
-        self._raise_failure()
+        self._journal.check()
         self._index.go_to(step)
         self._incarnation += 1
-        self._write(Incarnation(self._incarnation, step))
+        self._journal.write(Incarnation(self._incarnation, step))
         self._wake()
-        await self._settled()
+        await self._journal.settled()
         return self._incarnation
 
     async def drop(self, numbers: list[int], reason: str) -> list[int]:
         """Give up groups that run or are ready; returns those that did. Each gives its place back."""
-        self._raise_failure()
+        self._journal.check()
         dropped = [number for number in numbers if self._index.drop(number, reason)]
         if dropped:
-            self._write(Dropped(dropped, reason))
+            self._journal.write(Dropped(dropped, reason))
         self._wake()
-        await self._settled()
+        await self._journal.settled()
         return dropped
 
     def close(self) -> None:
         """Wake everyone who waits and end the ledger; what was appended is durable then."""
         self._closed = True
         self._wake()
-        self._ledger.close()
+        self._journal.close()
 
     # Inside
 
@@ -343,24 +314,24 @@ class ReplayQueue:
         if self._settings.late == "drop":
             for number in numbers:
                 self._index.drop(number, LATE)
-            self._write(Dropped(numbers, LATE))
+            self._journal.write(Dropped(numbers, LATE))
         else:
             for number in numbers:
                 self._index.withdraw(number, step)
-            self._write(Withdrawn(numbers, step))
+            self._journal.write(Withdrawn(numbers, step))
         self._room.notify()
 
     def _after_rows(self) -> None:
         """Rows or verdicts came: groups may be ready, or lost because too few of their scores are valid."""
         failed = self._index.pop_failed()
         if failed:
-            self._write(Dropped(failed, REWARD_FAILED))
+            self._journal.write(Dropped(failed, REWARD_FAILED))
             self._room.notify()
         self._batch.notify()
 
     def _enter(self, writer: str, epoch: int) -> None:
         """Let a writer act under its epoch; a higher one than before replaces what it was."""
-        self._raise_failure()
+        self._journal.check()
         self._replace(writer, epoch)
 
     def _open_for(self, writer: str, epoch: int) -> None:
@@ -374,37 +345,10 @@ class ReplayQueue:
         self._serving.pop(writer, None)
         numbers = self._index.release(writer)
         self._index.requeue_unscored(writer)
-        self._write(Writer(writer, epoch))
+        self._journal.write(Writer(writer, epoch))
         self._room.notify()
         self._rows.notify()
         return numbers
-
-    def _write(self, record: Record) -> None:
-        """Append, in the order of the index's changes: no await may lie between a change and its record."""
-        try:
-            self._last_write = self._ledger.append(record)
-        except StreamRLError as error:
-            self._fail(error)
-            raise
-
-    async def _settled(self) -> None:
-        """Everything that was written so far is durable."""
-        if self._last_write is None:
-            return
-        try:
-            await asyncio.wrap_future(self._last_write)
-        except StreamRLError as error:
-            self._fail(error)
-            raise
-
-    def _fail(self, error: StreamRLError) -> None:
-        """The index is ahead of the ledger now: nothing more may be acknowledged."""
-        self._failure = self._failure or error
-        self._wake()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     def _wake(self) -> None:
         for signal in (self._room, self._rows, self._batch):

@@ -9,7 +9,7 @@ from pathlib import Path
 from buffers.fence import WriterFence
 from buffers.index import ReplayIndex
 from buffers.ledger import read_ledger
-from buffers.queue import LEDGER_DIR
+from buffers.opening import LEDGER_DIR
 from buffers.records import DataOrder, Lease, QueueSettings
 from buffers.recovery import recover, survey
 from buffers.segment_reader import SegmentReader

@@ -77,7 +77,11 @@ class AcceptedRows:
         )
 
     def packed(self) -> Records:
-        """The rows as a structured array of the type ACCEPTED, numbered by their place in the frame."""
+        """The rows as a structured array of the type ACCEPTED, numbered by their place in the frame.
+
+        Raises:
+            DataError: the columns differ in length.
+        """
         return pack(ACCEPTED, self, row=np.arange(len(self.number), dtype=np.int32))
 
 
@@ -96,7 +100,14 @@ class ScoredRows:
     reward: npt.NDArray[np.float64]
 
     def packed(self) -> Records:
-        """The names as a structured array of the type SCORED, numbered by their place in the frame."""
+        """The names as a structured array of the type SCORED, numbered by their place in the frame.
+
+        Raises:
+            DataError: the columns differ in length.
+        """
+        for name, values in (("valid", self.valid), ("reward", self.reward)):
+            if len(values) != len(self.number):
+                raise DataError(f"column {name} has {len(values)} entries, column number has {len(self.number)}")
         return pack(SCORED, self, row=np.arange(len(self.number), dtype=np.int32))
 
 
@@ -151,7 +162,7 @@ class DataOrder(Protocol):
 
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a queue is told once. `fingerprint` and `seed` name the data and its order; a ledger of another is
-    refused. rollout_bytes: the most that one rollout takes (`buffers.rows.worst_row_bytes`)."""
+    refused. rollout_bytes: the most that one rollout takes when it is alone in its frame."""
 
     group_size: int
     groups_per_step: int

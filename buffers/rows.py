@@ -24,10 +24,6 @@ from streamrl.types import (
     TokenOrigin,
 )
 
-_TOKEN_BYTES = 4 + 1 + 4
-_FRAME_BYTES = 6144
-"""What a frame of one row takes beside tokens and text: Arrow's metadata, offsets, padding; with some air."""
-
 
 @dataclass(frozen=True, slots=True)
 class TokenColumns:
@@ -190,14 +186,6 @@ def scores_batch(
     }
     arrays = [_array(columns[field.name], field.type) for field in SCORES]
     return pa.RecordBatch.from_arrays(arrays, schema=SCORES)
-
-
-def worst_row_bytes(max_tokens: int, text_bytes: int) -> int:
-    """Bytes that one rollout takes in a segment at most: alone in its frame, with `max_tokens` tokens.
-
-    text_bytes: its ids, payload and other strings together.
-    """
-    return _FRAME_BYTES + text_bytes + max_tokens * _TOKEN_BYTES
 
 
 def _offsets(lengths: LongArray) -> LongArray:

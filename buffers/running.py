@@ -15,6 +15,7 @@ from buffers.budget import ByteBudget
 from buffers.group import Group, GroupState, Row, Tally
 from buffers.handout import Key, ScoringBoard
 from buffers.records import FAILED_FINISHES, QueueSettings, Records
+from buffers.schema import FINISH_REASONS
 from streamrl.clock import Clock
 from streamrl.errors import DataError
 from streamrl.types import FrameRef, Ticket
@@ -125,9 +126,8 @@ class RunningGroups:
         """Take rows (type ACCEPTED) of a frame of completions; returns those that are new.
 
         Raises:
-            DataError: a group that was never issued, a sample index out of range, or tokens of a version
-            older
-                than the ticket allows. Nothing is taken then.
+            DataError: a group or an attempt that was never issued, a sample index out of range, a count or a
+                code that cannot be, or tokens of a version older than the ticket allows. Nothing is taken then.
         """
         entries = rows.tolist()
         self._check(entries)
@@ -152,12 +152,19 @@ class RunningGroups:
 
     def _check(self, entries: list[tuple[int, ...]]) -> None:
         size, staleness = self._settings.group_size, self._settings.max_staleness
-        for number, sample, _, attempt, _, _, _, oldest, _ in entries:
+        for number, sample, branch, attempt, _, prompt, sampled, oldest, finish in entries:
             if not 0 <= number < self.next_number:
                 raise DataError(f"group {number} was never issued; the next number is {self.next_number}")
             if not 0 <= sample < size:
                 raise DataError(f"group {number}: sample index {sample} is not in 0..{size - 1}")
+            if min(branch, attempt, prompt, sampled) < 0 or finish >= len(FINISH_REASONS):
+                raise DataError(
+                    f"group {number}, sample {sample}: branch {branch}, attempt {attempt}, {prompt} + {sampled} tokens, "
+                    f"finish code {finish}: none may be negative, and the codes end at {len(FINISH_REASONS) - 1}"
+                )
             group = self.groups.get(number)
+            if group is not None and attempt > group.attempt:
+                raise DataError(f"group {number}, sample {sample}: attempt {attempt} was never issued")
             if group is None or attempt < group.floor or oldest < 0:
                 continue
             if oldest + staleness < group.last_step:

@@ -9,6 +9,7 @@ included. `version_spans.start` counts tokens of the row too: the span's version
 from there up to the next span's start.
 """
 
+import re
 from typing import Final
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pyarrow as pa
 from streamrl.errors import DataError
 
 VERSION: Final = "1.0"
+_VERSION: Final = re.compile(r"([0-9]{1,6})\.[0-9]{1,6}")
 VERSION_KEY: Final = b"streamrl.schema"
 TABLE_KEY: Final = b"streamrl.table"
 TOKEN_COLUMNS: Final = ("token_ids", "token_origin", "rollout_logprobs")
@@ -98,28 +100,43 @@ def major(version: str) -> int:
     Raises:
         DataError: it is not of that form.
     """
-    head, dot, tail = version.partition(".")
-    if not (dot and head.isdigit() and tail.isdigit()):
+    found = _VERSION.fullmatch(version)
+    if found is None:
         raise DataError(f"schema version {version!r} is not of the form 'major.minor'")
-    return int(head)
+    return int(found[1])
+
+
+_TABLES: Final = {"completions": COMPLETIONS, "scores": SCORES}
 
 
 def check_readable(schema: pa.Schema, source: str) -> None:
     """Refuse a schema that this release cannot read. `source` names where it came from in the message.
 
     Raises:
-        DataError: no version, a newer major, or an older one.
+        DataError: no version, a newer major or an older one, an unknown table, or a column that the table must
+            have and that is missing or of another type.
     """
-    version = (schema.metadata or {}).get(VERSION_KEY)
-    if version is None:
+    version = _metadata(schema, VERSION_KEY)
+    if not version:
         raise DataError(f"{source}: the Arrow schema carries no {VERSION_KEY.decode()}; streamrl did not write it")
-    if major(version.decode()) != major(VERSION):
+    if major(version) != major(VERSION):
         raise DataError(
-            f"{source}: schema version {version.decode()}, this release reads {major(VERSION)}.x; "
+            f"{source}: schema version {version}, this release reads {major(VERSION)}.x; "
             "open the run with the release that wrote it"
         )
+    ours = _TABLES.get(table_of(schema))
+    if ours is None:
+        raise DataError(f"{source}: the Arrow schema is of the table {table_of(schema)!r}, not {' or '.join(_TABLES)}")
+    for field in ours:
+        place = schema.get_field_index(field.name)
+        if place < 0 or not schema.field(place).equals(field):
+            raise DataError(f"{source}: table {table_of(schema)}: column {field.name!r} is missing or of another type")
 
 
 def table_of(schema: pa.Schema) -> str:
     """`completions` or `scores`: which of the two a schema says it is, "" when it says nothing."""
-    return str((schema.metadata or {}).get(TABLE_KEY, b"").decode())
+    return _metadata(schema, TABLE_KEY)
+
+
+def _metadata(schema: pa.Schema, key: bytes) -> str:
+    return (schema.metadata or {}).get(key, b"").decode(errors="replace")

@@ -1,9 +1,10 @@
 """Reading segments by memory map: rows without a copy, and no byte believed before its checksum.
 
-Guaranteed: `read` returns a batch whose bytes have the checksum that the reference names and that Arrow has
-validated in full, checked once for each frame; a path outside the run folder is refused. `scan` yields the
-frames that a segment's own index vouches for. Batches stay valid after `forget`. One thread uses a reader.
-Nothing here knows which frames the ledger accepted.
+Guaranteed: `read` returns a batch whose bytes have the checksum that the reference names, that Arrow has
+validated in full, and whose rows pass the gate of the writer (`buffers.checks`), checked once for each frame; a
+path outside the run folder is refused. `scan` yields the frames that a segment's own index vouches for, `verify`
+reads each of them. Batches stay valid after `forget`. One thread uses a reader. Nothing here knows which frames
+the ledger accepted.
 """
 
 from collections.abc import Iterator
@@ -12,10 +13,14 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from buffers.checks import check_batch
 from buffers.schema import check_readable
-from buffers.segment_format import IndexEntry, frame_checksum, is_end, read_index
-from streamrl.errors import DataError
+from buffers.segment_format import END_OF_STREAM, IndexEntry, frame_checksum, is_end, read_index
+from streamrl.errors import DataError, NonFiniteError
 from streamrl.types import FrameRef
+
+_ARROW_ERRORS = (pa.ArrowException, OSError, EOFError)
+"""What Arrow says of bytes that are not what they should be."""
 
 
 class _Mapping(NamedTuple):
@@ -45,7 +50,8 @@ class SegmentReader:
 
         Raises:
             DataError: the path leaves the run folder or is not there, the segment is shorter than the frame
-                or of another schema, or the bytes are not those that were written. Names file and offset.
+                or of another schema, the bytes are not those that were written, or they hold a row that may
+                not be. Names file and offset.
         """
         mapping = self._mapping(frame.path, frame.offset + frame.length)
         data = mapping.data.slice(frame.offset, frame.length)
@@ -68,6 +74,20 @@ class SegmentReader:
             if not is_end(entry):
                 yield FrameRef(path, entry.offset, entry.length, entry.rows, entry.checksum, entry.salt)
 
+    def verify(self, path: str) -> int:
+        """Read every byte of a segment that its index vouches for; returns the number of frames.
+
+        Raises:
+            DataError: damage. Names file and offset.
+        """
+        frames = list(self.scan(path))
+        for frame in frames:
+            self.read(frame)
+        entries = self._entries(self._resolve(path), path)
+        if entries and is_end(entries[-1]):
+            self._verify_end(path, entries[-1])
+        return len(frames)
+
     def sealed(self, path: str) -> bool:
         """Whether the segment's writer ended it."""
         entries = self._entries(self._resolve(path), path)
@@ -78,7 +98,7 @@ class SegmentReader:
         self._mappings.pop(path, None)
 
     def _resolve(self, path: str) -> Path:
-        resolved = (self._run_folder / path).resolve()
+        resolved = (self._run_folder / path).resolve() if "\0" not in path else Path("/")
         if not resolved.is_relative_to(self._run_folder):
             raise DataError(f"segment path {path!r} leads out of the run folder {self._run_folder}")
         return resolved
@@ -110,6 +130,15 @@ class SegmentReader:
         if size < needed:
             raise DataError(f"{mapping.path}: {size} bytes, but a frame ends at {needed}: the file was cut")
 
+    def _verify_end(self, path: str, entry: IndexEntry) -> None:
+        """A sealed segment ends with its marker, where its index says."""
+        end = entry.offset + entry.length
+        mapping = self._mapping(path, end)
+        self._verify_size(mapping, end)
+        marker = mapping.data.slice(entry.offset, entry.length)
+        if marker.to_pybytes() != END_OF_STREAM or mapping.data.size != end:
+            raise DataError(f"{path}: offset {entry.offset}: the sealed segment does not end here with its marker")
+
     def _entries(self, resolved: Path, path: str) -> list[IndexEntry]:
         index = resolved.with_suffix(".idx")
         try:
@@ -123,7 +152,10 @@ def _read_schema(data: pa.Buffer, entry: IndexEntry, path: str) -> pa.Schema:
     message = data.slice(entry.offset, entry.length)
     if message.size < entry.length or frame_checksum(entry.salt, memoryview(message)) != entry.checksum:
         raise DataError(f"{path}: offset {entry.offset}: the schema does not have its checksum")
-    schema = pa.ipc.read_schema(message)
+    try:
+        schema = pa.ipc.read_schema(message)
+    except _ARROW_ERRORS as error:
+        raise DataError(f"{path}: offset {entry.offset}: not a valid Arrow schema: {error}") from error
     check_readable(schema, path)
     return schema
 
@@ -132,8 +164,12 @@ def _decode(data: pa.Buffer, schema: pa.Schema, frame: FrameRef) -> pa.RecordBat
     try:
         batch = pa.ipc.read_record_batch(data, schema)
         batch.validate(full=True)
-    except (pa.ArrowInvalid, OSError) as error:
+    except _ARROW_ERRORS as error:
         raise DataError(f"{frame.path}: offset {frame.offset}: not a valid record batch: {error}") from error
     if batch.num_rows != frame.num_rows:
         raise DataError(f"{frame.path}: offset {frame.offset}: {batch.num_rows} rows, expected {frame.num_rows}")
+    try:
+        check_batch(batch, schema)
+    except (DataError, NonFiniteError) as error:
+        raise DataError(f"{frame.path}: offset {frame.offset}: {error}") from error
     return batch

@@ -2,14 +2,16 @@
 
 Guaranteed: the future of `append` resolves after the rows are on stable storage (`disk`) or in the kernel's
 page cache (`memory`); a segment is preallocated, so a full disk shows before a write and never in the middle
-of one; a sealed segment opens in any Arrow tool. A sync that fails is fatal and is not tried again. Two
-writers of one name and epoch never share a file. Nothing here knows of groups, scores or the ledger.
+of one, and is waited out; a sealed segment opens in any Arrow tool. A sync that fails is fatal and is not tried
+again. Two writers of one name and epoch never share a file. Nothing here knows of groups, scores or the ledger.
 """
 
 import os
+import re
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -17,7 +19,6 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 
 from buffers.checks import check_batch
-from buffers.disk import create_preallocated, sync_data, sync_folder, write_all
 from buffers.group_commit import GroupCommitter
 from buffers.segment_format import (
     END_OF_STREAM,
@@ -27,13 +28,24 @@ from buffers.segment_format import (
     frame_checksum,
     pack_entry,
 )
-from streamrl.errors import ConfigError
+from streamrl.disk import (
+    create_preallocated,
+    make_folder,
+    remove_file,
+    sync_data,
+    sync_folder,
+    truncate,
+    write_all,
+)
+from streamrl.disk_room import DiskRoom
+from streamrl.errors import ComponentError, ConfigError, ResourceError
 from streamrl.types import FrameRef
 
 Durability = Literal["disk", "memory"]
 
 _BYTES_PER_FRAME = 1024
 """Fewest bytes of a frame, generously: the metadata of its columns alone takes more. Sizes the index file."""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _MASK_64 = 2**63 - 1
 
 
@@ -69,7 +81,7 @@ class SegmentWriter:
 
     Raises:
         FencedError: a file of that name exists: a writer of this name and epoch has been here.
-        ResourceError: no room on the disk for one segment.
+        ComponentError: the disk fails. A full one is no error: the first `append` waits for it.
     """
 
     def __init__(
@@ -83,7 +95,7 @@ class SegmentWriter:
         durability: Durability,
         commit_interval_s: float,
     ) -> None:
-        if not writer or "/" in writer or writer.startswith("."):
+        if not _NAME.fullmatch(writer):
             raise ConfigError(f"writer name {writer!r} cannot be part of a file name: use letters, digits, '-' and '_'")
         self._run_folder = run_folder
         self._stem = f"{relative_dir}/{writer}-{writer_epoch}"
@@ -92,17 +104,25 @@ class SegmentWriter:
         self._segment_bytes = segment_bytes
         self._sync = durability == "disk"
         self._next_segment = 0
-        (run_folder / relative_dir).mkdir(parents=True, exist_ok=True)
-        self._segment: _OpenSegment | None = self._create_segment()
+        self._room = DiskRoom()
+        self._segment: _OpenSegment | None = None
+        make_folder(run_folder, relative_dir, self._sync)
+        with suppress(ResourceError):
+            self._segment = self._create_segment()
         self._committer = GroupCommitter[_Frame, FrameRef](
             f"segments-{writer}", self._commit, interval_s=commit_interval_s
         )
 
+    @property
+    def pause(self) -> str:
+        """What a full disk keeps it waiting for, in words; "" while it does not wait."""
+        return self._room.pause
+
     def append(self, batch: pa.RecordBatch) -> "Future[FrameRef]":
         """Queue one batch; the future resolves when it is durable. The batch is checked and encoded at once.
 
-        The future fails with ResourceError when there is no room for a further segment: no reference to the
-        batch exists then, and it may be appended again once there is.
+        Where there is no room for a further segment the future waits until there is; only `close` ends that,
+        with ResourceError, and no reference to the batch exists then.
 
         Raises:
             DataError, NonFiniteError: the batch may not be written (`check_batch`).
@@ -125,6 +145,7 @@ class SegmentWriter:
         Raises:
             ComponentError: the seal could not be synced.
         """
+        self._room.close()
         self._committer.close()
         segment, self._segment = self._segment, None
         if segment is None:
@@ -138,7 +159,7 @@ class SegmentWriter:
         """Write a group in order, one part for each segment that it reaches into."""
         refs: list[FrameRef] = []
         while len(refs) < len(frames):
-            segment = self._segment or self._create_segment()
+            segment = self._segment or self._room.wait_for(self._create_segment)
             self._segment = segment
             part = self._that_fit(segment, frames[len(refs) :])
             if part:
@@ -190,9 +211,9 @@ class SegmentWriter:
         data_fd = create_preallocated(path, self._segment_bytes)
         try:
             index_fd = create_preallocated(path.with_suffix(".idx"), len(MAGIC) + max_entries * ENTRY_BYTES)
-        except OSError:
+        except (ResourceError, ComponentError):
             os.close(data_fd)
-            path.unlink()
+            remove_file(path)
             raise
         segment = _OpenSegment(path, data_fd, index_fd, secrets.randbits(64) & _MASK_64, max_entries)
         write_all(index_fd, memoryview(MAGIC), 0, path.with_suffix(".idx"))
@@ -206,12 +227,14 @@ class SegmentWriter:
 
     def _seal(self, segment: _OpenSegment) -> None:
         """End the stream, cut the preallocated rest, and close."""
-        entry = self._put(segment, memoryview(END_OF_STREAM), 0, left=0)
-        os.ftruncate(segment.data_fd, segment.end)
-        self._sync_file(segment.data_fd, segment.path)
-        self._put_entries(segment, [entry])
-        os.ftruncate(segment.index_fd, len(MAGIC) + segment.place * ENTRY_BYTES)
-        _close_files(segment)
+        try:
+            entry = self._put(segment, memoryview(END_OF_STREAM), 0, left=0)
+            truncate(segment.data_fd, segment.end, segment.path)
+            self._sync_file(segment.data_fd, segment.path)
+            self._put_entries(segment, [entry])
+            truncate(segment.index_fd, len(MAGIC) + segment.place * ENTRY_BYTES, segment.path.with_suffix(".idx"))
+        finally:
+            _close_files(segment)
 
     def _sync_file(self, fd: int, path: Path) -> None:
         if self._sync:

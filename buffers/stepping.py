@@ -55,7 +55,7 @@ class StepBooks:
                 f"lease of step {step}: the queue's next step is {self.next_step}; after a resume, call "
                 "resume_from with the checkpoint's step first"
             )
-        groups = self._planned.pop(step, None) or self._choose(step, running)
+        groups = self._planned.get(step) or self._choose(step, running)
         if groups is None:
             return None
         for group in groups:
@@ -91,6 +91,7 @@ class StepBooks:
             raise ComponentError(f"commit of step {step}, which is not leased; the next step is {self.next_step}")
         groups = self._leased[1]
         self._leased = None
+        self._planned.pop(step, None)
         self._train(step, groups)
         return [group.number for group in groups]
 
@@ -139,10 +140,7 @@ class StepBooks:
                 f"cannot resume from step {step}: the queue has steps {self.covered_step}..{last_known}; "
                 "open it anew from the ledger, with the checkpoint's step"
             )
-        if self._leased is not None:
-            for group in self._leased[1]:
-                self.add(group)
-            self._leased = None
+        self._give_back_lease()
         for trained in [s for s in self._trained if s >= step]:
             groups = self._trained.pop(trained)
             for group in groups:
@@ -151,6 +149,18 @@ class StepBooks:
         for planned in sorted(s for s in self._planned if s < step):
             self._train(planned, self._planned.pop(planned))
         self.next_step = step
+
+    def _give_back_lease(self) -> None:
+        """A lease that was never committed; one of a step that was trained before stays planned for it."""
+        if self._leased is None:
+            return
+        lease, groups = self._leased
+        self._leased = None
+        for group in groups:
+            if lease.step in self._planned:
+                self._tally.move(group, GroupState.READY)
+            else:
+                self.add(group)
 
     def start_at(self, step: int) -> None:
         """Start counting at `step`, everything before it covered. Only before the first group is added."""

@@ -51,6 +51,11 @@ class CompletionLog:
         numbers = np.array([one.issued.ticket.number for one in finished], np.int64)
         return frame, AcceptedRows.of(rows, numbers)
 
+    @property
+    def pause(self) -> str:
+        """What a full disk keeps it waiting for, in words; "" while it does not wait."""
+        return self._writer.pause
+
     def close(self) -> None:
         """Seal the segment."""
         self._writer.close()

@@ -1,12 +1,15 @@
 """Every wait has an owner and a deadline: this is how an owner waits."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from streamrl.errors import DeadlineError
 
 T = TypeVar("T")
+
+PAUSE_ANSWER_S = 5.0
+"""How long whoever is late has to say that it waits for the disk."""
 
 
 async def within(seconds: float, awaitable: Awaitable[T], *, who: str, what: str) -> T:
@@ -20,3 +23,28 @@ async def within(seconds: float, awaitable: Awaitable[T], *, who: str, what: str
         if isinstance(error, DeadlineError):
             raise
         raise DeadlineError(f"{who}: {what} took longer than {seconds:g} s") from error
+
+
+async def within_or_paused(
+    seconds: float, awaitable: Awaitable[T], *, who: str, what: str, pause: Callable[[], Awaitable[str]]
+) -> T:
+    """The same, but when the time is over and `pause` names a full disk that it waits for, the time begins anew. A
+    `pause` that does not answer is none.
+
+    Raises DeadlineError when it is over and nothing is paused; the awaited thing is cancelled.
+    """
+    task = asyncio.ensure_future(awaitable)
+    try:
+        while not (await asyncio.wait({task}, timeout=seconds))[0]:
+            if not await _answered(pause(), min(seconds, PAUSE_ANSWER_S)):
+                raise DeadlineError(f"{who}: {what} took longer than {seconds:g} s")
+        return task.result()
+    finally:
+        task.cancel()
+
+
+async def _answered(question: Awaitable[str], seconds: float) -> str:
+    try:
+        return await asyncio.wait_for(question, seconds)
+    except TimeoutError:
+        return ""

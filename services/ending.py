@@ -6,9 +6,10 @@ the exit code of its class. Reads files only.
 
 from typing import Any
 
+from services.read_logs import last_lines
 from services.run_folder import RunFolder
 from streamrl import errors, failure
-from streamrl.errors import ComponentError, StreamRLError
+from streamrl.errors import ComponentError, ConfigError, StreamRLError
 
 EXIT_INTERRUPTED = 130
 _LAST_LINES = 8
@@ -22,9 +23,21 @@ def failure_of(run: RunFolder, code: int, end: dict[str, Any] | None) -> StreamR
         died = f"ended by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
         parts = [cause, f"the owner process of run {run.name} {died}", _last_lines(run)]
         return ComponentError("\n".join(part for part in parts if part))
-    message = end["error"]["message"]
-    parts = [cause if cause and cause not in message else "", message, f"logs: {run.logs_path}"]
-    return error_of({**end["error"], "message": "\n".join(part for part in parts if part)})
+    kind = error_of(end["error"])
+    parts = [*_once(cause, str(kind), by_user=not isinstance(kind, ComponentError))]
+    if kind.exit_code != ConfigError.exit_code:
+        parts.append(f"logs: {run.logs_path}")
+    return type(kind)("\n".join(parts))
+
+
+def _once(cause: str, message: str, *, by_user: bool) -> list[str]:
+    """The first cause and the error that the launch ended with, without saying one thing twice.
+
+    by_user: what the user can put right is told as it is, without the part that found it.
+    """
+    if not cause or cause in message or (by_user and message in cause):
+        return [message]
+    return [cause] if message in cause else [cause, message]
 
 
 def error_of(described: dict[str, Any]) -> StreamRLError:
@@ -44,5 +57,4 @@ def _last_lines(run: RunFolder) -> str:
     log = run.logs_path / "owner.log"
     if not log.exists():
         return ""
-    lines = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
-    return "\n".join([f"its last words ({log}):", *(f"  {line}" for line in lines)])
+    return "\n".join([f"its last words ({log}):", *(f"  {line}" for line in last_lines(log, _LAST_LINES))])

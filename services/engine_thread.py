@@ -126,6 +126,7 @@ class EngineThread:
         try:
             engine = self._make_engine()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the waiter must hear it
+            self._cancel_waiting()
             self._ready.set_exception(error)
             return
         self._ready.set_result(None)
@@ -212,7 +213,10 @@ class EngineThread:
     def _cancel_waiting(self) -> None:
         with self._wake:
             self._stopping = True
-            for future in [one[1] for one in (*self._commands, *self._spare, *self._loading)]:
+            for future in [one[1] for one in (*self._commands, *self._spare)]:
                 future.cancel()
+            # After the commands: a load whose command is cancelled is among these only then.
+            for _, loaded, _ in self._loading:
+                loaded.cancel()
             self._commands.clear()
             self._spare.clear()

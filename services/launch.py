@@ -22,12 +22,15 @@ import msgspec
 from services import watcher
 from services.claim import Claim
 from services.run_folder import SHARED_MEMORY, RunFolder
+from streamrl.errors import ResourceError
 
 OWNER_COMMAND = (sys.executable, "-P", "-m", "services.owner")
 # Of the time to stop, what the watcher keeps for itself: the rest after the owner's end.
 SWEEP_S = watcher.POLITE_S + 1.0
 # A Unix socket's path has at most 107 bytes, and Ray's are 75 below its temporary folder.
 _LONGEST_TEMP = 20
+# A session of Ray writes a few MiB of logs and settings into its temporary folder.
+_RUNTIME_BYTES = 32 * 2**20
 
 
 class LaunchOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +56,7 @@ def launch(claim: Claim, *, detach: bool, command: Sequence[str] = OWNER_COMMAND
     up.
     """
     assert claim.lock is not None, "a finished run is not launched"
-    runtime = Path(tempfile.mkdtemp(prefix="srl-", dir=_short_temp()))
+    runtime = _make_runtime(Path(_short_temp()))
     control = runtime / "control.sock"
     listener = _listen(control)
     lifeline_read, lifeline_write = (None, None) if detach else os.pipe()
@@ -112,6 +115,17 @@ def remove_leftovers(run: RunFolder) -> None:
     launch = run.record.launch
     folders = [launch.runtime] if launch is not None else []
     watcher.remove(folders, [str(SHARED_MEMORY / run.shared_memory_prefix)])
+
+
+def _make_runtime(temp: Path) -> Path:
+    """A folder for the sockets and Ray's files. Raises ResourceError where there is no room for them."""
+    free = shutil.disk_usage(temp).free
+    if free < _RUNTIME_BYTES:
+        raise ResourceError(
+            f"{temp} has {free} bytes free, and Ray's files and sockets want {_RUNTIME_BYTES}; free some, or set "
+            f"TMPDIR to another folder, of at most {_LONGEST_TEMP} letters"
+        )
+    return Path(tempfile.mkdtemp(prefix="srl-", dir=temp))
 
 
 def _listen(path: Path) -> socket.socket:

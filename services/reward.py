@@ -8,6 +8,7 @@ last reason given.
 import asyncio
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from buffers.schema import SCORES
 from buffers.segment_reader import SegmentReader
 from buffers.segment_writer import SegmentWriter
 from services.answers import decode
-from services.deadline import within
+from services.deadline import within, within_or_paused
 from services.layout import SCORES_FOLDER, model_folder
 from services.observe import Observer
 from services.process_environment import extend_import_path
@@ -50,6 +51,7 @@ class RewardActor:
         self._observer = Observer(self._run, self._config, NAME)
         self._failures = FailureShare(self._config.rollouts_per_step, self._config.reward.max_failed)
         self._scored = 0
+        self._ended_by: ComponentError | None = None
 
     async def start(self, epoch: int) -> None:
         """Load the tokenizer, start the children, open the scores log. `epoch` fences an earlier process."""
@@ -86,6 +88,9 @@ class RewardActor:
                 with self._observer.span("score"):
                     await self._score_frames(frames, sequence)
                 sequence += 1
+        except ComponentError as error:
+            self._ended_by = error
+            raise
         finally:
             await self._pool.close()
             await asyncio.to_thread(self._writer.close)
@@ -94,16 +99,22 @@ class RewardActor:
     async def score_evaluation(self, answers: bytes) -> EvalScore:
         """The mean over the held-out answers of one version; failed ones are left out and counted."""
         held_out = decode(answers)
-        return mean_score(await self._pool.score(held_out.items), len(held_out.errors))
+        try:
+            scores = await self._pool.score(held_out.items)
+        except ComponentError as error:
+            # What ended the stage is the cause; that its pool is closed is what follows from it.
+            raise self._ended_by or error from None
+        return mean_score(scores, len(held_out.errors))
 
     async def status(self) -> dict[str, Any]:
-        return {"name": NAME, "scored": self._scored, "children_lost": self._pool.lost}
+        return {"name": NAME, "scored": self._scored, "children_lost": self._pool.lost, "paused": self._writer.pause}
 
     async def _score_frames(self, frames: list[UnscoredFrame], sequence: int) -> None:
         parts = [scoring_rows(self._reader.read(one.frame), one.row) for one in frames]
         items = [item for part in parts for item in reward_items(part, self._tokenizer)]
         scores = await self._pool.score(items)
         self._scored += len(scores)
+        self._log_failures(scores)
         self._failures.add(scores)
         frame = await asyncio.wrap_future(self._writer.append(_batch(parts, scores)))
         rows = ScoredRows(
@@ -115,7 +126,13 @@ class RewardActor:
             reward=np.array([np.nan if score.reward is None else score.reward for score in scores]),
         )
         receipt = self._queue.add_scores.remote(NAME, self._epoch, sequence, frame, rows)
-        await within(self._config.deadlines.step_s, receipt, who=NAME, what="the queue's receipt")
+        limit = self._config.deadlines.step_s
+        await within_or_paused(limit, receipt, who=NAME, what="the queue's receipt", pause=self._queue.pause.remote)
+
+    def _log_failures(self, scores: list[Score]) -> None:
+        """One line for each reason in a batch, with how many it hit: a reason may come with every rollout."""
+        for reason, count in Counter(score.reason for score in scores if score.status is ScoreStatus.FAILED).items():
+            self._observer.log.warning("no score", reason=reason, rollouts=count)
 
 
 class FailureShare:

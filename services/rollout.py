@@ -12,16 +12,17 @@ What it may do when is decided by `streamrl.replica_state`.
 import asyncio
 import itertools
 import time
+from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import ray.actor
 
 from services.answers import encode
 from services.completions import CompletionLog
-from services.deadline import within
+from services.deadline import within, within_or_paused
 from services.engine_thread import EngineThread
 from services.layout import model_folder
 from services.named_tasks import run_all
@@ -29,11 +30,11 @@ from services.observe import Observer
 from services.process_environment import extend_import_path
 from services.rollout_rows import Finished, Issued, finite
 from services.run_folder import RunFolder
-from streamrl.config import Config
+from streamrl.config import Config, limits
 from streamrl.engines.build import build_engine
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.replica_state import ReplicaStateMachine
-from streamrl.tasks.prompts import EncodedPrompts
+from streamrl.tasks.prompts import EncodedPrompts, longest_text
 from streamrl.tasks.resolve import resolve_task
 from streamrl.types import (
     GenerationRequest,
@@ -47,6 +48,8 @@ from streamrl.types import (
     rollout_seed,
 )
 from streamrl.weights.manifest import WeightManifest, decode
+
+T = TypeVar("T")
 
 # A frame leaves when it holds this many rows, when the engine ran dry, or when its oldest row waited this long:
 # a frame costs about the same for one row as for a hundred, all the way to the learner.
@@ -101,6 +104,8 @@ class RolloutReplica:
         self._stop_ids = tokenizer.eos_token_ids
         self._evaluation = HeldOut(self._config, folder, max_length, task, tokenizer)
         self._log = CompletionLog(self._run.path, self._config, self._name, self._epoch)
+        worst_row = limits.worst_row_bytes(self._config, longest_prompt, longest_text(task))
+        self._frame_room = limits.frame_rows(self._config, worst_row)
         self._source = ShmSource(self._run.run_id, self._run.key())
         make_engine = partial(build_engine, self._config, folder, max_length)
         self._thread = EngineThread(make_engine, self._deliver, self._engine_died, self._observer.trace)
@@ -141,6 +146,7 @@ class RolloutReplica:
             "busy_s": self._thread.busy_s(),
             "two_version_rollouts": self._two_versions,
             "updates_in_flight": self._updates_in_flight,
+            "paused": self._log.pause,
         }
 
     async def evaluate(self, manifest: bytes) -> bytes:
@@ -213,7 +219,7 @@ class RolloutReplica:
                 continue  # aborted, or issued again to another replica: nobody waits for it
             self._two_versions += len(result.version_spans) > 1
             self._finished.append(Finished(issued, finite(result, self._name), now))
-        if idle or len(self._finished) >= FRAME_ROWS:
+        if idle or len(self._finished) >= min(FRAME_ROWS, self._frame_room):
             self._flush.set()
         self._room.set()
 
@@ -223,17 +229,23 @@ class RolloutReplica:
             await self._flush.wait()
             self._flush.clear()
             finished, self._finished = self._finished, []
-            if not finished:
-                continue
-            with self._observer.span("write", "log"):
-                await self._write(finished, sequence)
-            sequence += 1
+            for start in range(0, len(finished), self._frame_room):
+                with self._observer.span("write", "log"):
+                    await self._write(finished[start : start + self._frame_room], sequence)
+                sequence += 1
 
     async def _write(self, finished: list[Finished], sequence: int) -> None:
-        limit = self._config.deadlines.step_s
-        frame, rows = await within(limit, self._log.append(finished), who=self._name, what="the write to disk")
+        frame, rows = await self._durably("the write to disk", self._log.append(finished))
         accepted = self._queue.accept.remote(self._name, self._epoch, sequence, frame, rows)
-        await within(limit, accepted, who=self._name, what="the queue's receipt")
+        await self._durably("the queue's receipt", accepted)
+
+    async def _durably(self, what: str, work: Awaitable[T]) -> T:
+        """Await something that ends on a disk, and may wait for room there."""
+        limit = self._config.deadlines.step_s
+        return await within_or_paused(limit, work, who=self._name, what=what, pause=self._pause)
+
+    async def _pause(self) -> str:
+        return self._log.pause or await self._queue.pause.remote()
 
     # ---- following the weights
 

@@ -53,7 +53,7 @@ def holder(path: Path) -> ProcessId | None:
     """The process that last signed the lock, alive or not; None if nobody did."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=ProcessId)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

@@ -77,8 +77,11 @@ class PlainView:
                 return f"warm-up step {event.get('step', '-')}  score {number(event.get('score'))}"
             case "eval":
                 return f"held-out score {number(event.get('score'))} at step {event.get('step', '-')}"
-            case "notice" | "failure":
+            case "notice":
                 return f"! {self._state.notices[-1]}"
+            case "failure":
+                # What it failed with is told once, at the end.
+                return f"! {event.get('component', 'a part')} failed"
             case "step" if self._is_due(event):
                 return step_line(self._state)
         return ""

@@ -108,7 +108,7 @@ def _failed_scores(rows: list[Row], config: Config) -> Finding | None:
     if not failed or failed < FAILED * config.rollouts_per_step:
         return None
     share = failed / config.rollouts_per_step
-    text = f"{share:.1%} of the scores failed; `streamrl logs reward` has the reasons"
+    text = f"{share:.1%} of the scores failed; `streamrl logs {config.name} reward` has the reasons"
     return Finding("failed scores", text, {"reward/failed": failed})
 
 

@@ -77,7 +77,7 @@ def _decode(line: bytes) -> Span | TraceHeader | None:
         if line.startswith(b"{"):
             return msgspec.json.decode(line, type=TraceHeader)
         return msgspec.json.decode(line, type=Span)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 

@@ -61,7 +61,7 @@ def read_failure(run_folder: Path) -> FailureReport | None:
         return msgspec.json.decode(path.read_bytes(), type=FailureReport)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is no failure report: {error}") from error
 
 
@@ -92,7 +92,7 @@ def _errors(path: Path, since_ns: int) -> Iterator[dict[str, Any]]:
         for line in lines:
             try:
                 record = msgspec.json.decode(line)
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, UnicodeDecodeError):
                 continue
             if not isinstance(record, dict) or record.get("level") not in ERROR_LEVELS:
                 continue

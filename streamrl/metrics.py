@@ -1,8 +1,9 @@
 """A run's numbers on disk: `metrics.jsonl`, one JSON object a step with slash keys, and `summary.json`.
 
 Guarantees: every line is whole JSON without NaN or Infinity; such a number is written as null and counted
-under `metrics/nonfinite`. A line is handed to the operating system before `write` returns. A torn last line,
-from a killed process, is cut when the file is opened again. It does not know what the keys mean.
+under `metrics/nonfinite`. A line is handed to the operating system before `write` returns, or, where the disk is
+full, with the next one. A torn last line, from a killed process, is cut when the file is opened again. It does not
+know what the keys mean.
 """
 
 import math
@@ -14,6 +15,7 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
+from streamrl.append_file import AppendFile
 from streamrl.errors import DataError
 
 NONFINITE = "metrics/nonfinite"
@@ -53,7 +55,8 @@ class MetricsWriter:
         self._sink = _tensorboard(tensorboard_dir)
         path.parent.mkdir(parents=True, exist_ok=True)
         _cut_torn_line(path)
-        self._file = path.open("ab", buffering=0)
+        path.touch()
+        self._file = AppendFile(path)
 
     @property
     def nonfinite(self) -> int:
@@ -73,7 +76,7 @@ class MetricsWriter:
             plain.update(dict.fromkeys(bad))
             plain[NONFINITE] = len(bad)
             self._nonfinite += len(bad)
-        self._file.write(msgspec.json.encode(plain) + b"\n")
+        self._file.append(msgspec.json.encode(plain) + b"\n")
         if self._sink is not None:
             self._sink.write(plain)
 
@@ -85,14 +88,11 @@ class MetricsWriter:
             file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
             file.flush()
             os.fsync(file.fileno())
-        self._file.close()
         fresh.replace(self._path)
-        self._file = self._path.open("ab", buffering=0)
         if self._sink is not None:
             self._sink.truncate_after(step)
 
     def close(self) -> None:
-        self._file.close()
         if self._sink is not None:
             self._sink.close()
 
@@ -157,7 +157,7 @@ def read_summary(path: Path) -> Summary | None:
         return msgspec.json.decode(path.read_bytes(), type=Summary)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is no summary: {error}") from error
 
 
@@ -192,7 +192,7 @@ def _cut_torn_line(path: Path) -> None:
 def _decode(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         record = msgspec.json.decode(line, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DataError(f"{path}:{number} is no metrics line: {error}") from error
     if type(record.get("step")) is not int:
         raise DataError(f"{path}:{number} has no integer 'step'")

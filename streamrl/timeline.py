@@ -18,6 +18,7 @@ from typing import Self
 import msgspec
 
 from streamrl.clock import Clock
+from streamrl.disk import NO_ROOM
 
 RESERVED = ("other", "step")
 """Names that the ledger itself uses."""
@@ -66,6 +67,7 @@ class TraceWriter:
         self._flushed_ns = time.monotonic_ns()
         self._encoder = msgspec.json.Encoder()
         self._lock = threading.Lock()
+        self._torn = False
         self._file = path.open("ab", buffering=0)
         self._room = max_bytes - self._file.tell()
         header = TraceHeader(component=component, pid=os.getpid(), epoch_ns=time.time_ns() - time.monotonic_ns())
@@ -107,13 +109,26 @@ class TraceWriter:
                 self.dropped += len(spans)
                 return
             self._room -= len(lines)
-            self._file.write(lines)
+            self._write(lines, len(spans))
+
+    def _write(self, lines: bytes, num_spans: int) -> None:
+        """Spans tell of a run: where the disk is full they are dropped, and the run goes on."""
+        try:
+            # A newline ends what a full disk left torn.
+            written = self._file.write(b"\n" * self._torn + lines)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            written = 0
+        self._torn = written < len(lines)
+        if self._torn:
+            self.dropped += num_spans
 
     def close(self) -> None:
         self.flush()
         if self.dropped:
             full = Span(f"trace full: {self.dropped} spans dropped", time.monotonic_ns(), 0)
-            self._file.write(self._encoder.encode(full) + b"\n")
+            self._write(self._encoder.encode(full) + b"\n", 0)
         self._file.close()
 
     def __enter__(self) -> Self:

@@ -18,7 +18,10 @@ ADVANTAGES: dict[str, Callable[[DoubleArray, BoolArray, LongArray], DoubleArray]
     "rloo": advantages.rloo,
 }
 
-LOSSES: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {"ppo": losses.ppo}
+LOSSES: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
+    "ppo": losses.ppo,
+    "reinforce": losses.reinforce,
+}
 
 CORRECTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor, float], Correction]] = {
     "none": corrections.none,

@@ -30,3 +30,19 @@ def ppo(
     plain_T = -advantages_T * ratio_T
     bounded_T = -advantages_T * ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
     return weights_T * torch.maximum(plain_T, bounded_T), (bounded_T > plain_T).detach()
+
+
+def reinforce(
+    logprobs_T: torch.Tensor,
+    proximal_T: torch.Tensor,
+    advantages_T: torch.Tensor,
+    weights_T: torch.Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`-w * A * logprobs`: the plain policy gradient. Source: Williams 1992, Simple statistical gradient-following
+    algorithms for connectionist reinforcement learning.
+
+    Arguments and result as `ppo`; `proximal_T` and the bounds have no part, and no token is clipped.
+    """
+    return -weights_T * advantages_T * logprobs_T, torch.zeros_like(logprobs_T, dtype=torch.bool)

@@ -32,11 +32,23 @@ def _rows_fit(config: Config, prompt_tokens: int) -> Iterator[Problem]:
         what = f"a rollout of {row} tokens (prompt + {_LENGTH}) fits no pack; set at least {row}"
         given = str(config.learner.micro_batch_tokens)
         yield Problem(key="learner.micro_batch_tokens", what=what, given=given, involves=(_LENGTH,))
-    needed = 2 * limits.row_bytes(row)
+    needed = 2 * limits.worst_row_bytes(config, prompt_tokens)
     if config.queue.segment_bytes < needed:
         what = f"a segment must hold the longest rollout ({row} tokens); set at least {needed}"
         given = str(config.queue.segment_bytes)
         yield Problem(key="queue.segment_bytes", what=what, given=given, involves=(_LENGTH,))
+    yield from _scores_fit(config, needed)
+
+
+def _scores_fit(config: Config, longest: int) -> Iterator[Problem]:
+    """The verdicts on one hand-out of rollouts go into one frame."""
+    rows = config.reward.batch_size * config.reward.workers
+    needed = limits.FRAME_BYTES + rows * limits.SCORE_BYTES
+    if longest <= config.queue.segment_bytes < needed:
+        what = f"a segment must hold the scores of reward.batch_size x reward.workers rollouts; set at least {needed}"
+        given = str(config.queue.segment_bytes)
+        involves = ("reward.batch_size", "reward.workers")
+        yield Problem(key="queue.segment_bytes", what=what, given=given, involves=involves)
 
 
 def _queue_fits(config: Config, prompt_tokens: int) -> Iterator[Problem]:

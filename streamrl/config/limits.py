@@ -12,7 +12,14 @@ from streamrl.config.schema import Config
 TOKEN_BYTES = 9
 """A token of a row on disk: int32 id, float32 log-prob, uint8 origin."""
 ROW_BYTES = 256
-"""The rest of a row: ids, spans, sampling, payload."""
+"""The rest of a row, as built-in tasks have it: ids, one span, sampling, payload."""
+SPAN_BYTES = 16
+"""A version's span in a row: int32 start, int32 incarnation, int64 step."""
+SCORE_BYTES = 512
+"""A row of scores, its reason cut to a line."""
+FRAME_BYTES = 3072
+"""What a frame takes beside its rows: Arrow's metadata, the offsets and the padding of each column. A rollout that ends
+when no other does has a frame to itself."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 KV_MULTIPLE = 32
 """KV lengths are rounded up to this in the batch-invariant mode (design, section 6)."""
@@ -21,8 +28,20 @@ INVARIANT_ROWS = 4
 
 
 def row_bytes(num_tokens: int) -> int:
-    """Bytes of one rollout of `num_tokens` (prompt and completion) in the log, at most."""
+    """Bytes of one rollout of `num_tokens` (prompt and completion) in the log, written together with many others."""
     return TOKEN_BYTES * num_tokens + ROW_BYTES
+
+
+def worst_row_bytes(config: Config, prompt_tokens: int, text_bytes: int = 0) -> int:
+    """Bytes of one rollout in the log at most: at full length, alone in its frame, under as many versions as
+    admission allows.
+
+    prompt_tokens: of the longest prompt. text_bytes: the most that a prompt's own text adds to a row
+    (`streamrl.tasks.prompts.longest_text`); 0 as long as the task is not loaded.
+    """
+    versions = config.learner.max_staleness + 1
+    whole = row_bytes(longest_row(config, prompt_tokens))
+    return FRAME_BYTES + whole + versions * SPAN_BYTES + text_bytes
 
 
 def longest_prompt(config: Config) -> int:
@@ -35,9 +54,14 @@ def longest_row(config: Config, prompt_tokens: int) -> int:
     return prompt_tokens + config.rollout.sampling.max_new_tokens
 
 
+def frame_rows(config: Config, worst_row: int) -> int:
+    """Rollouts that one frame always has room for: what a segment holds, its head left out."""
+    return max(1, config.queue.segment_bytes // worst_row - 1)
+
+
 def step_bytes(config: Config, prompt_tokens: int) -> int:
     """Bytes of the rows of one learner step, at worst."""
-    return config.rollouts_per_step * row_bytes(longest_row(config, prompt_tokens))
+    return config.rollouts_per_step * worst_row_bytes(config, prompt_tokens)
 
 
 def kv_request_bytes(config: Config, model: ModelFacts, prompt_tokens: int) -> int:

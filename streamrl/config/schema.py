@@ -50,8 +50,8 @@ class WarmupConfig(Table, frozen=True):
     lr: PositiveFloat = 1e-3
     """Peak rate; it decays linearly over `max_steps`."""
     min_lr_ratio: Fraction = 0.1
-    """Rate at the last step, as a share of `lr`. A model warmed up at a high rate to the end stands the first updates of
-    reinforcement learning better."""
+    """Rate at the last step, as a share of `lr`. A model warmed up at a high rate to the end stands the first updates
+    of reinforcement learning better."""
     threads: Positive = 1
     """Intra-op threads of one learner rank during the warm-up, when nobody else computes."""
     target_score: Fraction = 0.4
@@ -159,8 +159,9 @@ class AlgorithmConfig(Table, frozen=True):
 
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
     """How a rollout is judged against the others of its group."""
-    loss: Literal["ppo"] = "ppo"
-    """`ppo` is the clipped surrogate."""
+    loss: Literal["ppo", "reinforce"] = "ppo"
+    """`ppo` is the clipped surrogate. `reinforce` is the plain policy gradient, without ratio and clip: only
+    `correction` stands between it and rows of older versions."""
     clip_low: NonNegativeFloat = 0.2
     """The ratio is clipped below at 1 - `clip_low`; acts under `correction = "none"`, since under `tis` it is 1."""
     clip_high: NonNegativeFloat = 0.28
@@ -185,8 +186,8 @@ class LearnerConfig(Table, frozen=True):
     max_staleness: NonNegative = 2
     """Steps between the oldest token of a rollout and the step that trains on it, at most."""
     lead: Annotated[float, Meta(ge=1.0)] | None = None
-    """Batches that may be ready or running ahead of the learner; as many as `max_staleness` allows when absent. Where
-    generation is fast, 1 keeps the data a step fresher than the bound at no cost."""
+    """Batches that may be ready or running ahead of the learner, less than `max_staleness` would allow: rows wait less,
+    so they are fresher than the bound when they are trained on. No further limit when absent."""
     late: Literal["wait", "drop", "reissue"] = "wait"
     """What to do when a group that is still running must be in this batch to keep the bound."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -228,6 +229,9 @@ class QueueConfig(Table, frozen=True):
     """Size of a log file, allocated at once."""
     byte_budget: Positive = 2 * 2**30
     """Bytes of rows waiting or not yet covered by a checkpoint."""
+    min_free_bytes: NonNegative = 256 * 2**20
+    """Free bytes of the run folder's disk under which the run pauses: no new groups until there is more again. 0 pauses
+    only when the disk is full."""
 
 
 class DeadlineConfig(Table, frozen=True):

@@ -1,10 +1,11 @@
 """Checkpoints: one atomic commit of everything that a resumed run needs.
 
-Guarantees: a folder under its final name is complete and was read back and verified before it got that
-name; a crash at any moment leaves the newest committed one in place, and at most a temporary folder, which
-the next save removes. Older checkpoints go only after a newer one is verified. Nothing on disk is code:
-safetensors and JSON, with an XXH3-128 digest for each file in the manifest and one for the manifest in
-COMMITTED.
+Guarantees: a folder under its final name is complete, was synced, and was read back and verified before it got
+that name; a crash or a power cut at any moment leaves the newest committed one in place, and at most temporary
+folders, which the next save removes. Older checkpoints go only after a newer one is verified and its name is
+durable. A full disk is waited out; any other failure of the disk is an error, and leaves the older ones as they are.
+Nothing on disk is code: safetensors and JSON, with an XXH3-128 digest for each file and each tensor in the
+manifest and one for the manifest in COMMITTED.
 
     checkpoints/step_000050/  COMMITTED  manifest.json  tensors_00000.safetensors ...
 
@@ -12,7 +13,6 @@ Knows nothing of models: it stores named tensors, a version, a ledger position a
 all ranks iterate the tensors, and rank 0 alone writes.
 """
 
-import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -26,10 +26,13 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 
-from streamrl.errors import DataError, ResourceError
+from streamrl.disk import create_preallocated, make_folder, sync_data, sync_folder, write_all
+from streamrl.disk_room import DiskRoom
+from streamrl.errors import ComponentError, DataError, ResourceError
+from streamrl.learner.digest import tensor_digest
 from streamrl.types import Version
 
-FORMAT = 1
+FORMAT = 2
 MARKER = "COMMITTED"
 MANIFEST = "manifest.json"
 TEMPORARY = "tmp_"
@@ -41,12 +44,12 @@ NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor file: its size, digest (XXH3-128, hex) and the tensors in it."""
+    """One tensor file: its size, digest (XXH3-128, hex), and the tensors in it with theirs (`tensor_digest`)."""
 
     name: str
     size: int
     digest: str
-    tensors: tuple[str, ...]
+    tensors: dict[str, str]
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,31 +108,40 @@ def save(
     extra: dict[str, Any],
     keep: int,
     writer: bool = True,
+    room: DiskRoom | None = None,
 ) -> CheckpointInfo | None:
     """Commit one checkpoint and remove those that `keep` no longer covers. Collective where `tensors` is.
 
-    `writer` is True on rank 0; the others only take part in iterating `tensors` and get None. Raises
-    ResourceError when it cannot be written (the disk is full), DataError when what was read back is not
-    what was written; both leave the older checkpoints as they are.
+    `writer` is True on rank 0; the others only take part in iterating `tensors` and get None. A full disk is
+    waited out, for as long as `room` is open. The parent of `root` exists.
+
+    Raises:
+        ComponentError: the disk failed. DataError: what was read back is not what was written. ResourceError: no
+            room, and `room` was closed. All of them leave the older checkpoints as they are.
     """
     if not writer:
         for _ in tensors:
             pass
         return None
+    room = room or DiskRoom()
     final = root / f"step_{version.step:06d}"
     temporary = root / f"{TEMPORARY}{final.name}"
     try:
         _remove_leftovers(root)
-        temporary.mkdir(parents=True)
-        files = tuple(_write_tensors(temporary, tensors))
+        room.wait_for(lambda: make_folder(root.parent, f"{root.name}/{temporary.name}"))
+        files = tuple(_write_tensors(temporary, tensors, room))
         manifest = Manifest(FORMAT, version, ledger_position, files, extra)
-        _write_manifest(temporary, manifest)
+        _write_manifest(temporary, manifest, room)
         info = verify(temporary)
         _rename(temporary, final)
-    except OSError as error:
+        _remove_older(root, version, keep)
+    except ResourceError:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise _cannot_write(final, error) from error
-    _remove_older(root, version, keep)
+        raise
+    except OSError as error:
+        raise ComponentError(
+            f"checkpoint {final}: {error}; look at the disk and its permissions, then resume the run"
+        ) from error
     return CheckpointInfo(final, info.manifest)
 
 
@@ -159,7 +171,7 @@ def read_manifest(path: Path) -> CheckpointInfo:
         raise DataError(f"checkpoint {path} is damaged: {MANIFEST} is not the one that was committed")
     try:
         manifest = msgspec.json.decode(raw, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(f"checkpoint {path} is not readable: {MANIFEST}: {error}") from error
     if manifest.format != FORMAT:
         raise DataError(f"checkpoint {path} has format {manifest.format}; this program reads {FORMAT}")
@@ -184,6 +196,19 @@ def verify(path: Path) -> CheckpointInfo:
     return info
 
 
+def prove_loaded(info: CheckpointInfo, state: NamedTensors) -> None:
+    """Compare what a learner holds after it loaded `info`, tensor by tensor, with what was saved. Collective where
+    `state` is. Raises DataError naming the first tensor that is another one, is missing, or is too many."""
+    saved = {name: digest for entry in info.manifest.files for name, digest in entry.tensors.items()}
+    differing = [name for name, tensor in state if saved.pop(name, None) != tensor_digest(tensor)]
+    differing += saved
+    if differing:
+        raise DataError(
+            f"checkpoint {info.path} was read, but {len(differing)} tensors of the learner are not those saved, "
+            f"the first of them {differing[0]}: it is of another model or backend"
+        )
+
+
 def _require_tensors(path: Path, entry: FileEntry) -> None:
     try:
         with safe_open(path / entry.name, framework="pt") as file:
@@ -202,12 +227,13 @@ def _digest(file: Any) -> tuple[str, int]:
     return state.hexdigest(), size
 
 
-def _write_tensors(folder: Path, tensors: NamedTensors) -> Iterator[FileEntry]:
+def _write_tensors(folder: Path, tensors: NamedTensors, room: DiskRoom) -> Iterator[FileEntry]:
     for number, bucket in enumerate(_buckets(tensors)):
         raw = to_safetensors(bucket)
         name = f"tensors_{number:05d}.safetensors"
-        _write(folder / name, raw)
-        yield FileEntry(name, len(raw), xxhash.xxh3_128_hexdigest(raw), tuple(bucket))
+        _write(folder / name, raw, room)
+        digests = {name: tensor_digest(tensor) for name, tensor in bucket.items()}
+        yield FileEntry(name, len(raw), xxhash.xxh3_128_hexdigest(raw), digests)
 
 
 def _buckets(tensors: NamedTensors) -> Iterator[dict[str, torch.Tensor]]:
@@ -224,24 +250,20 @@ def _buckets(tensors: NamedTensors) -> Iterator[dict[str, torch.Tensor]]:
         yield bucket
 
 
-def _write_manifest(folder: Path, manifest: Manifest) -> None:
+def _write_manifest(folder: Path, manifest: Manifest, room: DiskRoom) -> None:
     raw = msgspec.json.encode(manifest)
-    _write(folder / MANIFEST, raw)
-    _write(folder / MARKER, xxhash.xxh3_128_hexdigest(raw).encode())
-    _sync_folder(folder)
+    _write(folder / MANIFEST, raw, room)
+    _write(folder / MARKER, xxhash.xxh3_128_hexdigest(raw).encode(), room)
+    sync_folder(folder)
 
 
-def _write(path: Path, raw: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _write(path: Path, raw: bytes, room: DiskRoom) -> None:
+    handle = room.wait_for(lambda: create_preallocated(path, len(raw)))
     try:
-        os.fsync(handle)
+        write_all(handle, memoryview(raw), 0, path)
+        sync_data(handle, path)
+        # Verification is to read what the disk has, as far as the kernel lets us.
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(handle)
 
@@ -252,7 +274,7 @@ def _rename(temporary: Path, final: Path) -> None:
     if final.exists():
         os.rename(final, final.with_name(final.name + REPLACED))
     os.rename(temporary, final)
-    _sync_folder(final.parent)
+    sync_folder(final.parent)
 
 
 def _remove_leftovers(root: Path) -> None:
@@ -268,12 +290,14 @@ def _remove_older(root: Path, newest: Version, keep: int) -> None:
             found.append((read_manifest(path).version, path))
         except DataError:
             if path.name.endswith(REPLACED):
-                shutil.rmtree(path)
+                _remove(path)
     found = sorted((pair for pair in found if pair[0] <= newest), reverse=True)
     for _version, path in found[keep:]:
-        shutil.rmtree(path)
+        _remove(path)
 
 
-def _cannot_write(path: Path, error: OSError) -> ResourceError:
-    way_out = "free disk space" if error.errno == errno.ENOSPC else "look at the disk and its permissions"
-    return ResourceError(f"checkpoint {path} could not be written: {error}; {way_out}, then resume the run")
+def _remove(path: Path) -> None:
+    """Take the name away first: a half-removed folder must not look like a damaged checkpoint."""
+    leftover = path.with_name(f"{TEMPORARY}old_{path.name}")
+    os.rename(path, leftover)
+    shutil.rmtree(leftover)

@@ -54,6 +54,11 @@ class ShardedPolicy:
         self._params = {name.removeprefix(PREFIX): param for name, param in policy.named_parameters()}
         self.shards = {name: param.to_local().detach().requires_grad_() for name, param in self._params.items()}
 
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all parameters, over all ranks."""
+        return sum(param.numel() for param in self._params.values())
+
     def set_gradient_sync(self, on: bool) -> None:
         """Whether the next backward adds its gradients over the ranks, with those kept back before."""
         self.module.set_requires_gradient_sync(on)

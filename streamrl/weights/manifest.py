@@ -88,7 +88,7 @@ def decode(data: bytes) -> WeightManifest:
     """The manifest in `data`. Raises DataError when the bytes are anything else; it does not verify."""
     try:
         return msgspec.msgpack.decode(data, type=WeightManifest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DataError(f"{len(data)} bytes are no weight manifest: {error}") from error
 
 

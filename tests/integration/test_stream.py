@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from buffers.queue import COMPLETIONS_DIR
 from buffers.recorded import recorded_leases
@@ -16,6 +16,7 @@ from services.queue import queue_settings
 from services.replay import replay
 from services.run_folder import RunFolder
 from streamrl.config import Config, load
+from streamrl.learner.checkpoint import verify
 from streamrl.tasks.order import PromptOrder
 from streamrl.tasks.resolve import resolve_task
 
@@ -68,9 +69,24 @@ def test_invariant_5_ids_sampled_are_ids_trained_with_their_logprobs_and_version
 def test_invariant_5_logged_logprobs_are_the_models_own(streamed) -> None:
     """Rows of the first version: log-probs by transformers, from the ids alone."""
     model = AutoModelForCausalLM.from_pretrained(streamed.folder / "model")
-    rows = [row for row in completions(streamed.folder) if {span["step"] for span in row["version_spans"]} == {0}]
-    assert len(rows) >= 32
-    for row in rows[:32]:
+    assert_logprobs_are_of(model, step=0, folder=streamed.folder)
+
+
+def test_invariant_6_logprobs_under_a_later_version_are_those_of_its_weights(streamed) -> None:
+    """The weights of step 36 are in a checkpoint: whoever answered under that version computed with them."""
+    model = AutoModelForCausalLM.from_pretrained(streamed.folder / "model")
+    checkpoint = verify(streamed.folder / "checkpoints" / "step_000036")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(checkpoint.tensor(f"model/{name}"))
+    assert_logprobs_are_of(model, step=36, folder=streamed.folder)
+
+
+def assert_logprobs_are_of(model: PreTrainedModel, *, step: int, folder: Path) -> None:
+    """Of 16 rows that were sampled under one version, each logged log-prob."""
+    rows = [row for row in completions(folder) if {span["step"] for span in row["version_spans"]} == {step}]
+    assert len(rows) >= 16
+    for row in rows[:16]:
         ids = torch.tensor([row["token_ids"]])
         with torch.no_grad():
             logprobs = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]

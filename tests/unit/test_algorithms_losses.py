@@ -102,3 +102,18 @@ def test_aggregation_weights_are_those_of_the_means_they_are_named_after(row_tok
 @pytest.mark.parametrize("name", sorted(AGGREGATIONS))
 def test_a_batch_without_a_token_has_no_nan_weights(name: str) -> None:
     assert AGGREGATIONS[name](torch.zeros(0), Denominators(0, 0)).tolist() == []
+
+
+@settings(deadline=None, max_examples=40)
+@given(tokens=TOKENS)
+def test_reinforce_has_the_weighted_advantage_as_its_slope_and_no_clip(
+    tokens: list[tuple[float, float, float, float]],
+) -> None:
+    columns = [torch.tensor(column, dtype=torch.float64) for column in zip(*tokens, strict=True)]
+    logprobs, proximal, advantages, weights = columns
+    logprobs.requires_grad_()
+    loss, clipped = LOSSES["reinforce"](logprobs, proximal, advantages, weights, 0.0, 0.0)
+    loss.sum().backward()
+    torch.testing.assert_close(logprobs.grad, -weights * advantages)
+    torch.testing.assert_close(loss.detach(), -weights * advantages * logprobs.detach())
+    assert not clipped.any()

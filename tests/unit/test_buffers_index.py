@@ -6,7 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from buffers.group import Group, Row
 from buffers.index import ReplayIndex
+from buffers.leasing import build_lease
 from buffers.records import ACCEPTED, SCORED, QueueSettings
 from streamrl.clock import VirtualClock
 from streamrl.errors import ComponentError, DataError
@@ -379,6 +381,23 @@ def test_a_withdrawn_group_loses_its_rows_and_takes_no_verdict_on_them():
     assert_books_close(index.counts())
 
 
+def test_rows_of_a_withdrawn_attempt_that_come_before_it_is_issued_again_are_ignored():
+    index = make_index()
+    index.issue("r", 0, 1)
+    assert index.withdraw(0, 0)
+    assert len(accept(index, both(0), attempt=0)) == 0
+    assert index.counts().rows_ignored == 2
+    assert_books_close(index.counts())
+
+
+def test_invariant_4_a_lease_is_in_data_order_in_whatever_order_its_groups_are_given():
+    row = Row(frame(rows=2), 0, 0, 4, 3, 0)
+    groups = [Group(number, 0, 1, 0.0, 0, rows={(1, 0): row, (0, 0): row}) for number in (5, 2, 9)]
+    lease = build_lease(3, groups)
+    assert lease.group.tolist() == [2, 2, 5, 5, 9, 9]
+    assert lease.sample_index.tolist() == [0, 1] * 3
+
+
 def test_bytes_are_reserved_at_issue_and_trimmed_as_rows_come():
     index = make_index(groups_per_step=1)
     index.issue("r", 0, 1)
@@ -440,6 +459,28 @@ def test_going_back_leases_the_same_groups_again_in_the_same_order_invariant_2()
         index.commit(step)
     assert index.lease(3).group.tolist() == [6, 6, 7, 7]
     index.commit(3)
+    assert_books_close(index.counts())
+
+
+@pytest.mark.parametrize("back_to", [0, 1])
+def test_a_step_that_was_leased_again_keeps_its_groups_when_the_learner_is_lost_once_more_invariant_2(back_to):
+    """Going back to 0 leases the same groups for it; a checkpoint after it counts them as trained."""
+    index = make_index(groups_per_step=1)
+    leases = []
+    for step in range(2):
+        index.issue("r", step, 1)
+        finish(index, step, oldest=step)
+        leases.append(index.lease(step).group.tolist())
+        index.commit(step)
+    index.go_to(0)
+    index.lease(0)
+    index.go_to(back_to)
+    assert not index.drop(0, "cancelled")
+    assert index.counts().groups_trained == back_to
+    for step in range(back_to, 2):
+        assert index.lease(step).group.tolist() == leases[step]
+        index.commit(step)
+    assert (index.counts().groups_trained, index.counts().groups_ready) == (2, 0)
     assert_books_close(index.counts())
 
 

@@ -47,7 +47,7 @@ def open_queue(run: Path, *, resume_step=0, **changes) -> ReplayQueue:
 
 def kill(queue: ReplayQueue) -> None:
     """End it as `kill -9` would: the ledger keeps what was committed, nothing is closed or cut."""
-    queue._ledger._committer.close()
+    queue._journal._ledger._committer.close()
 
 
 @dataclass
@@ -156,11 +156,23 @@ async def test_take_waits_until_the_learner_made_room(tmp_path):
     parts.queue.close()
 
 
+async def test_invariant_3_a_take_that_waits_counts_from_the_version_that_the_replica_serves_meanwhile(tmp_path):
+    parts = Parts(open_queue(tmp_path), tmp_path)
+    await parts.queue.take("r", 0, Version(0, 0), 10)
+    waiting = asyncio.ensure_future(parts.queue.take("r", 0, Version(0, 0), 1))
+    await turn()
+    assert not waiting.done()
+    parts.queue.serving("r", 0, Version(0, 3))
+    (ticket,) = await waiting
+    assert ticket.last_step == 3 + 1
+    parts.queue.close()
+
+
 async def test_a_ticket_is_in_the_ledger_before_take_returns_it_invariant_1(tmp_path):
     """At a commit interval without end, only closing commits."""
     queue = open_queue(tmp_path)
     assert await queue.next_epoch("r") == 0
-    queue._ledger._committer._interval_s = 3600.0
+    queue._journal._ledger._committer._interval_s = 3600.0
     taken = asyncio.ensure_future(queue.take("r", 0, Version(0, 0), 3))
     await turn()
     assert not taken.done()
@@ -215,7 +227,7 @@ async def test_a_repeated_accept_is_not_acknowledged_before_the_first_is_durable
     """At a commit interval without end, only closing commits."""
     queue = open_queue(tmp_path)
     await queue.take("r", 0, Version(0, 0), 2)
-    queue._ledger._committer._interval_s = 3600.0
+    queue._journal._ledger._committer._interval_s = 3600.0
     parts = Parts(queue, tmp_path)
     first = asyncio.ensure_future(parts.accept(both(0), sequence=0))
     again = asyncio.ensure_future(parts.accept(both(0), sequence=0))
@@ -452,6 +464,24 @@ async def test_invariant_1_after_the_end_everything_acknowledged_is_there_again(
     back.close()
 
 
+@pytest.mark.parametrize("resume_step", [0, 1, 2])
+async def test_invariant_11_the_books_close_after_a_restart_too(tmp_path, resume_step):
+    parts = await a_busy_queue(tmp_path)
+    before = parts.queue.counts()
+    kill(parts.queue)
+    back = open_queue(tmp_path, max_staleness=4, resume_step=resume_step)
+    counts = back.counts()
+    trained_before = before.tokens_trained // 2
+    assert counts.tokens_trained == resume_step * trained_before
+    assert counts.rows_trained == resume_step * before.rows_trained // 2
+    assert counts.tokens_accepted == before.tokens_accepted
+    assert counts.tokens_accepted == counts.tokens_queued + counts.tokens_trained + counts.tokens_dropped
+    dropped = sum(counts.groups_dropped.values())
+    closed = counts.groups_trained + dropped
+    assert counts.groups_issued == counts.groups_running + counts.groups_ready + closed
+    back.close()
+
+
 async def test_unfinished_groups_are_issued_again_first_under_the_same_numbers(tmp_path):
     parts = await a_busy_queue(tmp_path)
     kill(parts.queue)
@@ -496,6 +526,19 @@ async def test_a_learner_that_restarts_alone_gets_its_steps_again_from_a_living_
     parts.queue.close()
 
 
+async def test_invariant_11_the_books_close_when_a_living_queue_goes_back(tmp_path):
+    parts = Parts(open_queue(tmp_path), tmp_path)
+    for step in range(3):
+        await parts.one_step(step)
+    accepted = parts.queue.counts().tokens_accepted
+    await parts.queue.resume_from(1)
+    counts = parts.queue.counts()
+    assert (counts.groups_trained, counts.groups_ready, counts.groups_issued) == (2, 4, 6)
+    assert (counts.rows_trained, counts.rows_ready) == (4, 8)
+    assert counts.tokens_accepted == accepted == counts.tokens_trained + counts.tokens_queued
+    parts.queue.close()
+
+
 async def test_an_uncommitted_lease_is_ready_again_after_the_end(tmp_path):
     parts = Parts(open_queue(tmp_path), tmp_path)
     await parts.queue.take("r", 0, Version(0, 0), 2)
@@ -528,7 +571,7 @@ async def test_a_torn_end_of_the_ledger_costs_only_what_was_not_acknowledged(tmp
     path = tmp_path / LEDGER_DIR / "000000.log"
     end = read_ledger(tmp_path / LEDGER_DIR)[0].good_bytes
     data = path.read_bytes()
-    path.write_bytes(data[:end] + b"SRL\x01" + b"\x40" + bytes(100))
+    path.write_bytes(data[:end] + b"SRL\x02" + b"\x40" + bytes(100))
     back = open_queue(tmp_path, max_staleness=4, resume_step=2)
     assert state_of(back)[:2] == before[:2]
     back.close()
@@ -543,7 +586,7 @@ async def test_every_prefix_of_the_ledger_opens_with_closed_books(tmp_path):
     for size in range(0, len(data), 37):
         for extra in (tmp_path / LEDGER_DIR).glob("*.log"):
             extra.unlink()
-        path.write_bytes(data[:size])
+        path.write_bytes(data[:size] + bytes(len(data) + 1 - size))
         back = open_queue(tmp_path, max_staleness=4)
         counts = back.counts()
         dropped = sum(counts.groups_dropped.values())

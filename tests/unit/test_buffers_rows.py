@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from buffers.checks import check_batch
 from buffers.gather import rollout_rows, score_columns, scoring_rows
 from buffers.records import AcceptedRows
-from buffers.rows import CompletionRows, TokenColumns, completions_batch, scores_batch, token_columns, worst_row_bytes
+from buffers.rows import CompletionRows, TokenColumns, completions_batch, scores_batch, token_columns
 from buffers.schema import COMPLETIONS, SCORES, check_readable
 from streamrl.errors import DataError, NonFiniteError
 from streamrl.types import FinishReason, GenerationResult, SamplingParams, Score, Version, VersionSpan
@@ -216,12 +216,6 @@ def test_a_rollout_without_a_token_has_no_span_and_no_oldest_step():
     assert tokens.oldest_steps().tolist() == [-1]
 
 
-def test_the_worst_row_estimate_covers_a_row_alone_in_its_frame():
-    tokens = token_columns([np.zeros(24, np.int32)], [result([1] * 8)])
-    batch = completions_batch(completion_rows(tokens=tokens))
-    assert len(batch.serialize()) <= worst_row_bytes(32, 64)
-
-
 def broken(name, values) -> pa.RecordBatch:
     """The two-row batch with one column replaced."""
     batch = completions_batch(completion_rows(tokens=two_rows()))
@@ -295,13 +289,29 @@ def test_another_schema_and_an_empty_batch_are_refused():
     [
         ({"streamrl.schema": "2.0"}, r"version 2.0, this release reads 1.x"),
         ({"streamrl.schema": "one"}, "major.minor"),
+        ({"streamrl.schema": b"\xff.0"}, "major.minor"),
+        ({"streamrl.schema": "9" * 5000 + ".0"}, "major.minor"),
         ({}, "carries no streamrl.schema"),
+        ({"streamrl.schema": "1.0"}, "table ''"),
+        ({"streamrl.schema": "1.0", "streamrl.table": "prices"}, "table 'prices'"),
+        ({"streamrl.schema": "1.0", "streamrl.table": "scores"}, "'revision' is missing"),
     ],
 )
-def test_a_newer_or_foreign_schema_is_refused_and_a_newer_minor_is_not(metadata, message):
-    with pytest.raises(DataError, match=message):
+def test_a_newer_or_foreign_schema_is_refused_by_the_name_of_its_file(metadata, message):
+    with pytest.raises(DataError, match=rf"x.arrow: .*{message}|{message}"):
         check_readable(COMPLETIONS.with_metadata(metadata), "x.arrow")
-    check_readable(COMPLETIONS.with_metadata({"streamrl.schema": "1.7"}), "x.arrow")
+
+
+def test_a_newer_minor_with_a_further_column_is_read():
+    metadata = {"streamrl.schema": "1.7", "streamrl.table": "completions"}
+    check_readable(COMPLETIONS.append(pa.field("further", pa.int8())).with_metadata(metadata), "x.arrow")
+
+
+def test_a_column_of_another_type_is_refused_by_its_name():
+    place = COMPLETIONS.get_field_index("token_ids")
+    other = COMPLETIONS.set(place, pa.field("token_ids", pa.list_(pa.int64()), nullable=False))
+    with pytest.raises(DataError, match="x.arrow: .*'token_ids' is missing or of another type"):
+        check_readable(other, "x.arrow")
 
 
 def test_frozen_rows_cannot_be_changed_behind_the_writer():

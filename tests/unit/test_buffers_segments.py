@@ -12,7 +12,7 @@ import pytest
 from buffers.checks import flat
 from buffers.rows import scores_batch
 from buffers.schema import SCORES
-from buffers.segment_format import ENTRY_BYTES, MAGIC
+from buffers.segment_format import END_OF_STREAM, ENTRY_BYTES, MAGIC
 from buffers.segment_reader import SegmentReader
 from buffers.segment_writer import SegmentWriter
 from streamrl.errors import ComponentError, ConfigError, DataError, FencedError, ResourceError
@@ -195,22 +195,54 @@ def test_a_failed_sync_is_fatal_and_is_not_tried_again(tmp_path, monkeypatch):
 def test_a_full_disk_shows_before_a_write_and_the_writer_goes_on_when_there_is_room(tmp_path, monkeypatch):
     segments = SegmentWriter(tmp_path, FOLDER, "s", 0, SCORES, 4096, "disk", 0.0)
     refs = [segments.append(scores(count=8)).result()]
+    tried, real = threading.Semaphore(0), os.posix_fallocate
 
     def full(fd, offset, length):
+        tried.release()
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     room = (4096 - refs[0].offset) // refs[0].length - 1
     refs += [segments.append(scores(count=8)).result() for _ in range(room)]
-    late = segments.append(scores(count=8))
-    with pytest.raises(ResourceError, match=r"no room for 4096 bytes of .*Free disk space"):
-        late.result()
-    assert len(list((tmp_path / FOLDER).glob("*.arrow"))) == 1
-    monkeypatch.undo()
-    refs.append(segments.append(scores(start=9)).result())
+    late = segments.append(scores(start=9))
+    assert tried.acquire(timeout=30)
+    assert tried.acquire(timeout=30)
+    assert "no room for 4096 bytes of" in segments.pause
+    assert not late.done()
+    monkeypatch.setattr(os, "posix_fallocate", real)
+    refs.append(late.result(30))
+    assert segments.pause == ""
     segments.close()
     assert SegmentReader(tmp_path).read(refs[-1]).equals(scores(start=9))
     assert SegmentReader(tmp_path).sealed(refs[0].path)
+    assert len(list((tmp_path / FOLDER).iterdir())) == 4
+
+
+def test_a_writer_that_starts_on_a_full_disk_waits_with_its_first_append(tmp_path, monkeypatch):
+    real = os.posix_fallocate
+
+    def full(fd, offset, length):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    segments = writer(tmp_path)
+    assert list((tmp_path / FOLDER).iterdir()) == []
+    first = segments.append(scores())
+    monkeypatch.setattr(os, "posix_fallocate", real)
+    assert SegmentReader(tmp_path).read(first.result(30)).equals(scores())
+    segments.close()
+
+
+def test_closing_gives_up_a_batch_that_waits_for_room(tmp_path, monkeypatch):
+    def full(fd, offset, length):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    segments = writer(tmp_path)
+    late = segments.append(scores())
+    segments.close()
+    with pytest.raises(ResourceError, match=r"no room for \d+ bytes of .*MB free. Free disk space"):
+        late.result(30)
 
 
 def test_a_flip_of_any_byte_of_a_frame_is_found(tmp_path):
@@ -223,6 +255,34 @@ def test_a_flip_of_any_byte_of_a_frame_is_found(tmp_path):
             SegmentReader(tmp_path).read(refs[1])
         path.write_bytes(data)
     assert SegmentReader(tmp_path).read(refs[1]).num_rows == 4
+
+
+def test_a_look_at_every_byte_counts_the_frames_and_finds_a_damaged_end(tmp_path):
+    refs = write(tmp_path)
+    live = write(tmp_path, name="live", seal=False)
+    assert SegmentReader(tmp_path).verify(refs[0].path) == SegmentReader(tmp_path).verify(live[0].path) == 3
+    path = tmp_path / refs[0].path
+    data = path.read_bytes()
+    for offset in range(len(data) - len(END_OF_STREAM), len(data)):
+        flip(path, offset)
+        with pytest.raises(DataError, match=rf"s-0-0-0.arrow: offset {len(data) - len(END_OF_STREAM)}: "):
+            SegmentReader(tmp_path).verify(refs[0].path)
+        path.write_bytes(data)
+    for wrong in (data + b"\0", data[:-1]):
+        path.write_bytes(wrong)
+        with pytest.raises(DataError, match="s-0-0-0.arrow"):
+            SegmentReader(tmp_path).verify(refs[0].path)
+
+
+def test_an_index_entry_that_is_gone_with_a_later_commit_behind_it_is_loud(tmp_path):
+    refs = write(tmp_path, seal=False)
+    index = (tmp_path / refs[0].path).with_suffix(".idx")
+    data = index.read_bytes()
+    for place in range(3):
+        start = len(MAGIC) + place * ENTRY_BYTES
+        index.write_bytes(data[:start] + bytes(ENTRY_BYTES) + data[start + ENTRY_BYTES :])
+        with pytest.raises(DataError, match=rf"s-0-0-0.idx: offset {start}: .*a later commit behind it"):
+            list(SegmentReader(tmp_path).scan(refs[0].path))
 
 
 def test_a_damaged_schema_is_found_before_arrow_sees_it(tmp_path):
@@ -244,30 +304,45 @@ def test_a_frame_of_another_place_or_life_is_not_taken_for_the_one_that_was_mean
             reader.read(wrong)
 
 
-def test_every_cut_of_the_index_yields_a_prefix_of_the_frames(tmp_path):
+def test_every_write_that_stopped_in_the_index_yields_a_prefix_of_the_frames(tmp_path):
     refs = write(tmp_path, seal=False)
     index = (tmp_path / refs[0].path).with_suffix(".idx")
     data = index.read_bytes()
-    end = len(MAGIC) + 4 * ENTRY_BYTES
-    for size in range(len(MAGIC), end + 1):
-        index.write_bytes(data[:size])
+    for size in range(len(MAGIC) + 4 * ENTRY_BYTES + 1):
+        index.write_bytes(data[:size] + bytes(len(data) - size))
         whole = max(0, (size - len(MAGIC)) // ENTRY_BYTES - 1)
         assert list(SegmentReader(tmp_path).scan(refs[0].path)) == refs[:whole]
 
 
-def test_damage_before_the_last_commit_of_an_index_is_loud_and_the_torn_end_is_not(tmp_path):
+@pytest.mark.parametrize("seal", [True, False])
+def test_every_cut_that_takes_a_byte_of_an_index_entry_is_loud(tmp_path, seal):
+    """An index that was not sealed keeps room for the entry that seals it, so its end is no place to stop."""
+    refs = write(tmp_path, seal=seal)
+    index = (tmp_path / refs[0].path).with_suffix(".idx")
+    data = index.read_bytes()
+    end = len(MAGIC) + (5 if seal else 4) * ENTRY_BYTES
+    for size in range(len(MAGIC), end + (not seal)):
+        index.write_bytes(data[:size])
+        place = (size - len(MAGIC)) // ENTRY_BYTES
+        with pytest.raises(DataError, match=rf"s-0-0-0.idx: offset {len(MAGIC) + place * ENTRY_BYTES}: .*cut"):
+            list(SegmentReader(tmp_path).scan(refs[0].path))
+    index.write_bytes(data[: end + ENTRY_BYTES])
+    assert list(SegmentReader(tmp_path).scan(refs[0].path)) == refs
+
+
+def test_a_flip_of_any_byte_of_an_index_entry_is_loud_and_in_the_room_behind_harmless(tmp_path):
     refs = write(tmp_path, seal=False)
     index = (tmp_path / refs[0].path).with_suffix(".idx")
     data = index.read_bytes()
-    for entry in range(4):
+    for entry in range(6):
         offset = len(MAGIC) + entry * ENTRY_BYTES
-        for byte in range(0, ENTRY_BYTES, 5):
+        for byte in range(ENTRY_BYTES):
             flip(index, offset + byte)
-            if entry < 3:
+            if entry < 4:
                 with pytest.raises(DataError, match=rf"s-0-0-0.idx: offset {offset}: damaged entry"):
                     list(SegmentReader(tmp_path).scan(refs[0].path))
             else:
-                assert list(SegmentReader(tmp_path).scan(refs[0].path)) == refs[:2]
+                assert list(SegmentReader(tmp_path).scan(refs[0].path)) == refs
             index.write_bytes(data)
 
 

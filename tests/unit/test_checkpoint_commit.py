@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from streamrl.errors import DataError, ResourceError
+from streamrl.disk_room import DiskRoom
+from streamrl.errors import ComponentError, DataError, ResourceError
 from streamrl.learner import checkpoint
-from streamrl.learner.checkpoint import CheckpointInfo, find_newest, save
+from streamrl.learner.checkpoint import CheckpointInfo, find_newest, prove_loaded, save
 from streamrl.learner.digest import weight_digest
 from streamrl.types import Version
 
@@ -28,7 +29,13 @@ def make_tensors(*, seed: int) -> dict[str, torch.Tensor]:
 
 
 def make_checkpoint(
-    root: Path, step: int, *, incarnation: int = 0, keep: int = 2, seed: int | None = None
+    root: Path,
+    step: int,
+    *,
+    incarnation: int = 0,
+    keep: int = 2,
+    seed: int | None = None,
+    room: DiskRoom | None = None,
 ) -> CheckpointInfo:
     info = save(
         root,
@@ -37,6 +44,7 @@ def make_checkpoint(
         ledger_position=step * 10,
         extra={"steps_done": step, "nested": {"text": "\N{GREEK SMALL LETTER PI}"}},
         keep=keep,
+        room=room,
     )
     assert info is not None
     return info
@@ -126,10 +134,10 @@ def test_files_of_another_checkpoint_are_noticed(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_refused_with_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    monkeypatch.setattr(checkpoint, "FORMAT", 3)
     make_checkpoint(tmp_path, 1)
-    monkeypatch.setattr(checkpoint, "FORMAT", 1)
-    assert "format 2; this program reads 1" in find_newest(tmp_path).skipped[0]
+    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    assert "format 3; this program reads 2" in find_newest(tmp_path).skipped[0]
 
 
 def test_a_higher_incarnation_is_newer_at_a_lower_step(tmp_path: Path) -> None:
@@ -174,12 +182,12 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
 
         return call
 
-    for name in ("fsync", "rename"):
+    for name in ("fdatasync", "rename", "posix_fallocate", "pwrite"):
         monkeypatch.setattr(os, name, wrapped(name, getattr(os, name)))
     return calls
 
 
-@pytest.mark.parametrize("number", range(1, 9))
+@pytest.mark.parametrize("number", range(1, 20))
 @pytest.mark.parametrize("same_step", [False, True])
 def test_a_crash_at_any_step_of_the_commit_leaves_a_verified_checkpoint(
     number: int, same_step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -194,7 +202,9 @@ def test_a_crash_at_any_step_of_the_commit_leaves_a_verified_checkpoint(
         except Crash:
             crashed = True
     assert crashed == (number <= len(calls))
-    assert calls[:4] == ["fsync", "fsync", "fsync", "fsync"][: len(calls)]
+    if not crashed:
+        # Its contents, then its names, then its own name, and only then the older one's.
+        assert calls[-4 - same_step :] == ["fdatasync", *["rename"] * (1 + same_step), "fdatasync", "rename"]
     info = newest(tmp_path)
     if info.version == (0, 5):
         assert_holds(info, seed=1)
@@ -204,34 +214,89 @@ def test_a_crash_at_any_step_of_the_commit_leaves_a_verified_checkpoint(
     assert [path.name for path in tmp_path.iterdir()] == ["step_000007"]
 
 
-def test_a_full_disk_is_named_and_leaves_the_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_waited_out_and_leaves_the_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_checkpoint(tmp_path, 1)
+    real, room = os.posix_fallocate, DiskRoom()
+    pauses = []
 
-    def full(_handle: int) -> None:
+    def full(handle: int, offset: int, length: int) -> None:
+        pauses.append(room.pause)
+        assert_holds(newest(tmp_path), seed=1)
+        if len(pauses) == 3:
+            monkeypatch.setattr(os, "posix_fallocate", real)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    make_checkpoint(tmp_path, 2, room=room)
+    assert "no room for" in pauses[1]
+    assert room.pause == ""
+    assert_holds(newest(tmp_path), seed=2)
+
+
+def test_a_save_that_gives_up_waiting_leaves_the_older_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path, 1)
+    room = DiskRoom()
+    room.close()
+
+    def full(handle: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(ResourceError, match=r"step_000002.*No space left.*free disk space"):
-            make_checkpoint(tmp_path, 2)
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(ResourceError, match=r"tensors_00000.*No space left.*MB free. Free disk space"):
+            make_checkpoint(tmp_path, 2, room=room)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
     assert_holds(newest(tmp_path), seed=1)
+
+
+@pytest.mark.parametrize("call", ["fdatasync", "posix_fallocate", "pwrite", "rename"])
+def test_a_failing_disk_is_an_error_at_once_and_leaves_the_older_one(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path, 1)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        with pytest.raises(ComponentError, match="Input/output error"):
+            make_checkpoint(tmp_path, 2)
+    assert newest(tmp_path).version == Version(0, 1)
+    make_checkpoint(tmp_path, 2, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000002"]
+
+
+def test_a_state_that_was_loaded_is_compared_tensor_by_tensor_with_what_was_saved(tmp_path: Path) -> None:
+    info = make_checkpoint(tmp_path, 1)
+    held = make_tensors(seed=1)
+    prove_loaded(info, held.items())
+    for wrong in (
+        {**held, "exp_avg/a.weight": torch.zeros_like(held["exp_avg/a.weight"])},
+        {name: tensor for name, tensor in held.items() if name != "exp_avg/a.weight"},
+        {**held, "exp_avg/a.weight": held["exp_avg/a.weight"].float()},
+        {**held, "exp_avg/b.weight": held["exp_avg/a.weight"]},
+    ):
+        with pytest.raises(DataError, match=r"step_000001 was read, but 1 tensors .*exp_avg/"):
+            prove_loaded(info, wrong.items())
 
 
 def test_bytes_that_the_disk_lost_are_noticed_before_the_folder_gets_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_checkpoint(tmp_path, 1)
-    real = os.fsync
+    real = os.fdatasync
 
     def lying(handle: int) -> None:
         real(handle)
         if (tmp_path / "tmp_step_000002" / "COMMITTED").exists():
             flip_byte(tmp_path / "tmp_step_000002" / "tensors_00000.safetensors")
-            patch.setattr(os, "fsync", real)
+            patch.setattr(os, "fdatasync", real)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", lying)
+        patch.setattr(os, "fdatasync", lying)
         with pytest.raises(DataError, match="tensors_00000"):
             make_checkpoint(tmp_path, 2, keep=1)
     assert [path.name for path in tmp_path.glob("step_*")] == ["step_000001"]

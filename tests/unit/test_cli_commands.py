@@ -69,7 +69,7 @@ def test_light_commands_import_nothing_heavy(arguments: list[str], config: Path,
         (["down", "/none"], 2, "no run folder"),
         (["eval", "RUN"], 2, "is not up"),
         (["why", "RUN"], 2, "has no step yet"),
-        (["logs", "nobody", "--run", "RUN"], 2, "no log of 'nobody'"),
+        (["logs", "RUN", "nobody"], 2, "no log of 'nobody'"),
     ],
 )
 def test_a_mistake_is_one_message_and_the_right_exit_code(

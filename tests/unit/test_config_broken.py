@@ -31,7 +31,7 @@ def write_model(folder: Path, *, drop=(), write=None, change=None) -> None:
     header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "<eos>": 1}}}')
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
     for name, text in (write or {}).items():

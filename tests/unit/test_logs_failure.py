@@ -155,9 +155,10 @@ def test_invariant_7_a_failure_names_component_phase_version_and_cause():
 
 
 def test_a_damaged_report_is_named(tmp_path):
-    (tmp_path / "failure.json").write_text("{")
-    with pytest.raises(DataError, match=r"failure\.json is no failure report"):
-        read_failure(tmp_path)
+    for damaged in (b"{", b'{"component": "\xff"}'):
+        (tmp_path / "failure.json").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"failure\.json is no failure report"):
+            read_failure(tmp_path)
 
 
 def test_the_report_is_the_first_cause_where_there_is_one(tmp_path, logger):

@@ -85,6 +85,9 @@ def test_damage_before_the_end_is_an_error_with_its_line(tmp_path):
     path.write_bytes(b'{"step": 1}\n{"step": \n{"step": 3}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl:2 is no metrics line"):
         read_metrics(path)
+    path.write_bytes(b'{"step": 1, "note": "\xff"}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl:1 is no metrics line"):
+        read_metrics(path)
     path.write_bytes(b'{"reward/mean": 1}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl:1 has no integer 'step'"):
         read_metrics(path)

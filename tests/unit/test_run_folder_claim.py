@@ -46,6 +46,17 @@ def test_a_new_folder_has_a_readable_config_a_private_key_and_no_secret_in_its_r
     assert run.shared_memory_prefix == f"streamrl-{run.run_id}"
 
 
+def test_a_model_folder_is_kept_by_its_full_name_for_parts_that_work_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    taken = claim(msgspec.structs.replace(config(tmp_path), model=ModelConfig(path="hub/model")))
+    assert taken.lock is not None
+    taken.lock.abandon()
+    assert taken.config.model.path == str(tmp_path / "hub" / "model")
+    assert str(tmp_path / "hub" / "model") in taken.run.config_path.read_text()
+
+
 def test_each_resume_raises_the_incarnation_and_keeps_the_run_id(tmp_path: Path) -> None:
     first, second, third = (claimed(tmp_path) for _ in range(3))
     assert [taken.run.incarnation for taken in (first, second, third)] == [0, 1, 2]

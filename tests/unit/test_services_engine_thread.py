@@ -2,6 +2,7 @@
 
 import queue
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from services.engine_thread import SPARE_EVERY, EngineThread
 from streamrl.config.schema import ScriptedConfig
 from streamrl.engines.scripted import ScriptedEngine
+from streamrl.errors import ComponentError
 from streamrl.types import GenerationRequest, GenerationResult, SamplingParams, UpdateMode, Version
 
 LIMIT_S = 20.0
@@ -18,8 +20,8 @@ def engine(*, latency_steps: int = 4, slots: int = 8) -> ScriptedEngine:
     return ScriptedEngine(ScriptedConfig(latency_steps=latency_steps), slots=slots, vocab_size=16, eos_token_id=2)
 
 
-def requests(*, count: int, first: int = 0) -> list[GenerationRequest]:
-    sampling = SamplingParams(max_new_tokens=64)
+def requests(*, count: int, first: int = 0, most: int = 64) -> list[GenerationRequest]:
+    sampling = SamplingParams(max_new_tokens=most)
     prompt = np.array([1, 4, 5], np.int32)
     return [GenerationRequest(f"r{first + i}", prompt, first + i, sampling, (2,)) for i in range(count)]
 
@@ -60,16 +62,58 @@ def test_every_submitted_request_comes_back_once_and_the_last_delivery_says_idle
     assert sorted(result.request_id for result in inbox.results) == sorted(f"r{i}" for i in range(50))
 
 
-def test_a_drained_load_is_done_only_when_the_new_version_answers() -> None:
-    inbox = Inbox()
-    thread = start(inbox, latency_steps=32)
-    thread.submit(requests(count=4)).result(LIMIT_S)
-    thread.load({}, Version(0, 1), UpdateMode.DRAIN).result(LIMIT_S)
-    versions = thread.call(lambda one: one.version).result(LIMIT_S)
+def test_invariant_6_a_drained_load_is_done_only_when_the_new_version_answers() -> None:
+    inbox, made = Inbox(), engine(latency_steps=32)
+    thread = EngineThread(lambda: made, inbox.deliver, inbox.deliveries.put)
+    thread.call(lambda one: (one.submit(requests(count=4)), one.step()))
+    loaded, answers = thread.load({}, Version(0, 1), UpdateMode.DRAIN), []
+    # Called in the engine thread, at the moment of the answer.
+    loaded.add_done_callback(lambda _: answers.append(made.version))
+    thread.start().result(LIMIT_S)
+    loaded.result(LIMIT_S)
     inbox.until(lambda: len(inbox.results) == 4)
     thread.stop(LIMIT_S)
-    assert versions == Version(0, 1)
+    assert answers == [Version(0, 1)]
     assert {span.version for result in inbox.results for span in result.version_spans} == {Version(0, 0)}
+
+
+def test_invariant_6_a_load_that_the_engine_refuses_is_not_told_as_done() -> None:
+    inbox = Inbox()
+    thread = start(inbox)
+    thread.load({}, Version(0, 2), UpdateMode.KEEP).result(LIMIT_S)
+    with pytest.raises(ComponentError, match="refused"):
+        thread.load({}, Version(0, 1), UpdateMode.KEEP).result(LIMIT_S)
+    version = thread.call(lambda one: one.version).result(LIMIT_S)
+    thread.stop(LIMIT_S)
+    assert version == Version(0, 2)
+
+
+def test_invariant_7_whoever_waits_for_a_thread_that_ends_is_told() -> None:
+    inbox = Inbox()
+    thread = start(inbox, latency_steps=10**6)
+    thread.call(lambda one: (one.submit(requests(count=1, most=10**7)), one.step())).result(LIMIT_S)
+    drained = thread.load({}, Version(0, 1), UpdateMode.DRAIN)
+    thread.stats().result(LIMIT_S)
+    told_late = thread.load({}, Version(0, 2), UpdateMode.DRAIN)
+    spare = thread.run_spare(Counted(10**9))
+    thread.stop(LIMIT_S)
+    for waiting in (drained, told_late, spare):
+        with pytest.raises(CancelledError):
+            waiting.result(LIMIT_S)
+
+
+def test_invariant_7_a_load_that_the_thread_never_came_to_is_told_too() -> None:
+    inbox = Inbox()
+
+    def make() -> ScriptedEngine:
+        thread.stop()
+        return engine()
+
+    thread = EngineThread(make, inbox.deliver, inbox.deliveries.put)
+    loaded = thread.load({}, Version(0, 1), UpdateMode.KEEP)
+    thread.start().result(LIMIT_S)
+    with pytest.raises(CancelledError):
+        loaded.result(LIMIT_S)
 
 
 def test_a_kept_load_takes_effect_in_the_middle_of_a_request_and_says_where() -> None:
@@ -159,8 +203,11 @@ def test_an_engine_that_cannot_be_made_fails_the_start() -> None:
 
     inbox = Inbox()
     thread = EngineThread(broken, inbox.deliver, inbox.deliveries.put)
+    waiting = thread.submit(requests(count=1))
     with pytest.raises(ValueError, match="no such model"):
         thread.start().result(LIMIT_S)
+    with pytest.raises(CancelledError):
+        waiting.result(LIMIT_S)
 
 
 def test_busy_time_adds_up_over_bursts_and_rests_between_them() -> None:

@@ -49,6 +49,9 @@ def test_every_row_is_one_ranks_and_keeps_its_columns(ranks: int) -> None:
         np.testing.assert_array_equal(share.group, given.group[share.row])
         np.testing.assert_array_equal(share.frame_index, given.frame_index[share.row])
         assert (np.diff(share.row) > 0).all()
+        np.testing.assert_array_equal(share.advantages, np.frombuffer(plan.advantages)[share.row])
+        np.testing.assert_array_equal(share.sample_index, given.sample_index[share.row])
+        np.testing.assert_array_equal(share.valid, given.valid[share.row])
 
 
 def test_advantages_and_sums_do_not_depend_on_the_number_of_ranks() -> None:

@@ -68,6 +68,46 @@ def test_invariant_11_holds_under_the_real_clock_too():
         assert sum(ns(value) for name, value in ledger.items() if name != "time/step") == ns(ledger["time/step"])
 
 
+class Ticking:
+    """A clock on which every look takes a second."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def now(self) -> float:
+        self.looks += 1
+        return float(self.looks)
+
+
+def test_invariant_11_no_time_is_lost_between_two_looks_at_the_clock():
+    clock = Ticking()
+    timer = StepTimer(clock)
+    for _ in range(3):
+        begun = clock.looks
+        with timer.phase("a"), timer.phase("b"):
+            pass
+        assert timer.finish()["time/step"] == clock.looks - begun
+
+
+def test_invariant_11_time_that_is_moved_to_another_phase_is_never_more_than_there_was():
+    clock = VirtualClock()
+    timer = StepTimer(clock)
+    with timer.phase("a"):
+        clock.advance(2)
+    timer.move("a", "b", 0.5)
+    timer.move("a", "c", 99.0)
+    timer.move("none", "d", 1.0)
+    assert timer.finish() == {
+        "time/other": 0,
+        "time/a": 0,
+        "time/b": 0.5,
+        "time/c": 1.5,
+        "time/none": 0,
+        "time/d": 0,
+        "time/step": 2,
+    }
+
+
 def test_time_in_an_inner_phase_is_not_counted_twice():
     clock = VirtualClock()
     timer = StepTimer(clock, phases=("wait", "publish"))

@@ -133,7 +133,7 @@ def test_plain_lines_tell_phases_scores_and_notices_and_survive_a_stranger_event
         "[ray]",
         "warm-up step 10  score 0.300",
         "held-out score 0.500 at step 0",
-        "! reward: no workers",
+        "! reward failed",
     ]
 
 

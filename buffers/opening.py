@@ -1,0 +1,54 @@
+"""A queue's part of the run folder, opened: from what lies there to an index, a fence and a ledger to go on with.
+
+Guaranteed: the opening itself is durable, as an incarnation, before anything else is decided, and so is all that
+it was decided from; a run folder that belongs to another run, or whose ledger is damaged, is refused and left as it
+was, but for empty folders.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from buffers.fence import WriterFence
+from buffers.index import ReplayIndex
+from buffers.ledger import Ledger, read_ledger
+from buffers.ledger_records import LEDGER_SCHEMA, Incarnation, RunHeader
+from buffers.records import DataOrder, QueueSettings
+from buffers.recovery import recover, survey
+from buffers.segment_reader import SegmentReader
+from streamrl.clock import Clock
+from streamrl.disk import make_folder, sync_file
+
+LEDGER_DIR: Final = "queue/ledger"
+COMPLETIONS_DIR: Final = "queue/completions"
+SCORES_DIR: Final = "queue/scores"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a queue starts with. incarnation: 0 for a fresh run, one more with each opening."""
+
+    index: ReplayIndex
+    fence: WriterFence
+    ledger: Ledger
+    incarnation: int
+
+
+def open_folder(run_folder: Path, settings: QueueSettings, order: DataOrder, clock: Clock, resume_step: int) -> Opened:
+    """Start afresh, or recover what the ledger in the run folder says. Arguments and errors: `ReplayQueue.open`."""
+    folder = run_folder / LEDGER_DIR
+    durable = settings.durability == "disk"
+    for relative in (LEDGER_DIR, COMPLETIONS_DIR, SCORES_DIR):
+        make_folder(run_folder, relative, durable)
+    files = read_ledger(folder)
+    index, fence = ReplayIndex(settings, order, clock), WriterFence()
+    history = survey(files, settings)
+    recover(files, history, resume_step, index, fence, SegmentReader(run_folder))
+    if files and durable:
+        # A process that was killed before its last sync left frames that a power cut could still take back.
+        sync_file(files[-1].path)
+    previous = files[-1].good_bytes if files else -1
+    header = RunHeader(LEDGER_SCHEMA, settings.fingerprint, settings.seed, settings.group_size, previous)
+    ledger = Ledger(folder, header, durability=settings.durability, commit_interval_s=settings.commit_interval_s)
+    ledger.append(Incarnation(history.incarnation + 1, resume_step)).result()
+    return Opened(index, fence, ledger, history.incarnation + 1)

@@ -1,0 +1,13 @@
+"""At which steps the learner commits a checkpoint and has a version evaluated. Pure."""
+
+from streamrl.config import Config
+
+
+def checkpoint_due(config: Config, step: int) -> bool:
+    """Whether the weights of `step` are committed: every so many steps, and the last."""
+    return step % config.checkpoint.every == 0 or step == config.learner.steps
+
+
+def evaluation_due(config: Config, step: int) -> bool:
+    """Whether the held-out items are scored under the weights of `step`: the first, every so many, and the last."""
+    return step % config.eval.every == 0 or step == config.learner.steps

@@ -1,0 +1,39 @@
+"""A file that lines are appended to, and that a full disk does not break.
+
+Guaranteed: every line is whole, and handed to the operating system before `append` returns, unless the disk is
+full: then it is kept in memory, and goes before the next one. What never found room is lost with the process: this
+is for what tells of a run, never for what a run is.
+"""
+
+from pathlib import Path
+
+from streamrl.disk import NO_ROOM
+from streamrl.errors import ComponentError
+
+
+class AppendFile:
+    """Example:
+    events = AppendFile(run / "events.jsonl")
+    events.append(b'{"kind": "notice"}\\n')
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._kept = b""
+
+    @property
+    def num_kept(self) -> int:
+        """Bytes that found no room yet."""
+        return len(self._kept)
+
+    def append(self, line: bytes) -> None:
+        """Append a line, its newline included. Raises ComponentError when the disk fails in another way."""
+        self._kept += line
+        try:
+            with self._path.open("ab", buffering=0) as file:
+                while self._kept:
+                    # A full disk may take a part of it: the rest follows right behind, so the line stays whole.
+                    self._kept = self._kept[file.write(self._kept) or 0 :]
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise ComponentError(f"writing to {self._path} failed: {error.strerror}") from error

@@ -1,0 +1,117 @@
+"""What a configuration makes of a learner: the real core, without Ray, on rows written by the real log."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from buffers.records import Lease
+from services.completions import CompletionLog
+from services.learner_core import LearnerCore
+from services.rollout_rows import Finished, Issued
+from services.run_folder import RunFolder
+from streamrl.clock import SystemClock
+from streamrl.config import Config
+from streamrl.timeline import StepTimer
+from streamrl.types import FinishReason, FrameRef, GenerationResult, Ticket, Version, VersionSpan
+
+GROUPS, GROUP_SIZE, VOCAB = 3, 4, 20
+STEPS = 3
+REWARDS = ((7 * np.arange(GROUPS * GROUP_SIZE)) % 5) / 4.0
+
+
+class Learned(NamedTuple):
+    """What three steps left: forward passes of the model, loss, digest of the weights, checkpoints, threads."""
+
+    passes: int
+    loss: float
+    digest: str
+    checkpoints: list[str]
+    threads: int
+
+
+def open_run(config: Config, folder: Path) -> RunFolder:
+    folder.mkdir(parents=True, exist_ok=True)
+    return RunFolder.create(folder, config.name)
+
+
+@contextmanager
+def built(config: Config, folder: Path) -> Iterator[LearnerCore]:
+    """A learner core that has its model; the process's thread count is put back."""
+    run, threads = open_run(config, folder), torch.get_num_threads()
+    core = LearnerCore(run, config, 0, run.path / "learner.store")
+    try:
+        core.build()
+        yield core
+    finally:
+        if torch.distributed.is_initialized():
+            core.close()
+        torch.set_num_threads(threads)
+
+
+def learn(config: Config, folder: Path, frames: int = 1) -> Learned:
+    """Three steps on the same seeded rows, each with a checkpoint. frames: the rows lie in so many."""
+    with built(config, folder) as core:
+        written = asyncio.run(_write(config, folder, frames))
+        timer = StepTimer(SystemClock(), ("read", "pack", "forward_backward", "optimizer"))
+        passes: list[None] = []
+        core._policy.module.register_forward_hook(lambda *_: passes.append(None))
+        for step in range(STEPS):
+            metrics = core.train(core.plan(lease(step, written)), timer)
+            core.save()
+        names = sorted(path.name for path in (folder / "checkpoints").iterdir() if path.is_dir())
+        return Learned(len(passes), metrics["loss/policy"], core.weight_digest(), names, torch.get_num_threads())
+
+
+def warm(config: Config, folder: Path) -> list[tuple[Any, ...]]:
+    """(step, loss, score, threads) of each step of the warm-up."""
+    seen: list[tuple[Any, ...]] = []
+    with built(config, folder) as core:
+        core.warm_up(lambda one: seen.append((one.step, repr(one.loss), one.score, torch.get_num_threads())))
+    return seen
+
+
+async def _write(config: Config, folder: Path, frames: int) -> list[FrameRef]:
+    """Row i is in frame i % frames."""
+    log = CompletionLog(folder, config, "rollout-0", 0)
+    rows = [finished(number, sample) for number in range(GROUPS) for sample in range(GROUP_SIZE)]
+    written = [(await log.append(rows[first::frames]))[0] for first in range(frames)]
+    log.close()
+    return written
+
+
+def finished(number: int, sample: int) -> Finished:
+    """Seeded ids under log-probs that lie on both sides of what an untrained model gives."""
+    random = np.random.default_rng([number, sample])
+    ids = random.integers(3, VOCAB, 2 + sample).astype(np.int32)
+    issued = Issued(Ticket(number, number, 0, 0, 9), sample, f"g{number}", f"p{number}", _prompt(number), "{}", 0)
+    logprobs = random.uniform(-5.0, -1.0, len(ids)).astype(np.float32)
+    spans = (VersionSpan(0, Version(0, 0)),)
+    return Finished(issued, GenerationResult(f"g{number}/{sample}", ids, logprobs, spans, FinishReason.STOP), 1)
+
+
+def _prompt(number: int) -> np.ndarray:
+    return np.arange(3, 6 + number, dtype=np.int32)
+
+
+def lease(step: int, frames: list[FrameRef]) -> Lease:
+    rows = np.arange(GROUPS * GROUP_SIZE)
+    sample, group = rows % GROUP_SIZE, rows // GROUP_SIZE
+    return Lease(
+        step=step,
+        frames=frames,
+        frame_index=(rows % len(frames)).astype(np.int32),
+        row=(rows // len(frames)).astype(np.int32),
+        group=group,
+        sample_index=sample,
+        branch=np.zeros(len(rows), np.int32),
+        rewards=REWARDS,
+        valid=np.ones(len(rows), np.bool_),
+        num_tokens=2 + sample + 3 + group,
+        sampled_tokens=2 + sample,
+        oldest_step=np.zeros(len(rows), np.int64),
+    )

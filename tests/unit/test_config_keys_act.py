@@ -1,0 +1,355 @@
+"""No dead knobs: for every key of the configuration, a value and another one make the real code do something else.
+
+`KEYS` is one line for each key: a probe, which runs the code that consumes the key and returns what it saw, and two
+values under which it must see different things; then what else must be set for the key to act.
+"""
+
+import gc
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import probe_learner as learner
+import probe_parts as parts
+import pytest
+import torch
+
+from services.claim import claim
+from services.due import checkpoint_due, evaluation_due
+from services.launch import owner_grace_s
+from services.layout import model_folder
+from services.queue import queue_settings
+from services.ray_session import local_options
+from streamrl.config import Config
+from streamrl.config.machine import Machine
+from streamrl.config.model_of import model_facts
+from streamrl.config.resources import estimate, shortages
+from streamrl.config.schema import ModelConfig, Table
+from streamrl.errors import StreamRLError
+from streamrl.models.load import prepare_model_folder
+from streamrl.tasks.resolve import resolve_task
+
+MODULE = '''
+"""A task of twenty prompts and some rewards, for the probes."""
+
+import mmap
+import threading
+
+from streamrl.tasks.base import Prompt
+
+
+class Small:
+    name, num_train, num_held_out = "small", 40, 6
+
+    def __init__(self, held_out):
+        pass
+
+    def train(self, index):
+        return Prompt(f"p{index}", f"{index % 10}+{index // 10}=", '{"answer":"1"}')
+
+    def held_out(self, index):
+        return Prompt(f"h{index}", f"{index}*2=", '{"answer":"1"}')
+
+    def demonstration(self, prompt):
+        return "1"
+
+    def fingerprint(self):
+        return "small"
+
+
+def most(completion, **_):
+    return 0.75
+
+
+def batch(completions, **_):
+    return [float(len(completions))] * len(completions)
+
+
+def slow(completion, prompt, **_):
+    threading.Event().wait(float(prompt == "0"))
+    return 1.0
+
+
+def large(completion, **_):
+    mmap.mmap(-1, 700 * 2**20).close()
+    return 1.0
+'''
+
+SMALL = {"task.name": "probe_task:Small"}
+SCRIPTED = {"rollout.engine": "scripted"}
+ENDLESS = {**SCRIPTED, "rollout.scripted.latency_steps": 10**6, "rollout.sampling.max_new_tokens": 10**7}
+SHORT_WARMUP = {
+    **SMALL,
+    "warmup.max_steps": 4,
+    "warmup.eval_every": 2,
+    "warmup.target_score": 1.0,
+    "warmup.batch_size": 8,
+    "warmup.lr": 1e-5,
+    "rollout.sampling.max_new_tokens": 2,
+}
+PPO = {"learner.algorithm.correction": "none", "learner.optimizer.lr": 1e-3}
+RATE = {"learner.optimizer.lr": 1e-3, "learner.optimizer.warmup_steps": 1, "learner.steps": 3}
+NEVER = 1e-6
+BARELY = 2e-6
+
+Probe = Callable[[Config, Path], Any]
+
+
+class Key(NamedTuple):
+    """probe(config, folder) sees something else under `first` than under `second`, all else being `given`."""
+
+    probe: Probe
+    first: Any
+    second: Any
+    given: dict[str, Any] = {}  # noqa: RUF012 - never changed
+
+
+def run_folder(config: Config, folder: Path) -> str:
+    return str(claim(placed(config, folder)).run.path.relative_to(folder))
+
+
+def placed(config: Config, folder: Path) -> Config:
+    """The same run with its folders below `folder`."""
+    return msgspec.structs.replace(config, runs=str(folder / config.runs))
+
+
+def made_model(config: Config, folder: Path) -> list[str]:
+    """The files of a model made from nothing, or why there is none."""
+    try:
+        prepare_model_folder(config.model, config.seed, folder)
+    except StreamRLError as error:
+        return [str(error)]
+    return sorted(path.name for path in folder.iterdir())
+
+
+def loaded_from(config: Config, folder: Path) -> str:
+    return str(model_folder(folder, config)).removeprefix(str(folder))
+
+
+def settings_of(config: Config, folder: Path) -> Any:
+    return queue_settings(config, resolve_task(config.task.name, config.task.held_out), 7)
+
+
+def needed(config: Config, folder: Path) -> Any:
+    facts, _ = model_facts(config.model)
+    return estimate(config, facts)
+
+
+def too_little(config: Config, folder: Path) -> int:
+    """How much a machine with nothing lacks."""
+    empty = Machine(
+        memory_bytes=0,
+        shared_memory_bytes=0,
+        disk_bytes=0,
+        runs_writable=True,
+        num_gpus=0,
+        torch_has_cuda=False,
+        has_tensorboard=True,
+    )
+    return len(shortages(config, needed(config, folder), empty))
+
+
+def ray_options(config: Config, folder: Path) -> dict[str, Any]:
+    return local_options(config.ray, Path("/runtime"))
+
+
+def time_to_stop(config: Config, folder: Path) -> float:
+    return owner_grace_s(config.deadlines.stop_s)
+
+
+def steps_with(due: Callable[[Config, int], bool]) -> Probe:
+    return lambda config, folder: [step for step in range(12) if due(config, step)]
+
+
+def device_of(config: Config, folder: Path) -> str:
+    """What the learner says on a machine without CUDA, or with it."""
+    try:
+        return str(learner.learn(config, folder))
+    except (StreamRLError, AssertionError, RuntimeError) as error:
+        return type(error).__name__
+
+
+def engine_device(config: Config, folder: Path) -> str:
+    try:
+        return str(parts.generated(config, folder)[0])
+    except StreamRLError as error:
+        return str(error)
+
+
+KEYS: dict[str, Key] = {
+    "name": Key(run_folder, "one", "two"),
+    "runs": Key(run_folder, "here", "there"),
+    "seed": Key(parts.taken_groups, 0, 1),
+    "task.name": Key(parts.taken_groups, "arithmetic", "probe_task:Small"),
+    "task.held_out": Key(parts.taken_groups, 0.1, 0.5),
+    "model.preset": Key(made_model, "tiny-qwen3", None, {"model.path": None}),
+    "model.path": Key(loaded_from, "/a", "/b"),
+    "model.dtype": Key(parts.weights_of, "float32", "bfloat16"),
+    "warmup.max_steps": Key(learner.warm, 2, 4, SHORT_WARMUP),
+    "warmup.batch_size": Key(learner.warm, 8, 16, SHORT_WARMUP),
+    "warmup.lr": Key(learner.warm, 1e-3, 1e-2, SHORT_WARMUP),
+    "warmup.min_lr_ratio": Key(learner.warm, 0.1, 1.0, SHORT_WARMUP),
+    "warmup.threads": Key(learner.warm, 1, 2, SHORT_WARMUP),
+    "warmup.target_score": Key(learner.warm, 0.5, 1.0, {**SHORT_WARMUP, "reward.function": "probe_task:most"}),
+    "warmup.eval_every": Key(learner.warm, 1, 2, SHORT_WARMUP),
+    "rollout.replicas": Key(parts.started_parts, 1, 3),
+    "rollout.engine": Key(parts.generated, "torch", "scripted"),
+    "rollout.group_size": Key(parts.taken_groups, 4, 8),
+    "rollout.slots": Key(parts.generated, 4, 8),
+    "rollout.update_mode": Key(parts.taken_up, "keep", "drain", {**ENDLESS, "deadlines.update_s": 0.2}),
+    "rollout.deterministic": Key(parts.smallest_pass, True, False),
+    "rollout.device": Key(engine_device, "cpu", "cuda", {"rollout.deterministic": False}),
+    "rollout.threads": Key(parts.generated, 1, 2, {"rollout.deterministic": False}),
+    "rollout.kv_bytes": Key(parts.generated, 2**18, 2**19),
+    "rollout.sampling.temperature": Key(parts.generated, 0.5, 1.0),
+    "rollout.sampling.top_p": Key(parts.generated, 1.0, 0.2),
+    "rollout.sampling.top_k": Key(parts.generated, 0, 2),
+    "rollout.sampling.min_p": Key(parts.generated, 0.0, 0.9),
+    "rollout.sampling.max_new_tokens": Key(parts.generated, 4, 8),
+    "rollout.scripted.latency_steps": Key(parts.generated, 2, 6, SCRIPTED),
+    "rollout.scripted.heavy_tail": Key(parts.generated, 0.0, 1.0, SCRIPTED),
+    "rollout.scripted.error_rate": Key(parts.generated, 0.0, 1.0, SCRIPTED),
+    "rollout.scripted.nan_rate": Key(parts.generated, 0.0, 1.0, SCRIPTED),
+    "rollout.scripted.logprob_bias": Key(parts.generated, 0.0, 0.5, SCRIPTED),
+    "reward.function": Key(parts.reward_scores, "exact_match", "probe_task:batch"),
+    "reward.workers": Key(parts.reward_scores, 1, 2),
+    "reward.batch_size": Key(parts.reward_scores, 4, 8, {"reward.function": "probe_task:batch"}),
+    "reward.timeout_s": Key(parts.reward_scores, 0.2, 60.0, {"reward.function": "probe_task:slow"}),
+    "reward.memory_bytes": Key(parts.reward_scores, 2**29, 2**31, {"reward.function": "probe_task:large"}),
+    "reward.max_failed": Key(parts.too_many_failures, 0.1, 0.5),
+    "learner.steps": Key(parts.taken_groups, 1, 2),
+    "learner.num_workers": Key(parts.started_parts, 1, 2),
+    "learner.groups_per_step": Key(parts.taken_groups, 8, 9),
+    "learner.max_staleness": Key(parts.taken_groups, 0, 2),
+    "learner.lead": Key(parts.taken_groups, None, 1.0),
+    "learner.late": Key(settings_of, "wait", "drop"),
+    "learner.device": Key(device_of, "cpu", "cuda"),
+    "learner.threads": Key(learner.learn, 1, 2),
+    "learner.micro_batch_tokens": Key(learner.learn, 32, 4096),
+    "learner.optimizer.lr": Key(learner.learn, 1e-4, 1e-3),
+    "learner.optimizer.betas": Key(learner.learn, (0.9, 0.95), (0.5, 0.95), RATE),
+    "learner.optimizer.eps": Key(learner.learn, 1e-8, 1e-2, RATE),
+    "learner.optimizer.weight_decay": Key(learner.learn, 0.0, 0.1, RATE),
+    "learner.optimizer.max_grad_norm": Key(learner.learn, 1e-3, 1e3, {**RATE, "learner.optimizer.eps": 1e-2}),
+    "learner.optimizer.warmup_steps": Key(learner.learn, 1, 3, {"learner.optimizer.lr": 1e-3}),
+    "learner.optimizer.decay": Key(learner.learn, "constant", "linear", RATE),
+    "learner.optimizer.min_lr_ratio": Key(learner.learn, 0.1, 0.5, RATE),
+    "learner.algorithm.advantage": Key(learner.learn, "grpo", "rloo", RATE),
+    "learner.algorithm.loss": Key(learner.learn, "ppo", "reinforce", PPO),
+    "learner.algorithm.clip_low": Key(learner.learn, 0.2, 0.01, PPO),
+    "learner.algorithm.clip_high": Key(learner.learn, 0.28, 0.01, PPO),
+    "learner.algorithm.correction": Key(learner.learn, "none", "tis"),
+    "learner.algorithm.tis_cap": Key(learner.learn, 2.0, 0.1),
+    "learner.algorithm.aggregation": Key(learner.learn, "token_mean", "seq_mean_token_sum"),
+    "checkpoint.every": Key(steps_with(checkpoint_due), 2, 5),
+    "checkpoint.keep": Key(learner.learn, 1, 2),
+    "eval.every": Key(steps_with(evaluation_due), 2, 5),
+    "eval.max_items": Key(parts.held_out_answers, 3, 5, {**SCRIPTED, **SMALL}),
+    "queue.durability": Key(settings_of, "disk", "memory"),
+    "queue.commit_interval_ms": Key(settings_of, 5.0, 50.0),
+    "queue.segment_bytes": Key(parts.segment_size, 2**20, 2**21),
+    "queue.byte_budget": Key(parts.taken_groups, 2**30, 2**18),
+    "queue.min_free_bytes": Key(parts.pauses, 0, 2**62),
+    "deadlines.start_s": Key(parts.slow_start, NEVER, BARELY),
+    "deadlines.rollout_s": Key(parts.slow_evaluation, NEVER, BARELY),
+    "deadlines.update_s": Key(parts.taken_up, 0.1, 0.2, {**ENDLESS, "rollout.update_mode": "drain"}),
+    "deadlines.step_s": Key(parts.unanswered_receipt, 0.3, 0.4, SCRIPTED),
+    "deadlines.checkpoint_s": Key(parts.slow_checkpoint, NEVER, BARELY),
+    "deadlines.stop_s": Key(time_to_stop, 10.0, 20.0),
+    "ray.address": Key(too_little, "local", "10.0.0.1:6379"),
+    "ray.num_cpus": Key(ray_options, 1, 2),
+    "ray.object_store_bytes": Key(ray_options, 2**27, 2**28),
+    "observe.trace": Key(parts.recorded, True, False),
+    "observe.tensorboard": Key(parts.recorded, True, False),
+}
+
+
+def keys_of(table: type[Table], prefix: str = "") -> Iterator[str]:
+    """Every key of the schema, dotted."""
+    for field in msgspec.structs.fields(table):
+        if isinstance(field.type, type) and issubclass(field.type, Table):
+            yield from keys_of(field.type, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def configured(values: dict[str, Any]) -> Config:
+    """A configuration from dotted keys, as a file would give it."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *tables, name = key.split(".")
+        place = tree
+        for table in tables:
+            place = place.setdefault(table, {})
+        place[name] = value
+    return msgspec.convert(tree, Config)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A model folder, and the module of the probes where every process finds it."""
+    folder = tmp_path_factory.mktemp("keys")
+    prepare_model_folder(ModelConfig(preset="tiny-qwen3"), 0, folder / "model")
+    (folder / "probe_task.py").write_text(MODULE)
+    thresholds, threads = gc.get_threshold(), torch.get_num_threads()
+    sys.path.insert(0, str(folder))
+    torch.set_num_threads(1)
+    yield folder / "model"
+    torch.set_num_threads(threads)
+    sys.path.remove(str(folder))
+    sys.modules.pop("probe_task", None)
+    gc.set_threshold(*thresholds)
+
+
+def test_every_key_of_the_schema_has_a_probe_and_every_probe_a_key() -> None:
+    assert sorted(KEYS) == sorted(keys_of(Config))
+
+
+class Probed:
+    """Runs probes, each configuration once, in folders of their own."""
+
+    def __init__(self, model: Path, folders: Path) -> None:
+        self._basis = {"model.path": str(model), "queue.segment_bytes": 2**20, "learner.optimizer.warmup_steps": 2}
+        self._folders = folders
+        self._count = itertools.count()
+        self._seen: dict[tuple[Probe, bytes], Any] = {}
+
+    def run(self, key: str, value: Any) -> Any:
+        """What the key's probe sees under `value`; looked up if it was seen before."""
+        case, config = KEYS[key], self._config(key, value)
+        place = case.probe, msgspec.json.encode(config)
+        if place not in self._seen:
+            self._seen[place] = case.probe(config, self._folder())
+        return self._seen[place]
+
+    def again(self, key: str, value: Any) -> Any:
+        """The same, run anew."""
+        return KEYS[key].probe(self._config(key, value), self._folder())
+
+    def _config(self, key: str, value: Any) -> Config:
+        return configured({**self._basis, **KEYS[key].given, key: value})
+
+    def _folder(self) -> Path:
+        folder = self._folders / str(next(self._count))
+        folder.mkdir()
+        return folder
+
+
+@pytest.fixture(scope="module")
+def probed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Probed:
+    return Probed(model, tmp_path_factory.mktemp("probes"))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_changes_what_the_code_does(key: str, probed: Probed) -> None:
+    first, second = KEYS[key].first, KEYS[key].second
+    seen = probed.run(key, first), probed.run(key, second)
+    assert seen[0] != seen[1], f"{key} = {first!r} and {second!r} make no difference"
+
+
+@pytest.mark.parametrize("key", {case.probe: key for key, case in KEYS.items()}.values())
+def test_a_probe_sees_the_same_again_so_that_a_difference_is_the_keys(key: str, probed: Probed) -> None:
+    assert probed.run(key, KEYS[key].first) == probed.again(key, KEYS[key].first)

@@ -1,0 +1,119 @@
+"""A learner rank's shell: what is published, committed and saved, and in which order."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from probe_learner import REWARDS, STEPS, finished, lease, open_run
+from probe_parts import Handle
+
+from buffers.records import Lease
+from services.completions import CompletionLog
+from services.learner import PHASES, LearnerRank
+from streamrl.clock import SystemClock
+from streamrl.config import Config
+from streamrl.config.schema import CheckpointConfig, LearnerConfig, ModelConfig, OptimizerConfig, QueueConfig
+from streamrl.errors import NonFiniteError
+from streamrl.logs import release
+from streamrl.models.load import prepare_model_folder
+from streamrl.timeline import StepTimer
+from streamrl.types import FrameRef, Version
+from streamrl.weights.manifest import decode
+
+
+def configured(tmp_path: Path, *, lr: float) -> Config:
+    prepare_model_folder(ModelConfig(preset="tiny-qwen3"), 0, tmp_path / "model")
+    return Config(
+        model=ModelConfig(path=str(tmp_path / "model")),
+        learner=LearnerConfig(steps=STEPS, optimizer=OptimizerConfig(lr=lr, warmup_steps=0)),
+        checkpoint=CheckpointConfig(every=1),
+        queue=QueueConfig(durability="memory", segment_bytes=2**20),
+    )
+
+
+async def written(config: Config, folder: Path) -> FrameRef:
+    log = CompletionLog(folder, config, "rollout-0", 0)
+    frame, _ = await log.append([finished(number, sample) for number in range(3) for sample in range(4)])
+    log.close()
+    return frame
+
+
+async def steps(config: Config, folder: Path, count: int) -> list[Any]:
+    """What queue, store and controller hear in `count` steps, in order."""
+    open_run(config, folder)
+    heard: list[Any] = []
+    counts = dict.fromkeys(
+        ("tokens_accepted", "tokens_ignored", "tokens_trained", "tokens_dropped", "rows_waiting", "rows_unscored"), 0
+    )
+    frame = await written(config, folder)
+
+    def leased(step: int) -> Lease:
+        """The second row has no score."""
+        whole = lease(step, [frame])
+        rewards, valid = whole.rewards.copy(), whole.valid.copy()
+        rewards[1], valid[1] = np.nan, False
+        return replace(whole, rewards=rewards, valid=valid)
+
+    def saved() -> bool:
+        return any((folder / "checkpoints").glob("step_*/COMMITTED"))
+
+    queue = Handle(
+        lease=leased,
+        commit=lambda step: heard.append(("commit", step)) or {**counts, "bytes_used": 0},
+        covered=lambda step: heard.append(("covered", step, saved())),
+        pause=lambda: "",
+    )
+    store = Handle(publish=lambda data, pin: heard.append(("publish", Version(*decode(data).version))) or [])
+    rank = LearnerRank(0, str(folder), msgspec.to_builtins(config), str(folder / "store"), queue, store)
+    threads = torch.get_num_threads()
+    try:
+        await rank.build(Handle(report=lambda kind, facts: heard.append((kind, facts)), published=lambda _: None))
+        timer = StepTimer(SystemClock(), PHASES)
+        for _ in range(count):
+            assert await rank._step(timer)
+    except NonFiniteError as error:
+        heard.append(("refused", str(error), saved()))
+    finally:
+        await rank.close()
+        await asyncio.to_thread(rank._compute.shutdown)
+        rank._observer.close()
+        release()
+        torch.set_num_threads(threads)
+    return heard
+
+
+def test_a_step_is_committed_published_and_covered_only_when_its_checkpoint_is_there(tmp_path) -> None:
+    heard = asyncio.run(steps(configured(tmp_path, lr=1e-4), tmp_path / "run", 2))
+    assert [one for one in heard if one[0] != "step"] == [
+        *(("commit", 0), ("publish", Version(0, 1)), ("covered", 1, True)),
+        *(("commit", 1), ("publish", Version(0, 2)), ("covered", 2, True)),
+    ]
+
+
+def test_invariant_11_the_times_in_a_steps_metrics_add_up_to_it(tmp_path) -> None:
+    heard = asyncio.run(steps(configured(tmp_path, lr=1e-4), tmp_path / "run", 2))
+    facts = [one[1] for one in heard if one[0] == "step"]
+    assert [one["step"] for one in facts] == [1, 2]
+    for one in facts:
+        parts = sum(value for key, value in one.items() if key.startswith("time/") and key != "time/step")
+        assert parts == pytest.approx(one["time/step"], abs=1e-8)
+
+
+def test_invariant_8_a_failed_score_is_counted_in_the_metrics_and_is_in_no_mean(tmp_path) -> None:
+    heard = asyncio.run(steps(configured(tmp_path, lr=1e-4), tmp_path / "run", 1))
+    (facts,) = (one[1] for one in heard if one[0] == "step")
+    scored = np.delete(REWARDS, 1)
+    assert facts["reward/mean"] == pytest.approx(scored.mean())
+    assert facts["reward/failed"] == 1
+
+
+def test_invariant_12_weights_that_were_refused_are_neither_published_nor_saved(tmp_path) -> None:
+    heard = asyncio.run(steps(configured(tmp_path, lr=1e39), tmp_path / "run", 1))
+    assert [one[0] for one in heard] == ["commit", "refused"]
+    assert "not finite" in heard[-1][1]
+    assert heard[-1][2] is False
