@@ -109,9 +109,9 @@ def _refuse_nulls(batch: pa.RecordBatch) -> None:
         if column.null_count and not field.nullable:
             row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
             _refuse_row(row, batch, f"null in column {field.name!r}")
-        row = _null_inside(field.type, column)
-        if row is not None:
-            _refuse_row(row, batch, f"null inside column {field.name!r}")
+        place = _null_inside(field.type, column)
+        if place is not None:
+            _refuse_row(place, batch, f"null inside column {field.name!r}")
 
 
 def _null_inside(kind: pa.DataType, column: pa.Array) -> int | None:

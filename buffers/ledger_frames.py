@@ -103,7 +103,7 @@ def _frame_at(data: memoryview, start: int, place: int | None) -> Frame | None:
         return None
     payload = data[start + HEADER_BYTES : start + HEADER_BYTES + header.length]
     end = start + FRAME_BYTES + header.length
-    if data[end - 1 : end] != _END or xxhash.xxh3_64_intdigest(payload) != header.checksum:
+    if bytes(data[end - 1 : end]) != _END or xxhash.xxh3_64_intdigest(payload) != header.checksum:
         return None
     return Frame(start, end, payload)
 

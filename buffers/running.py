@@ -159,8 +159,8 @@ class RunningGroups:
                 raise DataError(f"group {number}: sample index {sample} is not in 0..{size - 1}")
             if min(branch, attempt, prompt, sampled) < 0 or finish >= len(FINISH_REASONS):
                 raise DataError(
-                    f"group {number}, sample {sample}: branch {branch}, attempt {attempt}, {prompt} + {sampled} tokens, "
-                    f"finish code {finish}: none may be negative, and the codes end at {len(FINISH_REASONS) - 1}"
+                    f"group {number}, sample {sample}: branch {branch}, attempt {attempt}, {prompt} + {sampled} "
+                    f"tokens, finish code {finish}: none may be negative, and codes end at {len(FINISH_REASONS) - 1}"
                 )
             group = self.groups.get(number)
             if group is not None and attempt > group.attempt:

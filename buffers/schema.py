@@ -139,4 +139,4 @@ def table_of(schema: pa.Schema) -> str:
 
 
 def _metadata(schema: pa.Schema, key: bytes) -> str:
-    return (schema.metadata or {}).get(key, b"").decode(errors="replace")
+    return str((schema.metadata or {}).get(key, b"").decode(errors="replace"))

@@ -166,9 +166,8 @@ def check_scores(batch: pa.RecordBatch) -> None:
         assert None not in [name for name, _ in row["components"]]
     valid, reward = score_columns(batch)
     assert valid.tolist() == [row["status"] == "ok" for row in rows]
-    assert [value for value in reward.tolist() if not math.isnan(value)] == [
-        r["reward"] for r in rows if r["reward"] is not None
-    ]
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    assert [value for value in reward.tolist() if not math.isnan(value)] == rewards
 
 
 def main(folder: Path, seed: int, first: int, count: int) -> None:

@@ -104,10 +104,8 @@ def ledger_records(*, groups: int = 12) -> list[Record]:
         count = 1 + 40 * (number % 3)
         rows = AcceptedRows.of(completion_rows(first=number, count=count), np.full(count, number, np.int64))
         frame = FrameRef(f"{COMPLETIONS_FOLDER}/w-0-0.arrow", 4096 * number, 4000, count, 2**63 + number, 5)
-        records += [
-            Issued("replica-0", [Ticket(number, number, 0, 0, 2)]),
-            Accepted("replica-0", frame, rows.packed().tobytes()),
-        ]
+        records.append(Issued("replica-0", [Ticket(number, number, 0, 0, 2)]))
+        records.append(Accepted("replica-0", frame, rows.packed().tobytes()))
     return [*records, Step(0, [0, 1])]
 
 

@@ -1,6 +1,7 @@
-"""Arrow frames that are no accident: mutated bytes under a checksum that fits. Refused, or rows that may be; never a crash.
+"""Arrow frames that are no accident: mutated bytes under a checksum that fits.
 
-The frames are read in a child process, so that a crash of it is a failure here that names the mutation.
+They are refused or give rows that may be, and never crash the reader. A child process reads them, so that a crash
+of it is a failure here that names the mutation.
 `FAULT_SCALE=1` tries 50,000 mutations; `SEED` replays.
 """
 

@@ -1,4 +1,4 @@
-"""Writes that stopped, blocks that were lost, files that were cut: what was acknowledged is found exactly, or it is loud.
+"""Writes that stopped, blocks that were lost, files that were cut: what was acknowledged is found exactly, or loud.
 
 `FAULT_SCALE=1` tries 20,000 ends and 5,000 sets of blocks; `SEED` replays.
 """
@@ -33,7 +33,7 @@ FOLDERS = [COMPLETIONS_FOLDER, SCORES_FOLDER]
 
 
 def places(start: int, end: int, count: int, *, last: int) -> Iterator[tuple[int, int]]:
-    """(number, place) of `count` places from `start` to `end`, both possible: each of the last ones first, then at random."""
+    """(number, place) of `count` places from `start` to `end`, both possible: the last ones first, then any."""
     chance = random.Random(SEED)
     every = list(range(max(start, end - last), end + 1))
     chance.shuffle(every)
@@ -113,10 +113,13 @@ def check_frames(run: Path, refs: list[FrameRef], folder: str, end: int, number:
     """Frames up to `end` are read exactly, or not at all where even the schema is gone; the others are refused."""
     for place, ref in enumerate(refs):
         reader = SegmentReader(run)
+        batch, reason = None, ""
         try:
             batch = reader.read(ref)
         except DataError as error:
-            assert ref.path in str(error), replay(number)
+            reason = str(error)
+        if batch is None:
+            assert ref.path in reason, replay(number)
             assert ref.offset + ref.length > end or end < refs[0].offset, replay(number)
         else:
             assert batch.equals(MAKE[folder][0](first=place)), replay(number)
@@ -163,18 +166,18 @@ def test_a_block_that_was_lost_before_a_good_commit_is_loud(tmp_path):
     refs = write_segment(tmp_path, SCORES_FOLDER, alone=60, seal=False)
     index = Image((tmp_path / refs[0].path).with_suffix(".idx"))
     ends = {ledger: ends_of(ledger)[-2], index: len(MAGIC) + len(refs) * ENTRY_BYTES}
+
+    def look(image: Image) -> list:
+        return records_in(tmp_path / "ledger") if image is ledger else list(SegmentReader(tmp_path).scan(refs[0].path))
+
     for number in range(scaled(1000)):
         chance = random.Random(SEED + number)
         image = chance.choice([ledger, index])
         size = chance.choice([512, 4096])
         start = size * chance.randrange(ends[image] // size + 1)
         end = min(start + size, ends[image])
-        with (
-            image.zeroed(start, end),
-            pytest.raises(DataError, match=r"000000.log: offset|w-0-0.idx: offset") as caught,
-        ):
-            records_in(tmp_path / "ledger")
-            list(SegmentReader(tmp_path).scan(refs[0].path))
+        with image.zeroed(start, end), pytest.raises(DataError, match=rf"{image.path.name}: offset ") as caught:
+            look(image)
         assert caught.value, replay(number)
 
 

@@ -56,14 +56,14 @@ def test_a_name_with_path_characters_or_nuls_is_refused_by_its_row(name, value):
 @pytest.mark.parametrize("value", ["g", "g/", "g/one", "../g/1", "g/1/2", "g/1\0", "/1"])
 def test_a_rollout_id_that_is_not_group_and_number_is_refused(value):
     for batch, schema in ((completions(), COMPLETIONS), (scores(), SCORES)):
-        with pytest.raises(DataError, match="row 2 .*rollout_id is no plain name"):
+        with pytest.raises(DataError, match=r"row 2 .*rollout_id is no plain name"):
             check_batch(with_column(batch, "rollout_id", ["0/0", "0/1", value]), schema)
 
 
 def test_an_unknown_word_is_refused_by_its_row():
-    with pytest.raises(DataError, match="row 1 .*a finish_reason that is none of stop, length, abort, error"):
+    with pytest.raises(DataError, match=r"row 1 .*a finish_reason that is none of stop, length, abort, error"):
         check_batch(with_column(completions(), "finish_reason", ["stop", "tired", "stop"]), COMPLETIONS)
-    with pytest.raises(DataError, match="row 0 .*a status that is none of ok, failed"):
+    with pytest.raises(DataError, match=r"row 0 .*a status that is none of ok, failed"):
         check_batch(with_column(scores(), "status", ["maybe", "failed", "ok"]), SCORES)
 
 

@@ -310,7 +310,7 @@ def test_a_newer_minor_with_a_further_column_is_read():
 def test_a_column_of_another_type_is_refused_by_its_name():
     place = COMPLETIONS.get_field_index("token_ids")
     other = COMPLETIONS.set(place, pa.field("token_ids", pa.list_(pa.int64()), nullable=False))
-    with pytest.raises(DataError, match="x.arrow: .*'token_ids' is missing or of another type"):
+    with pytest.raises(DataError, match=r"x.arrow: .*'token_ids' is missing or of another type"):
         check_readable(other, "x.arrow")
 
 

@@ -4,19 +4,24 @@ import asyncio
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
+from probe_learner import open_run
 from probe_parts import Handle
 
 from buffers.queue import ReplayQueue
 from buffers.records import QueueSettings
+from services.controller import Controller
 from services.deadline import within_or_paused
 from services.disk_watch import DiskWatch
+from services.evaluator import Evaluator
 from streamrl.append_file import AppendFile
 from streamrl.clock import SystemClock, VirtualClock
 from streamrl.config.schema import Config, ModelConfig, QueueConfig
 from streamrl.disk import free_bytes
 from streamrl.disk_room import DiskRoom, LowDisk
 from streamrl.errors import ComponentError, DeadlineError, ResourceError
+from streamrl.logs import release
 from streamrl.metrics import MetricsWriter, read_metrics
 from streamrl.timeline import TraceWriter
 from streamrl.types import Version
@@ -123,6 +128,41 @@ async def test_the_watch_has_the_queue_hold_and_go_on_and_says_both(tmp_path: Pa
     await watch.look(["", ""])
     assert held == [True, False]
     assert ["Paused" in text for text in said] == [True, False]
+
+
+@pytest.mark.parametrize("full", [True, False])
+async def test_no_group_is_overdue_while_the_disk_is_full(full: bool, tmp_path: Path) -> None:
+    config = Config(model=ModelConfig(preset="tiny-qwen3"), queue=QueueConfig(min_free_bytes=2**62 if full else 0))
+    open_run(config, tmp_path)
+    controller = Controller(str(tmp_path), msgspec.to_builtins(config))
+    late = {"": "group 3 has not finished"}
+    controller._queue = Handle(pause=lambda: "", hold=lambda _: None, overdue=lambda _: late)
+    controller._store = Handle(late=dict)
+    controller._reward = Handle(status=lambda: {"paused": ""})
+    controller._disk = DiskWatch(tmp_path, config, controller._queue, controller._tell_of_disk)
+    controller._evaluator = Evaluator(config, controller._store, controller._reward_seat, controller._book)
+    controller._ready.set()
+    watch = asyncio.ensure_future(controller._watch())
+    looked = asyncio.ensure_future(_heartbeat(controller))
+    await asyncio.wait({watch, looked}, return_when=asyncio.FIRST_COMPLETED)
+    assert watch.done() is not full
+    if not full:
+        with pytest.raises(DeadlineError, match=r"the queue: group 3 .*deadlines\.rollout_s is 300"):
+            watch.result()
+    for task in (watch, looked):
+        task.cancel()
+    await asyncio.gather(watch, looked, return_exceptions=True)
+    controller._observer.close()
+    controller._book.close()
+    release()
+
+
+async def _heartbeat(controller: Controller) -> None:
+    """Until the controller has looked at everything once."""
+    number, kinds = 0, [""]
+    while "replicas" not in kinds:
+        number, events = await controller.next_events(number)
+        kinds = [event["kind"] for event in events]
 
 
 async def test_a_queue_that_is_held_gives_out_no_group_until_it_is_let_go(tmp_path: Path) -> None:

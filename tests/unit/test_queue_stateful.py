@@ -3,166 +3,42 @@
 Hypothesis prints the steps of a failing schedule and a line that replays it.
 """
 
-import asyncio
 import shutil
-import tempfile
-from collections.abc import Awaitable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from booked_queue import (
+    ERROR,
+    REPLICAS,
+    ROW_BYTES,
+    SCORER,
+    STOP,
+    TOKENS,
+    BookedGroup,
+    BookedQueue,
+    BookedRow,
+    Order,
+    frame_of,
+    keys_of,
+    packed_rows,
+)
 from fault_scale import scaled
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from buffers.ledger_frames import pack_frame, read_frames
-from buffers.queue import COMPLETIONS_DIR, LEDGER_DIR, SCORES_DIR, ReplayQueue
-from buffers.records import AcceptedRows, QueueSettings, ScoredRows, UnscoredFrame
-from buffers.rows import scores_batch
-from buffers.schema import SCORES
-from buffers.segment_writer import SegmentWriter
-from streamrl.clock import VirtualClock
+from buffers.queue import COMPLETIONS_DIR, LEDGER_DIR
 from streamrl.errors import ComponentError, DataError, FencedError
-from streamrl.types import FrameRef, Score, Version
-
-REPLICAS, SCORER = ["a", "b"], "s"
-STOP, ERROR = 0, 3
-TOKENS = 3
-ROW_BYTES = 50
+from streamrl.types import FrameRef, Version
 
 
-class Order:
-    def at(self, n: int, /) -> tuple[int, int]:
-        return divmod(n, 5)
-
-
-@dataclass
-class BookedRow:
-    """A row that was acknowledged. verdict: None while unscored, else (valid, reward)."""
-
-    frame: FrameRef
-    row: int
-    attempt: int
-    oldest: int
-    verdict: tuple[bool, float] | None = None
-
-
-@dataclass
-class BookedGroup:
-    """What a group must be. state: running, ready, leased, trained, or the reason for which it was dropped."""
-
-    attempt: int
-    last_step: int
-    replica: str | None
-    state: str = "running"
-    floor: int = 0
-    rows: dict[int, BookedRow] = field(default_factory=dict)
-
-
-class QueueBeside(RuleBasedStateMachine):
+class QueueBeside(BookedQueue):
     """Random schedules of everything that may happen to a queue, its own end and return among them."""
 
     @initialize(size=st.integers(1, 3), per_step=st.integers(1, 2), staleness=st.integers(0, 2))
     def start(self, size: int, per_step: int, staleness: int) -> None:
-        self.size, self.per_step, self.staleness = size, per_step, staleness
-        self.loop = asyncio.new_event_loop()
-        self.folder = Path(tempfile.mkdtemp(prefix="queue-stateful-"))
-        self.lives = 0
-        self.book: dict[int, BookedGroup] = {}
-        self.epoch = dict.fromkeys(REPLICAS, 0)
-        self.sequence = dict.fromkeys(REPLICAS, 0)
-        self.calls: dict[tuple[str, int], tuple[FrameRef, AcceptedRows]] = {}
-        self.frames = 0
-        self.held: list[UnscoredFrame] = []
-        self.lost: list[tuple[int, UnscoredFrame]] = []
-        self.step = self.covered = 0
-        self.leased: list[int] = []
-        self.history: dict[int, list[int]] = {}
-        self.run = self.folder / "0"
-        self.run.mkdir()
-        self.open(0)
-
-    # Around the queue
-
-    def open(self, resume_step: int) -> None:
-        self.queue = ReplayQueue.open(
-            self.run,
-            QueueSettings(
-                group_size=self.size,
-                groups_per_step=self.per_step,
-                max_staleness=self.staleness,
-                byte_budget=10**9,
-                rollout_bytes=1000,
-                durability="memory",
-                commit_interval_s=0.0,
-            ),
-            Order(),
-            VirtualClock(),
-            resume_step,
-        )
-        self.new_scorer()
-
-    def new_scorer(self) -> None:
-        """A scorer under the next epoch, with a segment of its own; what the one before had is out again."""
-        self.scorer_epoch = self.wait(self.queue.next_epoch(SCORER))
-        self.scored = 0
-        self.lost += [(self.scorer_epoch - 1, part) for part in self.held]
-        self.held = []
-        self.scores = SegmentWriter(self.run, SCORES_DIR, SCORER, self.scorer_epoch, SCORES, 2**16, "memory", 0.0)
-
-    def wait(self, call: Awaitable[Any]) -> Any:
-        return self.loop.run_until_complete(call)
-
-    def attempt(self, call: Awaitable[Any]) -> Any:
-        """What a call that may have to wait gives now; None if it waits, and it is given up then."""
-
-        async def now() -> Any:
-            task = asyncio.ensure_future(call)
-            await asyncio.sleep(0)
-            # Comes back when everything written so far is durable, and wakes those who wait.
-            await self.queue.drop([], "nothing")
-            for _ in range(10):
-                await asyncio.sleep(0)
-            if task.done():
-                return task.result()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            return None
-
-        return self.wait(now())
-
-    def teardown(self) -> None:
-        if hasattr(self, "queue"):
-            self.scores.close()
-            self.queue.close()
-            self.loop.close()
-            shutil.rmtree(self.folder)
-
-    # What the book says
-
-    def in_state(self, state: str) -> list[int]:
-        return [number for number, group in self.book.items() if group.state == state]
-
-    def settle(self, number: int) -> None:
-        group = self.book[number]
-        verdicts = [row.verdict for row in group.rows.values()]
-        if group.state == "running" and len(verdicts) == self.size and None not in verdicts:
-            group.replica = None
-            enough = sum(verdict is not None and verdict[0] for verdict in verdicts) >= min(2, self.size)
-            group.state = "ready" if enough else "reward_failed"
-        elif len(verdicts) == self.size:
-            group.replica = None
-
-    def unscored_rows(self) -> set[tuple[int, int]]:
-        return {
-            (number, sample)
-            for number in self.in_state("running")
-            for sample, row in self.book[number].rows.items()
-            if row.verdict is None
-        }
+        self.begin(size, per_step, staleness)
 
     # Replicas
 
@@ -291,15 +167,6 @@ class QueueBeside(RuleBasedStateMachine):
             assert self.queue.counts() == before
         self.scored += 1
 
-    def verdicts(self, part: UnscoredFrame, valid: list[bool], epoch: int) -> tuple[FrameRef, ScoredRows]:
-        """A durable frame of verdicts; each reward occurs once, so that a mixed-up one is seen."""
-        rewards = [self.scored + 1000 * epoch + place / 100 for place in range(len(valid))]
-        scores = [Score.ok(r) if ok else Score.failed("no") for ok, r in zip(valid, rewards, strict=True)]
-        names = [f"{number}/{sample}" for number, sample in keys_of(part)]
-        batch = scores_batch(names, part.branch, scores, scorer=SCORER, scored_ns=0)
-        columns = part.number, part.sample_index, part.branch, part.attempt, np.array(valid), np.array(rewards)
-        return self.scores.append(batch).result(), ScoredRows(*columns)
-
     @rule(most=st.integers(0, 4))
     def lose_the_scorer(self, most: int) -> None:
         if most:
@@ -312,8 +179,8 @@ class QueueBeside(RuleBasedStateMachine):
     def score_as_a_lost_scorer(self) -> None:
         epoch, part = self.lost.pop()
         before = self.queue.counts()
+        call = self.verdicts(part, [True] * len(part.number), epoch)
         with pytest.raises(FencedError):
-            call = self.verdicts(part, [True] * len(part.number), epoch)
             self.wait(self.queue.add_scores(SCORER, epoch, 10**6, *call))
         assert self.queue.counts() == before
 
@@ -428,17 +295,6 @@ class QueueBeside(RuleBasedStateMachine):
         assert self.wait(self.queue.resume_from(step)) == incarnation + 1
         self.go_to(step)
 
-    def go_to(self, step: int) -> None:
-        for number in self.leased:
-            self.book[number].state = "ready"
-        for later in range(step, self.step):
-            for number in self.history[later]:
-                self.book[number].state = "ready"
-        for earlier in range(self.step, step):
-            for number in self.history[earlier]:
-                self.book[number].state = "trained"
-        self.leased, self.step = [], step
-
     # Its own end
 
     @rule(crash=st.booleans(), torn=st.integers(0, 60), back=st.integers(-2, 2), replaced=st.booleans())
@@ -517,28 +373,6 @@ class QueueBeside(RuleBasedStateMachine):
         trained = [number for step in range(self.step) for number in self.history[step]]
         assert len(trained) == len(set(trained))
         assert sorted(trained) == sorted(self.in_state("trained"))
-
-
-def frame_of(rows: int, place: int = 10**6) -> FrameRef:
-    return FrameRef(f"{COMPLETIONS_DIR}/r.arrow", 10**4 * place, ROW_BYTES * rows, rows, 7, 9)
-
-
-def keys_of(part: UnscoredFrame) -> list[tuple[int, int]]:
-    return list(zip(part.number.tolist(), part.sample_index.tolist(), strict=True))
-
-
-def packed_rows(keys: list[tuple[int, int]], attempts: list[int], oldest: list[int], finish: int) -> AcceptedRows:
-    count = len(keys)
-    return AcceptedRows(
-        number=np.array([number for number, _ in keys], np.int64),
-        sample_index=np.array([sample for _, sample in keys], np.int32),
-        branch=np.zeros(count, np.int32),
-        attempt=np.array(attempts, np.int32),
-        prompt_tokens=np.full(count, 4, np.int32),
-        sampled_tokens=np.full(count, TOKENS, np.int32),
-        oldest_step=np.array(oldest, np.int64),
-        finish=np.full(count, finish, np.uint8),
-    )
 
 
 pytestmark = pytest.mark.timeout(900)
