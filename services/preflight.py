@@ -53,7 +53,8 @@ def preflight(config: Config) -> None:
 def _start(config: Config, writer: int, words: IO[bytes]) -> subprocess.Popen[bytes]:
     order = json.dumps({"answer_fd": writer, "parent": os.getpid(), "config": msgspec.to_builtins(config)})
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "services.preflight", order],
+        # Unbuffered: what the user's module printed last is told, also when it ends the process at once.
+        [sys.executable, "-u", "-P", "-m", "services.preflight", order],
         stdin=subprocess.DEVNULL,
         stdout=words,
         stderr=words,
