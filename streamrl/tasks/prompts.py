@@ -76,7 +76,7 @@ def _prompt(task: Task, get: Callable[[int], Prompt], index: int) -> Prompt:
     where = f"task {task.name!r}: {getattr(get, '__name__', 'prompt')}({index})"
     try:
         prompt = get(index)
-    except Exception as error:
+    except Exception as error:  # a user's task may raise anything
         raise ConfigError(f"{where} raised {type(error).__name__}: {error}") from error
     if not isinstance(prompt, Prompt) or not all(isinstance(field, str) for field in msgspec.structs.astuple(prompt)):
         raise ConfigError(f"{where} gave {prompt!r:.80}, not a streamrl.tasks.base.Prompt of three texts")

@@ -1,4 +1,4 @@
-"""Fixtures of the fault tests that start real runs: the same as those of the integration tests."""
+"""Fixtures of the fault tests."""
 
 import secrets
 import shutil
@@ -6,20 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live_run import STREAMRL, prepare
-
-
-@pytest.fixture(scope="session")
-def streamrl_path() -> Path:
-    """The console script."""
-    return STREAMRL
-
-
-@pytest.fixture(scope="session")
-def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("user")
-    prepare(folder)
-    return folder
 
 
 @pytest.fixture

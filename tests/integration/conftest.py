@@ -49,19 +49,6 @@ def run(folder: Path, *arguments: str, name: str = "test") -> Finished:
 
 
 @pytest.fixture(scope="session")
-def streamrl_path() -> Path:
-    """The console script."""
-    return STREAMRL
-
-
-@pytest.fixture(scope="session")
-def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("user")
-    prepare(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def train(user_folder: Path) -> Train:
     """`train(name, *overrides)`: `streamrl up base.toml --name NAME OVERRIDES...`."""
 
