@@ -7,91 +7,34 @@ transformers computes for the families in `families`, with fused products. It kn
 Shapes: T packed tokens, N running slots, E hidden size, H heads, D head_dim.
 """
 
-from dataclasses import dataclass
 from typing import cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from transformers import PretrainedConfig
 
-from streamrl.engines.torch.arrangement import KeyRange, key_ranges
-from streamrl.engines.torch.attention import attend, causal_attention, length_mask, round_up
-from streamrl.engines.torch.families import ModelShape, rope_tables
+from streamrl.engines.torch.attention import attend, causal_attention
+from streamrl.engines.torch.families import ModelShape
 from streamrl.engines.torch.kv import KvCache
-from streamrl.engines.torch.plan import Plan
+from streamrl.engines.torch.passes import Keys, Pass
 from streamrl.engines.torch.weights import FusedWeights, LayerWeights
-from streamrl.types import FloatArray, LongArray
-
-
-def to_device(array: npt.NDArray, device: torch.device) -> torch.Tensor:  # type: ignore[type-arg]
-    """A host array on `device`; on CPU it shares memory."""
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """A PrefillGroup on the device."""
-
-    padded: int
-    gather: torch.Tensor
-    flat: torch.Tensor
-    packed: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """A Plan on the device, with what all layers share."""
-
-    slots: int
-    rows: int
-    kept: int
-    slot_of_row: torch.Tensor | None
-    row_of_slot: torch.Tensor | None
-    cos: torch.Tensor
-    sin: torch.Tensor
-    mask: torch.Tensor | None
-    ranges: tuple[KeyRange, ...]
-    groups: tuple[_Group, ...]
-    source: torch.Tensor | None
-    targets: torch.Tensor
 
 
 class Decoder:
-    """Runs plans over a cache with whatever weights it is given."""
+    """Runs passes over a cache with whatever weights it is given."""
 
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        shape: ModelShape,
-        *,
-        max_length: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        min_rows: int,
-    ) -> None:
+    def __init__(self, shape: ModelShape, device: torch.device) -> None:
         self._shape = shape
-        self._device = device
-        self._dtype = dtype
-        self._min_rows = min_rows
-        self._places = torch.arange(round_up(max_length), dtype=torch.float32, device=device)
         self._eps = torch.tensor(shape.rms_norm_eps, dtype=torch.float32, device=device)
-        cos, sin = rope_tables(config, max_length, dtype, device)
-        # [max_length, 1, D]: a lookup gives what broadcasts over heads.
-        self._cos, self._sin = cos[:, None], sin[:, None]
 
-    def forward(self, weights: FusedWeights, plan: Plan, cache: KvCache) -> torch.Tensor | None:
-        """Run a plan. Returns next-token logits of the running slots, float32 [N, vocab]; None when N is 0."""
-        x_TE = F.embedding(to_device(plan.token_ids, self._device), weights.embedding)
-        shared = self._prepare(plan, cache)
+    def forward(self, weights: FusedWeights, shared: Pass, cache: KvCache) -> torch.Tensor | None:
+        """Run a pass. Returns next-token logits of the running slots, float32 [N, vocab]; None when N is 0."""
+        x_TE = F.embedding(shared.token_ids, weights.embedding)
         for index, layer in enumerate(weights.layers):
             heads_THD = self._project(x_TE, layer, shared)
             self._store(index, heads_THD, cache, shared)
             if index + 1 < len(weights.layers):
                 attended_TE = self._attend(index, heads_THD, cache, shared)
-            elif plan.decode_rows:
+            elif shared.rows:
                 # Of the last layer, prompts need keys and values only.
                 x_TE = x_TE[: shared.kept]
                 attended_TE = self._pad(self._attend_cache(index, heads_THD, cache, shared), shared.kept)
@@ -99,39 +42,8 @@ class Decoder:
                 return None
             x_TE = self._mix(x_TE, attended_TE, layer)
         hidden = self._norm(x_TE, weights.final_norm)
-        logits = torch.mm(hidden, weights.head)[: plan.decode_rows].float()
+        logits = torch.mm(hidden, weights.head)[: shared.rows].float()
         return logits if shared.row_of_slot is None else logits.index_select(0, shared.row_of_slot)
-
-    def _prepare(self, plan: Plan, cache: KvCache) -> _Pass:
-        positions = self._upload(plan.positions)
-        slots = len(plan.slot_positions)
-        ranges: tuple[KeyRange, ...] = ()
-        mask: torch.Tensor | None = None
-        if slots:
-            ranges = tuple(key_ranges(round_up(plan.slot_positions + 1)))
-            length = max(part.length for part in ranges)
-            last = np.repeat(plan.slot_positions, self._shape.num_kv_heads).astype(np.float32)
-            mask = length_mask(self._upload(last), self._places[:length], self._dtype)
-        groups = tuple(
-            _Group(g.padded, *(self._upload(part) for part in (g.gather, g.flat, g.packed))) for g in plan.groups
-        )
-        return _Pass(
-            slots=slots,
-            rows=plan.decode_rows,
-            kept=max(plan.decode_rows, self._min_rows),
-            slot_of_row=None if plan.slot_of_row is None else self._upload(plan.slot_of_row),
-            row_of_slot=None if plan.row_of_slot is None else self._upload(plan.row_of_slot),
-            cos=self._cos.index_select(0, positions),
-            sin=self._sin.index_select(0, positions),
-            mask=mask,
-            ranges=ranges,
-            groups=groups,
-            source=None if plan.source is None else self._upload(plan.source),
-            targets=self._upload(cache.targets(plan.slots, plan.places)),
-        )
-
-    def _upload(self, array: LongArray | FloatArray) -> torch.Tensor:
-        return to_device(array, self._device)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMS norm over the last dimension, as transformers: in float32, rounded, then times the weight. Five
@@ -142,7 +54,7 @@ class Decoder:
         scaled = wide * scale
         return (scaled if wide is x else scaled.to(x.dtype)).mul_(weight)
 
-    def _project(self, x_TE: torch.Tensor, layer: LayerWeights, shared: _Pass) -> torch.Tensor:
+    def _project(self, x_TE: torch.Tensor, layer: LayerWeights, shared: Pass) -> torch.Tensor:
         """Query, key and value heads, [T, H + 2 kv_heads, D], rotated."""
         shape = self._shape
         rotated = shape.num_heads + shape.num_kv_heads
@@ -155,12 +67,12 @@ class Decoder:
         torch.addcmul(qk * shared.cos, swapped, shared.sin, out=place)
         return heads
 
-    def _store(self, index: int, heads_THD: torch.Tensor, cache: KvCache, shared: _Pass) -> None:
+    def _store(self, index: int, heads_THD: torch.Tensor, cache: KvCache, shared: Pass) -> None:
         kv = heads_THD[:, self._shape.num_heads :]
         kv = kv if shared.source is None else kv.index_select(0, shared.source)
         cache.write(index, kv, shared.targets)
 
-    def _attend(self, index: int, heads_THD: torch.Tensor, cache: KvCache, shared: _Pass) -> torch.Tensor:
+    def _attend(self, index: int, heads_THD: torch.Tensor, cache: KvCache, shared: Pass) -> torch.Tensor:
         """Attention of all packed tokens, [T, H * D]; zeros for padding."""
         total = heads_THD.shape[0]
         parts = self._attend_cache(index, heads_THD, cache, shared) if shared.rows else None
@@ -175,7 +87,7 @@ class Decoder:
             out.index_copy_(0, group.packed, attended.flatten(0, 1).index_select(0, group.flat))
         return out
 
-    def _attend_cache(self, index: int, heads_THD: torch.Tensor, cache: KvCache, shared: _Pass) -> torch.Tensor:
+    def _attend_cache(self, index: int, heads_THD: torch.Tensor, cache: KvCache, shared: Pass) -> torch.Tensor:
         """Attention of the decode rows to their slots, [N, H * D]."""
         shape, slots = self._shape, shared.slots
         query = heads_THD[: shared.rows, : shape.num_heads]
@@ -184,11 +96,12 @@ class Decoder:
             query = query.new_zeros(slots, *query.shape[1:]).index_copy_(0, shared.slot_of_row, query)
         kv_heads = shape.num_kv_heads
         query = query.reshape(slots * kv_heads, -1, shape.head_dim)
-        mask = cast(torch.Tensor, shared.mask)
+        keys = cast(Keys, shared.keys)
+        mask = keys.mask
         parts = []
-        for first, stop, length in shared.ranges:
+        for first, stop, length in keys.ranges:
             key, value = cache.read(index, first, stop, length)
-            if len(shared.ranges) == 1:
+            if len(keys.ranges) == 1:
                 parts.append(attend(query, key, value, mask))
             else:
                 lanes = slice(first * kv_heads, stop * kv_heads)

@@ -21,11 +21,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from streamrl.engines.torch.admission import PREFILL_TOKENS, admit, find_faults
 from streamrl.engines.torch.arrangement import arrange
 from streamrl.engines.torch.attention import round_up
-from streamrl.engines.torch.decoder import Decoder, to_device
+from streamrl.engines.torch.decoder import Decoder
 from streamrl.engines.torch.families import describe
 from streamrl.engines.torch.kv import KvCache
+from streamrl.engines.torch.passes import Pass, PassMaker, to_device
 from streamrl.engines.torch.plan import Segment, plan_pass
-from streamrl.engines.torch.sampling import SamplingRows, Truncation, choose, uniforms
+from streamrl.engines.torch.sampling import PLAIN, Draws, SamplingRows, Truncation, choose
 from streamrl.engines.torch.selftest import prove_batch_invariance
 from streamrl.engines.torch.slots import SlotTable
 from streamrl.engines.torch.weights import FusedWeights
@@ -94,7 +95,8 @@ class TorchEngine:
             device=self._device,
         )
         self._min_rows = DETERMINISTIC_ROWS if deterministic else 1
-        self._decoder = Decoder(
+        self._decoder = Decoder(self._shape, self._device)
+        self._passes = PassMaker(
             config,
             self._shape,
             max_length=max_length,
@@ -109,7 +111,11 @@ class TorchEngine:
         self._drained: Version | None = None
         self._stale_cache = False
         self._table = SlotTable(self._cache.slots, max_length)
+        # What stays as long as the same rows run.
         self._sampling: SamplingRows | None = None
+        self._draws: Draws | None = None
+        self._pass: Pass | None = None
+        self._chosen = torch.zeros(0, dtype=torch.long, device=self._device)
         self._waiting: deque[GenerationRequest] = deque()
         self._ended: list[GenerationResult] = []
         self._generated = 0
@@ -246,7 +252,7 @@ class TorchEngine:
         admission = admit(self._waiting, self.slots - table.running if starts else 0)
         sources, targets, places = arrange(table.length[: table.num_rows], table.taken(), admission.lengths())
         self._move(sources, targets)
-        self._sampling = None
+        self._sampling = self._draws = self._pass = None
         if not len(places):
             return ()
         table.assign(places, admission.requests, self._version)
@@ -261,13 +267,17 @@ class TorchEngine:
     def _sample_row_tokens(self, segments: Sequence[Segment]) -> list[GenerationResult]:
         """One pass and one token for every running row."""
         table = self._table
-        plan = plan_pass(*table.last_tokens(), segments, self._min_rows)
-        logits = self._decoder.forward(self._weights, plan, self._cache)
+        if self._pass is None or not self._pass.decodes_only:
+            self._pass = self._passes.make(plan_pass(*table.last_tokens(), segments, self._min_rows), self._cache)
+        else:
+            self._passes.advance(self._pass, self._chosen)
+        logits = self._decoder.forward(self._weights, self._pass, self._cache)
         assert logits is not None, "a pass with rows gives logits"
-        if self._sampling is None:
+        if self._sampling is None or self._draws is None:
             self._sampling = self._sampling_rows()
-        uniform = to_device(uniforms(table.stream[: table.num_rows], table.token_index()), self._device)
-        chosen, logprobs = (part.cpu().numpy() for part in choose(logits, self._sampling, uniform))
+            self._draws = Draws(table.stream[: table.num_rows], table.token_index(), self._device)
+        self._chosen, drawn = choose(logits, self._sampling, self._draws.next())
+        chosen, logprobs = self._chosen.cpu().numpy(), drawn.cpu().numpy()
         broken = np.flatnonzero(~np.isfinite(logprobs))
         if broken.size:
             self._cache.clear(to_device(broken, self._device))
@@ -293,11 +303,13 @@ class TorchEngine:
     def _prefill(self, segments: Sequence[Segment]) -> None:
         none: LongArray = np.zeros(0, dtype=np.int64)
         plan = plan_pass(none, none, segments, self._min_rows)
-        self._decoder.forward(self._weights, plan, self._cache)
+        self._decoder.forward(self._weights, self._passes.make(plan, self._cache), self._cache)
 
     def _sampling_rows(self) -> SamplingRows:
         table, device = self._table, self._device
         rows = slice(table.num_rows)
+        if table.plain[rows].all():
+            return PLAIN
         temperature, top_k = table.temperature[rows], table.top_k[rows]
         top_p, min_p = table.top_p[rows], table.min_p[rows]
         greedy = temperature == 0

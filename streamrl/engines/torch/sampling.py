@@ -17,6 +17,9 @@ from streamrl.types import FloatArray, LongArray
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 MIX_2 = np.uint64(0x94D049BB133111EB)
+DRAWN_TOKENS = 8
+"""Tokens that `Draws` makes uniform numbers for at once."""
+
 UNIFORM_BITS = 24
 """Bits of a uniform number: as many as float32 holds exactly, so that 1.0 is never reached by rounding."""
 
@@ -29,9 +32,33 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def uniforms(streams_N: npt.NDArray[np.uint64], index_N: LongArray) -> FloatArray:
-    """float32 [N] in [0, 1): number `index` of each stream. A stream is a mixed seed: `mix(seed)`."""
+    """float32 in [0, 1), [N] or what `index` broadcasts to: number `index` of each stream. A stream is a mixed
+    seed: `mix(seed)`."""
     bits = mix(streams_N + (index_N.astype(np.uint64) + np.uint64(1)) * GOLDEN)
     return (bits >> np.uint64(64 - UNIFORM_BITS)).astype(np.float32) * np.float32(2.0**-UNIFORM_BITS)
+
+
+class Draws:
+    """The uniform numbers of the same N rows, token after token; made for DRAWN_TOKENS at once.
+
+    streams: uint64 [N], see `uniforms`. index: int64 [N], the number of each row's next token.
+    """
+
+    def __init__(self, streams: npt.NDArray[np.uint64], index: LongArray, device: torch.device) -> None:
+        self._streams, self._index = streams.copy(), index.copy()
+        self._device = device
+        self._block: torch.Tensor | None = None
+        self._used = 0
+
+    def next(self) -> torch.Tensor:
+        """float32 [N], for each row's next token."""
+        if self._block is None or self._used == DRAWN_TOKENS:
+            ahead = np.arange(DRAWN_TOKENS)[:, None]
+            self._block = torch.from_numpy(uniforms(self._streams, self._index + ahead)).to(self._device)
+            self._index += DRAWN_TOKENS
+            self._used = 0
+        self._used += 1
+        return self._block[self._used - 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +85,10 @@ class SamplingRows:
     truncation: Truncation | None
 
 
+PLAIN = SamplingRows(temperature=None, greedy=None, all_greedy=False, truncation=None)
+"""Every row samples from the model's own distribution."""
+
+
 def choose(logits_NV: torch.Tensor, rows: SamplingRows, uniform_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw a token for each row. Returns token ids int64 [N] and log-probabilities float32 [N].
 
@@ -68,19 +99,17 @@ def choose(logits_NV: torch.Tensor, rows: SamplingRows, uniform_N: torch.Tensor)
     scores = logits_NV if rows.temperature is None else logits_NV / rows.temperature[:, None]
     if rows.truncation is not None:
         scores = _truncate(scores, rows.truncation)
-    top = scores.amax(dim=-1, keepdim=True)
-    cumulative = (scores - top).exp_().cumsum(dim=-1)
-    total = cumulative[:, -1:]
+    logprobs = torch.log_softmax(scores, dim=-1)
     if rows.all_greedy:
         tokens = scores.argmax(dim=-1, keepdim=True)
     else:
+        cumulative = logprobs.exp().cumsum_(dim=-1)
         # The first token whose cumulative weight is over the target. 24-bit uniforms keep target < total.
-        tokens = torch.searchsorted(cumulative, uniform_N[:, None] * total, right=True)
+        tokens = torch.searchsorted(cumulative, uniform_N[:, None] * cumulative[:, -1:], right=True)
         tokens.clamp_(max=scores.shape[-1] - 1)
         if rows.greedy is not None:
             tokens = torch.where(rows.greedy[:, None], scores.argmax(dim=-1, keepdim=True), tokens)
-    logprobs = scores.gather(1, tokens).sub_(top).sub_(total.log())
-    return tokens[:, 0], logprobs[:, 0]
+    return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
 
 
 def _truncate(scores_NV: torch.Tensor, truncation: Truncation) -> torch.Tensor:

@@ -30,7 +30,8 @@ class SlotTable:
     """State of `slots` rows of at most `max_length` tokens.
 
     token_ids int64 and logprobs float32 [slots, max_length], prompt first; length: tokens so far; start: tokens
-    of the prompt; limit: the length at which the row ends. Slots without a request hold leftovers.
+    of the prompt; limit: the length at which the row ends; plain: whether the row samples from the model's own
+    distribution. Slots without a request hold leftovers.
     """
 
     def __init__(self, slots: int, max_length: int) -> None:
@@ -39,6 +40,7 @@ class SlotTable:
         self.logprobs = np.zeros((slots, max_length), dtype=np.float32)
         self.length, self.start, self.limit, self.top_k = (np.zeros(slots, dtype=np.int64) for _ in range(4))
         self.temperature, self.top_p, self.min_p = (np.ones(slots, dtype=np.float32) for _ in range(3))
+        self.plain = np.ones(slots, dtype=np.bool_)
         self.stream = np.zeros(slots, dtype=np.uint64)
         self._stop = np.full((slots, 1), NO_STOP, dtype=np.int64)
         self._requests: list[GenerationRequest | None] = [None] * slots
@@ -71,6 +73,7 @@ class SlotTable:
         self.top_k[index] = [s.top_k for s in sampling]
         self.top_p[index] = [s.top_p for s in sampling]
         self.min_p[index] = [s.min_p for s in sampling]
+        self.plain[index] = [s.temperature == 1 and s.top_k == 0 and s.top_p == 1 and s.min_p == 0 for s in sampling]
         self.stream[index] = mix(np.array([request.seed for request in requests], dtype=np.uint64))
         self._assign_stops(index, requests)
         for row, request in zip(index.tolist(), requests, strict=True):
@@ -181,7 +184,7 @@ class SlotTable:
     def _columns(self) -> Iterable[npt.NDArray[np.generic]]:
         return (
             *(self.token_ids, self.logprobs, self.length, self.start, self.limit, self._stop),
-            *(self.temperature, self.top_k, self.top_p, self.min_p, self.stream),
+            *(self.temperature, self.top_k, self.top_p, self.min_p, self.plain, self.stream),
         )
 
     def begin_version(self, version: Version) -> None:
