@@ -107,12 +107,13 @@ def assert_same_up_to_a_tie(ours: list[int], theirs: list[int], logits: torch.Te
             return
 
 
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "library"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_and_logprobs_are_those_of_transformers(family: str, tied: bool):
+def test_greedy_tokens_and_logprobs_are_those_of_transformers(family: str, tied: bool, compiled: bool):
     model = tiny_model(family=family, tied=tied)
     prompts = random_prompts(lengths=[1, 2, 9, 31, 32, 33, 140, 290], seed=1)
-    engine = engine_of(model)
+    engine = engine_of(model, compiled=compiled)
     requests = [request(name=str(i), prompt=p, temperature=0.0) for i, p in enumerate(prompts)]
     for prompt, result in zip(prompts, engine.generate(requests), strict=True):
         ids = torch.from_numpy(prompt.astype(np.int64))[None]
@@ -145,15 +146,16 @@ def test_a_truncated_logprob_is_normalised_over_the_kept_tokens():
     np.testing.assert_allclose(result.logprobs, expected_logprobs(kept, result), atol=1e-5)
 
 
-def test_rows_with_different_sampling_share_a_batch_without_touching_each_other():
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "library"])
+def test_rows_with_different_sampling_share_a_batch_without_touching_each_other(compiled: bool):
     model = tiny_model()
     prompts = random_prompts(lengths=[5, 6, 7, 8, 9], seed=4)
     kinds = [{"temperature": 0.0}, {}, {"top_k": 4}, {"top_p": 0.6, "temperature": 1.3}, {"min_p": 0.2}]
     requests = [
         request(name=str(i), prompt=p, seed=i, **kind) for i, (p, kind) in enumerate(zip(prompts, kinds, strict=True))
     ]
-    together = engine_of(model).generate(requests)
-    alone = [engine_of(model).generate([one])[0] for one in requests]
+    together = engine_of(model, compiled=compiled).generate(requests)
+    alone = [engine_of(model, compiled=compiled).generate([one])[0] for one in requests]
     for a, b in zip(together, alone, strict=True):
         assert a.token_ids.tolist() == b.token_ids.tolist()
         assert a.logprobs.tobytes() == b.logprobs.tobytes()
@@ -259,15 +261,17 @@ def test_abort_returns_the_tokens_so_far_and_leaves_the_others_alone():
         assert by_name[name].logprobs.tobytes() == undisturbed[int(name)].logprobs.tobytes()
 
 
-def test_invariant_12_non_finite_logits_end_the_request_and_do_not_outlive_it():
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "library"])
+def test_invariant_12_non_finite_logits_end_the_request_and_do_not_outlive_it(compiled: bool):
     model = tiny_model(tied=False)
     good = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     poisoned = {name: tensor.clone() for name, tensor in good.items()}
     poisoned["model.embed_tokens.weight"][7] = float("nan")
     # The broken prompt is longer than those that follow in its slot: what it leaves there is masked, not overwritten.
     requests = [request(name=str(i), prompt=[5, 7] * 6 if i == 3 else [5, 6], seed=i) for i in range(4)]
-    clean = TorchEngine(model.config, Version(0, 0), tensors=good, slots=4, max_length=32, kv_bytes=2**22)
-    engine = TorchEngine(model.config, Version(0, 0), tensors=poisoned, slots=4, max_length=32, kv_bytes=2**22)
+    options = {"slots": 4, "max_length": 32, "kv_bytes": 2**22, "compiled": compiled}
+    clean = TorchEngine(model.config, Version(0, 0), tensors=good, **options)
+    engine = TorchEngine(model.config, Version(0, 0), tensors=poisoned, **options)
     results = engine.generate(requests)
     assert results[3].finish_reason is FinishReason.ERROR
     assert "non-finite log-prob at token 0, version 0.0" in results[3].error

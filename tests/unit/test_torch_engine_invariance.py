@@ -40,8 +40,8 @@ def model(request: pytest.FixtureRequest):
     return Qwen2ForCausalLM(config).eval()
 
 
-def engine_of(model, *, slots: int = 24, max_length: int = 640) -> TorchEngine:
-    return TorchEngine(model, Version(0, 0), slots=slots, max_length=max_length, kv_bytes=2**28)
+def engine_of(model, *, slots: int = 24, max_length: int = 640, compiled: bool = True) -> TorchEngine:
+    return TorchEngine(model, Version(0, 0), slots=slots, max_length=max_length, kv_bytes=2**28, compiled=compiled)
 
 
 def random_requests(*, number: int, seed: int) -> list[GenerationRequest]:
@@ -76,15 +76,16 @@ def run_scattered(
     return results
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_invariant_4_results_are_bit_equal_alone_and_in_any_crowd(model, seed: int):
+@pytest.mark.parametrize(("seed", "compiled"), [(0, True), (1, True), (0, False)])
+def test_invariant_4_results_are_bit_equal_alone_and_in_any_crowd(model, seed: int, compiled: bool):
     print(f"random seed of the requests and arrivals: {seed}")
     requests = random_requests(number=30, seed=seed)
-    lonely = engine_of(model, slots=1)
+    lonely = engine_of(model, slots=1, compiled=compiled)
     alone = {request.request_id: lonely.generate([request])[0] for request in requests}
+    crowd_of_40 = engine_of(model, slots=40, compiled=compiled)
     crowds = {
-        "at once": {result.request_id: result for result in engine_of(model, slots=40).generate(requests)},
-        "scattered": run_scattered(engine_of(model, slots=7), requests, seed=seed),
+        "at once": {result.request_id: result for result in crowd_of_40.generate(requests)},
+        "scattered": run_scattered(engine_of(model, slots=7, compiled=compiled), requests, seed=seed),
     }
     for name, crowd in crowds.items():
         for request_id, expected in alone.items():

@@ -15,6 +15,9 @@ from streamrl.types import LongArray
 CLASS_TOKENS = 64
 """Requests whose lengths fall into the same multiple count as equally long: fewer moves than an exact order."""
 
+ANY_TOKENS = 2**62
+"""Longer than any request: all are of one class."""
+
 RANGE_ROWS = 16
 """Ranges begin at multiples of it."""
 
@@ -31,14 +34,16 @@ class Arrangement(NamedTuple):
     places: LongArray
 
 
-def arrange(lengths: LongArray, taken: npt.NDArray[np.bool_], new_lengths: LongArray) -> Arrangement:
-    """Place the rows that are `taken` and the new ones so that classes of length descend, with the fewest moves:
-    a row that already lies where a row of its class belongs stays.
+def arrange(
+    lengths: LongArray, taken: npt.NDArray[np.bool_], new_lengths: LongArray, *, in_order: bool = True
+) -> Arrangement:
+    """Place the rows that are `taken` and the new ones so that classes of length descend (in any order, when not
+    `in_order`), with the fewest moves: a row that already lies where a row of its class belongs stays.
 
     lengths int64 [rows] and taken bool [rows] describe the slots so far; new_lengths int64 [m].
     """
     kept = np.flatnonzero(taken)
-    classes = np.concatenate((lengths[kept], new_lengths)) // CLASS_TOKENS
+    classes = np.concatenate((lengths[kept], new_lengths)) // (CLASS_TOKENS if in_order else ANY_TOKENS)
     wanted = -np.sort(-classes)
     total = len(classes)
     stays = np.zeros(total, dtype=np.bool_)

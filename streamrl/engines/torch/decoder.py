@@ -11,20 +11,52 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
+from transformers import PretrainedConfig
 
 from streamrl.engines.torch.attention import attend, causal_attention
 from streamrl.engines.torch.families import ModelShape
 from streamrl.engines.torch.kv import KvCache
-from streamrl.engines.torch.passes import Keys, Pass
+from streamrl.engines.torch.passes import Keys, LibraryPass, Pass, PassMaker
+from streamrl.engines.torch.plan import Plan
+from streamrl.engines.torch.sampling import SamplingRows, choose
 from streamrl.engines.torch.weights import FusedWeights, LayerWeights
 
 
 class Decoder:
-    """Runs passes over a cache with whatever weights it is given."""
+    """Runs passes over a cache with whatever weights it is given, by torch on any device and in any float type.
 
-    def __init__(self, shape: ModelShape, device: torch.device) -> None:
+    `begin` lays a plan out; `forward` runs it; `advance` goes on to the next token of the same rows.
+    """
+
+    sorts_rows = True
+    """Whether a step is cheaper with the longest requests first (see `arrangement`)."""
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        shape: ModelShape,
+        *,
+        max_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        min_rows: int,
+    ) -> None:
         self._shape = shape
         self._eps = torch.tensor(shape.rms_norm_eps, dtype=torch.float32, device=device)
+        self._maker = PassMaker(config, shape, max_length=max_length, dtype=dtype, device=device, min_rows=min_rows)
+
+    def begin(self, plan: Plan, cache: KvCache) -> Pass:
+        return self._maker.make(plan, cache)
+
+    def advance(self, current: Pass, token_ids: torch.Tensor) -> None:
+        """Turn a pass that `decodes_only` into the one that reads `token_ids` (int64 [N]) one position further."""
+        self._maker.advance(cast(LibraryPass, current), token_ids)
+
+    def choose(
+        self, logits_NV: torch.Tensor, rows: SamplingRows, uniform_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `sampling.choose`."""
+        return choose(logits_NV, rows, uniform_N)
 
     def forward(self, weights: FusedWeights, shared: Pass, cache: KvCache) -> torch.Tensor | None:
         """Run a pass. Returns next-token logits of the running slots, float32 [N, vocab]; None when N is 0."""
@@ -57,17 +89,22 @@ class Decoder:
     def _project(self, x_TE: torch.Tensor, layer: LayerWeights, shared: Pass) -> torch.Tensor:
         """Query, key and value heads, [T, H + 2 kv_heads, D], rotated."""
         shape = self._shape
-        rotated = shape.num_heads + shape.num_kv_heads
-        projected = _linear(self._norm(x_TE, layer.input_norm), layer.qkv, layer.qkv_bias)
-        heads = projected.view(-1, rotated + shape.num_kv_heads, shape.head_dim)
-        qk = place = heads[:, :rotated]
-        if layer.qk_norm is not None:
-            qk = self._norm(qk, layer.qk_norm)
-        swapped = qk.roll(shape.head_dim // 2, -1)
-        torch.addcmul(qk * shared.cos, swapped, shared.sin, out=place)
+        projected = linear(self._norm(x_TE, layer.input_norm), layer.qkv, layer.qkv_bias)
+        heads = projected.view(-1, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
+        self._rotate(heads, layer, shared)
         return heads
 
+    def _rotate(self, heads_THD: torch.Tensor, layer: LayerWeights, shared: Pass) -> None:
+        """Norm and rotate the query and key heads in place."""
+        shared = cast(LibraryPass, shared)
+        qk = place = heads_THD[:, : -self._shape.num_kv_heads]
+        if layer.qk_norm is not None:
+            qk = self._norm(qk, layer.qk_norm)
+        swapped = qk.roll(self._shape.head_dim // 2, -1)
+        torch.addcmul(qk * shared.cos, swapped, shared.sin, out=place)
+
     def _store(self, index: int, heads_THD: torch.Tensor, cache: KvCache, shared: Pass) -> None:
+        shared = cast(LibraryPass, shared)
         kv = heads_THD[:, self._shape.num_heads :]
         kv = kv if shared.source is None else kv.index_select(0, shared.source)
         cache.write(index, kv, shared.targets)
@@ -89,6 +126,7 @@ class Decoder:
 
     def _attend_cache(self, index: int, heads_THD: torch.Tensor, cache: KvCache, shared: Pass) -> torch.Tensor:
         """Attention of the decode rows to their slots, [N, H * D]."""
+        shared = cast(LibraryPass, shared)
         shape, slots = self._shape, shared.slots
         query = heads_THD[: shared.rows, : shape.num_heads]
         if shared.slot_of_row is not None:
@@ -115,18 +153,22 @@ class Decoder:
 
     def _mix(self, x_TE: torch.Tensor, attended_TE: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
         """Output projection and gated MLP, each added to the residual."""
-        x_TE = _add_linear(x_TE, attended_TE, layer.output, layer.output_bias)
-        both = _linear(self._norm(x_TE, layer.post_norm), layer.gate_up, layer.gate_up_bias)
+        x_TE = add_linear(x_TE, attended_TE, layer.output, layer.output_bias)
+        both = linear(self._norm(x_TE, layer.post_norm), layer.gate_up, layer.gate_up_bias)
+        return add_linear(x_TE, self._gate(both), layer.down, layer.down_bias)
+
+    def _gate(self, both: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up, [T, I], of their joint projection [T, 2 I]."""
         gate, up = both.chunk(2, dim=-1)
-        return _add_linear(x_TE, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        return F.silu(gate).mul_(up)
 
 
-def _add_linear(x: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def add_linear(x: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x + linear(inner), the sum inside the product where there is no bias."""
     if bias is None:
         return torch.addmm(x, inner, weight)
     return x + torch.addmm(bias, inner, weight)
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)

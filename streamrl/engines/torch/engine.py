@@ -23,10 +23,11 @@ from streamrl.engines.torch.arrangement import arrange
 from streamrl.engines.torch.attention import round_up
 from streamrl.engines.torch.decoder import Decoder
 from streamrl.engines.torch.families import describe
+from streamrl.engines.torch.kernel_decoder import KernelDecoder
 from streamrl.engines.torch.kv import KvCache
-from streamrl.engines.torch.passes import Pass, PassMaker, to_device
+from streamrl.engines.torch.passes import Pass, to_device
 from streamrl.engines.torch.plan import Segment, plan_pass
-from streamrl.engines.torch.sampling import PLAIN, Draws, SamplingRows, Truncation, choose
+from streamrl.engines.torch.sampling import PLAIN, Draws, SamplingRows, Truncation
 from streamrl.engines.torch.selftest import prove_batch_invariance
 from streamrl.engines.torch.slots import SlotTable
 from streamrl.engines.torch.weights import FusedWeights
@@ -53,6 +54,7 @@ class TorchEngine:
     slots: requests decoded at once; fewer when `kv_bytes` holds fewer (see `slots` and `stats`).
     max_length: tokens of prompt and completion together that a request may have.
     dtype: of weights, activations and KV cache; that of the weights by default.
+    compiled: whether float32 on a CPU runs by compiled kernels (`kernels`); all else runs by torch alone.
 
     Raises ConfigError for a model it cannot run exactly, for a `max_length` over the model's context, and for
     `kv_bytes` that do not hold one request.
@@ -75,6 +77,7 @@ class TorchEngine:
         device: str = "cpu",
         deterministic: bool = True,
         dtype: torch.dtype | None = None,
+        compiled: bool = True,
     ) -> None:
         config, tensors = _weights_of(model, tensors)
         self._shape = describe(config)
@@ -95,15 +98,7 @@ class TorchEngine:
             device=self._device,
         )
         self._min_rows = DETERMINISTIC_ROWS if deterministic else 1
-        self._decoder = Decoder(self._shape, self._device)
-        self._passes = PassMaker(
-            config,
-            self._shape,
-            max_length=max_length,
-            dtype=self._dtype,
-            device=self._device,
-            min_rows=self._min_rows,
-        )
+        self._decoder = self._new_decoder(config, compiled)
         self._weights = self._new_weights()
         self._weights.copy_from(tensors)
         self._spare: FusedWeights | None = None
@@ -121,6 +116,12 @@ class TorchEngine:
         self._generated = 0
         self._finished = 0
         self._closed = False
+
+    def _new_decoder(self, config: PretrainedConfig, compiled: bool) -> Decoder:
+        shape, length, rows = self._shape, self._max_length, self._min_rows
+        if compiled and self._device.type == "cpu" and self._dtype is torch.float32:
+            return KernelDecoder(config, shape, max_length=length, min_rows=rows)
+        return Decoder(config, shape, max_length=length, dtype=self._dtype, device=self._device, min_rows=rows)
 
     def _new_weights(self) -> FusedWeights:
         return FusedWeights(self._shape, self._dtype, self._device)
@@ -250,7 +251,8 @@ class TorchEngine:
         if not starts and table.running == table.num_rows:
             return ()
         admission = admit(self._waiting, self.slots - table.running if starts else 0)
-        sources, targets, places = arrange(table.length[: table.num_rows], table.taken(), admission.lengths())
+        lengths, in_order = table.length[: table.num_rows], self._decoder.sorts_rows
+        sources, targets, places = arrange(lengths, table.taken(), admission.lengths(), in_order=in_order)
         self._move(sources, targets)
         self._sampling = self._draws = self._pass = None
         if not len(places):
@@ -268,15 +270,15 @@ class TorchEngine:
         """One pass and one token for every running row."""
         table = self._table
         if self._pass is None or not self._pass.decodes_only:
-            self._pass = self._passes.make(plan_pass(*table.last_tokens(), segments, self._min_rows), self._cache)
+            self._pass = self._decoder.begin(plan_pass(*table.last_tokens(), segments, self._min_rows), self._cache)
         else:
-            self._passes.advance(self._pass, self._chosen)
+            self._decoder.advance(self._pass, self._chosen)
         logits = self._decoder.forward(self._weights, self._pass, self._cache)
         assert logits is not None, "a pass with rows gives logits"
         if self._sampling is None or self._draws is None:
             self._sampling = self._sampling_rows()
             self._draws = Draws(table.stream[: table.num_rows], table.token_index(), self._device)
-        self._chosen, drawn = choose(logits, self._sampling, self._draws.next())
+        self._chosen, drawn = self._decoder.choose(logits, self._sampling, self._draws.next())
         chosen, logprobs = self._chosen.cpu().numpy(), drawn.cpu().numpy()
         broken = np.flatnonzero(~np.isfinite(logprobs))
         if broken.size:
@@ -303,7 +305,7 @@ class TorchEngine:
     def _prefill(self, segments: Sequence[Segment]) -> None:
         none: LongArray = np.zeros(0, dtype=np.int64)
         plan = plan_pass(none, none, segments, self._min_rows)
-        self._decoder.forward(self._weights, self._passes.make(plan, self._cache), self._cache)
+        self._decoder.forward(self._weights, self._decoder.begin(plan, self._cache), self._cache)
 
     def _sampling_rows(self) -> SamplingRows:
         table, device = self._table, self._device

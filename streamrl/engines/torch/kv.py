@@ -11,7 +11,7 @@ import torch
 from streamrl.engines.torch.attention import round_up
 from streamrl.engines.torch.families import ModelShape
 from streamrl.errors import ConfigError
-from streamrl.types import LongArray
+from streamrl.types import FloatArray, LongArray
 
 
 class KvCache:
@@ -63,6 +63,15 @@ class KvCache:
         """Keys and values of slots first..stop-1, each a view [(stop - first) * kv_heads, length, D]."""
         lanes = slice(first * self._heads, stop * self._heads)
         return self._keys[layer][lanes, :length], self._values[layer][lanes, :length]
+
+    def lines(self, layer: int) -> FloatArray:
+        """The whole layer on the host as lines [2 slots kv_heads capacity, D], where `targets` points; float32."""
+        return self._flat[layer].numpy()
+
+    def arrays(self, layer: int) -> tuple[FloatArray, FloatArray]:
+        """Keys and values on the host, each a view [slots, kv_heads, capacity, D]; float32."""
+        size = (self.slots, self._heads, self.capacity, -1)
+        return self._keys[layer].view(size).numpy(), self._values[layer].view(size).numpy()
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
         """Copy the first `length` positions of slots `sources` over slots `targets` (int64), all at once."""

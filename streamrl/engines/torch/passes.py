@@ -57,27 +57,40 @@ class Keys:
 class Pass:
     """One pass over T packed tokens: the plan's decode rows first. `kept` rows go on after the last attention.
 
-    token_ids, positions int64 [T]; cos, sin [T, 1, D]; targets int64 [W * 2 kv_heads]; the others as in Plan.
+    token_ids int64 [T]; the others as in Plan.
     """
 
     slots: int
     rows: int
     kept: int
     token_ids: torch.Tensor
-    positions: torch.Tensor
-    slot_of_row: torch.Tensor | None
     row_of_slot: torch.Tensor | None
-    cos: torch.Tensor
-    sin: torch.Tensor
-    keys: Keys | None
     groups: tuple[Group, ...]
-    source: torch.Tensor | None
-    targets: torch.Tensor
 
     @property
     def decodes_only(self) -> bool:
         """Whether each slot has its own row and nothing else is computed: only such a pass can be advanced."""
-        return self.slots > 0 and not self.groups and self.slot_of_row is None
+        return self.slots > 0 and not self.groups and self.row_of_slot is None
+
+
+@dataclass(slots=True)
+class LibraryPass(Pass):
+    """What torch needs besides: positions int64 [T]; cos, sin [T, 1, D]; targets int64 [W * 2 kv_heads]."""
+
+    positions: torch.Tensor
+    slot_of_row: torch.Tensor | None
+    cos: torch.Tensor
+    sin: torch.Tensor
+    keys: Keys | None
+    source: torch.Tensor | None
+    targets: torch.Tensor
+
+
+def upload_groups(plan: Plan, device: torch.device) -> tuple[Group, ...]:
+    return tuple(
+        Group(group.padded, *(to_device(part, device) for part in (group.gather, group.flat, group.packed)))
+        for group in plan.groups
+    )
 
 
 class PassMaker:
@@ -102,12 +115,10 @@ class PassMaker:
         # [max_length, 1, D]: a lookup gives what broadcasts over heads.
         self._cos, self._sin = cos[:, None], sin[:, None]
 
-    def make(self, plan: Plan, cache: KvCache) -> Pass:
+    def make(self, plan: Plan, cache: KvCache) -> LibraryPass:
         positions = self._upload(plan.positions)
-        groups = tuple(
-            Group(g.padded, *(self._upload(part) for part in (g.gather, g.flat, g.packed))) for g in plan.groups
-        )
-        return Pass(
+        last = plan.slot_positions
+        return LibraryPass(
             slots=len(plan.slot_positions),
             rows=plan.decode_rows,
             kept=max(plan.decode_rows, self._min_rows),
@@ -117,16 +128,17 @@ class PassMaker:
             row_of_slot=None if plan.row_of_slot is None else self._upload(plan.row_of_slot),
             cos=self._cos.index_select(0, positions),
             sin=self._sin.index_select(0, positions),
-            keys=self._keys(plan.slot_positions.copy(), _ranges(plan.slot_positions)) if len(plan.slot_positions) else None,
-            groups=groups,
+            keys=self._keys(last.copy(), _ranges(last)) if len(last) else None,
+            groups=upload_groups(plan, self._device),
             source=None if plan.source is None else self._upload(plan.source),
             targets=self._upload(cache.targets(plan.slots, plan.places)),
         )
 
-    def advance(self, current: Pass, token_ids: torch.Tensor) -> None:
+    def advance(self, current: LibraryPass, token_ids: torch.Tensor) -> None:
         """Turn a pass that `decodes_only` into the one that reads `token_ids` (int64 [N]) one position further."""
         keys = current.keys
-        assert keys is not None and current.decodes_only, "a pass with prompts cannot be advanced"
+        assert keys is not None, "a pass without running slots cannot be advanced"
+        assert current.decodes_only, "a pass with prompts cannot be advanced"
         current.token_ids[: current.rows].copy_(token_ids)
         # A padding row moves on with the others; nobody reads it, and it is never ahead of a real one.
         current.positions.add_(1)

@@ -96,9 +96,7 @@ def choose(logits_NV: torch.Tensor, rows: SamplingRows, uniform_N: torch.Tensor)
     normalised. A greedy row's is the plain log-softmax (temperature 1, no truncation). A row whose logits are
     not finite gives a non-finite log-probability and an arbitrary valid id.
     """
-    scores = logits_NV if rows.temperature is None else logits_NV / rows.temperature[:, None]
-    if rows.truncation is not None:
-        scores = _truncate(scores, rows.truncation)
+    scores = sampled_scores(logits_NV, rows)
     logprobs = torch.log_softmax(scores, dim=-1)
     if rows.all_greedy:
         tokens = scores.argmax(dim=-1, keepdim=True)
@@ -110,6 +108,12 @@ def choose(logits_NV: torch.Tensor, rows: SamplingRows, uniform_N: torch.Tensor)
         if rows.greedy is not None:
             tokens = torch.where(rows.greedy[:, None], scores.argmax(dim=-1, keepdim=True), tokens)
     return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
+
+
+def sampled_scores(logits_NV: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """What the softmax of the sampled distribution is taken of: logits over temperature, -inf where truncated."""
+    scores = logits_NV if rows.temperature is None else logits_NV / rows.temperature[:, None]
+    return scores if rows.truncation is None else _truncate(scores, rows.truncation)
 
 
 def _truncate(scores_NV: torch.Tensor, truncation: Truncation) -> torch.Tensor:
