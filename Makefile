@@ -7,7 +7,7 @@
 #   make test-faults         the long fault tests: kill storms, crash points, damage, full disks; KILLS=500 for more
 #   make check               formatting, lint, types, layers
 #   make fmt                 format the code and repair what lint can
-#   make bench               all figures of the README; bench-engine and bench-e2e make one part each
+#   make bench               all figures of the README; bench-quickstart, -engine, -queue and -e2e make one part each
 #   make clean               remove caches and build leftovers; runs/, .venv and .venvs stay
 #
 # pip is used as this machine configures it (index, proxy, wheels). PYTHON=... chooses the interpreter.
@@ -18,7 +18,7 @@ PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKSTART := $(if $(SEED),--seed $(SEED) --name quickstart-seed$(SEED)) $(ARGS)
 
-.PHONY: quickstart test test-faults check fmt bench bench-engine bench-e2e clean
+.PHONY: quickstart test test-faults check fmt bench bench-quickstart bench-engine bench-queue bench-e2e clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/streamrl up configs/quickstart.toml $(QUICKSTART)
@@ -40,7 +40,13 @@ fmt: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-engine bench-e2e
+bench: bench-quickstart bench-engine bench-queue bench-e2e
+
+bench-quickstart: $(VENV)/.installed
+	$(BIN)/python benchmarks/bench_quickstart.py $(if $(SEED),-- --seed $(SEED))
+
+bench-queue: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_queue.py
 
 bench-engine: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench_engine.py

@@ -6,6 +6,10 @@ it never waits. Pure.
 """
 
 from dataclasses import dataclass
+from typing import Final
+
+EARLY_SHARE: Final = 0.7
+"""Of the limit, held by rows that only a checkpoint lets go: one is taken before its time then."""
 
 
 @dataclass(slots=True)
@@ -22,6 +26,14 @@ class ByteBudget:
 
     def reserve(self, num_bytes: int) -> None:
         self.reserved += num_bytes
+
+    def wants_checkpoint(self, trained: int, step_bytes: int) -> bool:
+        """Whether a checkpoint should cover the `trained` bytes now, those held by trained rows.
+
+        At 70% of the limit; earlier where the rest could not hold a step of `step_bytes`, for which the learner would
+        wait for ever.
+        """
+        return trained > min(EARLY_SHARE * self.limit, self.limit - step_bytes)
 
     def trim(self, reserved: int, used: int) -> None:
         """Replace a part of a reservation by the bytes that a row takes."""

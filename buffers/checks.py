@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from buffers.schema import FINISH_REASONS, TOKEN_COLUMNS, table_of
+from buffers.schema import FINISH_REASONS, table_of
 from streamrl.errors import DataError, NonFiniteError
 from streamrl.types import LongArray, ScoreStatus, TokenOrigin
 
@@ -31,6 +31,7 @@ _NAMES: Final = {
         "replica": f"^{_NAME}$",
     },
     "scores": {"rollout_id": f"^{_NAME}/[0-9]+$", "scorer": f"^{_NAME}$"},
+    "partials": {"rollout_id": f"^{_NAME}/[0-9]+$"},
 }
 
 
@@ -70,8 +71,11 @@ def check_batch(batch: pa.RecordBatch, schema: pa.Schema) -> None:
     _refuse_nulls(batch)
     table = table_of(schema)
     for name, pattern in _NAMES.get(table, {}).items():
-        plain = pc.match_substring_regex(batch.column(name), pattern).to_numpy(zero_copy_only=False)
-        _refuse(~plain, batch, f"{name} is no plain name: letters, digits and any of '_.:@+=-'")
+        column = batch.column(name)
+        # Most names stand in many rows: a look at the different ones is enough, unless one of them is bad.
+        if not pc.all(pc.match_substring_regex(column.unique(), pattern), min_count=0).as_py():
+            plain = pc.match_substring_regex(column, pattern).to_numpy(zero_copy_only=False)
+            _refuse(~plain, batch, f"{name} is no plain name: letters, digits and any of '_.:@+=-'")
     if table == "completions":
         _check_tokens(batch)
         _check_spans(batch)
@@ -79,6 +83,8 @@ def check_batch(batch: pa.RecordBatch, schema: pa.Schema) -> None:
     elif table == "scores":
         _check_words(batch, "status", [status.value for status in ScoreStatus])
         _check_rewards(batch)
+    elif table == "partials":
+        _check_pieces(batch)
 
 
 def _refuse(bad_rows: Bools, batch: pa.RecordBatch, what: str, error: type[Exception] = DataError) -> None:
@@ -148,24 +154,46 @@ def _check_rewards(batch: pa.RecordBatch) -> None:
 
 
 def _check_tokens(batch: pa.RecordBatch) -> None:
-    ids, origin, logprobs = (batch.column(name) for name in TOKEN_COLUMNS)
+    ids, origin = batch.column("token_ids"), batch.column("token_origin")
     offsets = list_offsets(ids)
-    lengths = np.diff(offsets)
-    for name, column in (("token_origin", origin), ("rollout_logprobs", logprobs)):
-        unequal = np.diff(list_offsets(column)) != lengths
-        _refuse(unequal, batch, f"{name} and token_ids differ in length; each token has one entry in both")
+    _check_lengths(batch, "token_origin")
+    _check_logprobs(batch)
     unknown = list_values(origin) > max(TokenOrigin)
     what = "a token_origin that is none of 0 (prompt), 1 (sampled), 2 (environment)"
     _refuse_value(unknown, offsets, batch, what)
+
+
+def _check_lengths(batch: pa.RecordBatch, name: str) -> None:
+    unequal = np.diff(list_offsets(batch.column(name))) != np.diff(list_offsets(batch.column("token_ids")))
+    _refuse(unequal, batch, f"{name} and token_ids differ in length; each token has one entry in both")
+
+
+def _check_logprobs(batch: pa.RecordBatch) -> None:
+    _check_lengths(batch, "rollout_logprobs")
+    logprobs = batch.column("rollout_logprobs")
     what = "a rollout_logprob is NaN or infinite; end such a rollout as `error`, with log-probs of 0"
-    _refuse_value(~np.isfinite(list_values(logprobs)), offsets, batch, what, NonFiniteError)
+    _refuse_value(~np.isfinite(list_values(logprobs)), list_offsets(logprobs), batch, what, NonFiniteError)
 
 
-def _check_spans(batch: pa.RecordBatch) -> None:
+def _check_pieces(batch: pa.RecordBatch) -> None:
+    """Pieces of rollouts: some tokens each, all sampled, and the first span where the piece begins."""
+    starts = batch.column("start").to_numpy().astype(np.int64)
+    _refuse((starts < 0) | (np.diff(list_offsets(batch.column("token_ids"))) == 0), batch, "a piece without tokens")
+    _refuse(batch.column("attempt").to_numpy() < 0, batch, "a negative attempt")
+    _check_logprobs(batch)
+    offsets, first = _check_span_order(batch, starts)
+    _refuse(np.diff(offsets) == 0, batch, "a piece without a version span")
+    _refuse(first[offsets[:-1]] != 0, batch, "the first version span does not start where the piece does")
+
+
+def _check_span_order(batch: pa.RecordBatch, base: LongArray) -> tuple[LongArray, LongArray]:
+    """base: int64 [N], what `start` counts from in each row. Returns the offsets of the spans and their starts in the
+    row's tokens, int64 [S]."""
     spans = batch.column("version_spans")
     offsets, structs = list_offsets(spans), flat(spans)
     row = np.repeat(np.arange(batch.num_rows), np.diff(offsets))
     start, incarnation, step = (structs.field(i).to_numpy() for i in range(3))
+    start = start.astype(np.int64) - base[row]
     token_offsets = list_offsets(batch.column("token_ids"))
     outside = (start < 0) | (start >= np.diff(token_offsets)[row])
     _refuse_value(outside, offsets, batch, "a version span starts outside the row's tokens")
@@ -173,6 +201,12 @@ def _check_spans(batch: pa.RecordBatch) -> None:
     older = (incarnation[1:] < incarnation[:-1]) | ((incarnation[1:] == incarnation[:-1]) & (step[1:] < step[:-1]))
     wrong = np.concatenate(([False] * min(1, len(row)), same_row & ((start[1:] <= start[:-1]) | older)))
     _refuse_value(wrong, offsets, batch, "version spans must start ever later and never at an older version")
+    return offsets, start
+
+
+def _check_spans(batch: pa.RecordBatch) -> None:
+    offsets, start = _check_span_order(batch, np.zeros(batch.num_rows, np.int64))
+    token_offsets = list_offsets(batch.column("token_ids"))
     _refuse(
         _uncovered(batch, token_offsets, offsets, start),
         batch,
@@ -184,7 +218,7 @@ def _uncovered(
     batch: pa.RecordBatch,
     token_offsets: LongArray,
     span_offsets: LongArray,
-    start: npt.NDArray[np.int32],
+    start: LongArray,
 ) -> Bools:
     """bool [N]: rows with a sampled token before their first span, or with one and no span at all."""
     before = np.diff(token_offsets)

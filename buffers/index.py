@@ -12,13 +12,15 @@ of replicas only names; the clock only dates issues.
 """
 
 from collections import Counter
+from collections.abc import Collection
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from buffers.budget import ByteBudget
 from buffers.group import Group, GroupState, Tally
-from buffers.records import DataOrder, Lease, QueueCounts, QueueSettings, Records, UnscoredFrame
+from buffers.records import DataOrder, Found, Lease, OldestRow, QueueCounts, QueueSettings, Records, UnscoredFrame
 from buffers.running import RunningGroups
 from buffers.stepping import StepBooks
 from streamrl.clock import Clock
@@ -53,11 +55,20 @@ class ReplayIndex:
         self._steps = StepBooks(settings, self._tally, self._budget)
         self._dropped: Counter[str] = Counter()
         self._failed: list[int] = []
+        self.rows_withdrawn = 0
+        """Rows discarded because the data set was changed."""
+        self._lost: Counter[str] = Counter()
 
     @property
     def next_step(self) -> int:
         """The step whose batch comes next."""
         return self._steps.next_step
+
+    @property
+    def checkpoint_wanted(self) -> bool:
+        """Whether trained rows, which only a checkpoint lets go, leave too little room for the next step."""
+        step_bytes = self._settings.groups_per_step * self._running.group_bytes
+        return self._budget.wants_checkpoint(self._steps.trained_bytes, step_bytes)
 
     @property
     def num_unscored(self) -> int:
@@ -86,8 +97,10 @@ class ReplayIndex:
         return tickets
 
     def _again(self, group: Group, last_step: int) -> Ticket:
-        """Accepted rows keep the group's last step; without any it counts from the version served now."""
-        return self._ticket(group.number, group.attempt + 1, group.last_step if group.rows else last_step)
+        """Accepted rows keep the group's last step, and so do tokens that a journal may have of it; without either it
+        counts from the version served now."""
+        kept = bool(group.rows) or self._settings.journalled
+        return self._ticket(group.number, group.attempt + 1, group.last_step if kept else last_step)
 
     def _ticket(self, number: int, attempt: int, last_step: int) -> Ticket:
         data_pass, data_index = self._order.at(number)
@@ -160,6 +173,41 @@ class ReplayIndex:
         """Discard what a running group has and have it issued again, as if under the version of `step`."""
         return self._running.withdraw(number, self._admission.last_step(step))
 
+    def withdraw_begun(self, step: int) -> list[int]:
+        """The same for every running group that has rows already; their numbers. The rows are counted."""
+        begun = [number for number, group in self._running.groups.items() if group.rows]
+        self.rows_withdrawn += sum(len(self._running.groups[number].rows) for number in begun)
+        for number in begun:
+            self.withdraw(number, step)
+        return begun
+
+    def lost_groups(self, frames: Collection[FrameRef], leased: bool) -> list[int]:
+        """Groups that are not trained and have a row in one of these frames; those of the lease only if `leased`."""
+        everyone = (*self._running.groups.values(), *self._steps.untrained(leased))
+        return sorted(one.number for one in everyone if any(row.frame in frames for row in one.rows.values()))
+
+    def lose(self, numbers: Collection[int], step: int) -> tuple[int, int]:
+        """Discard what running, ready, leased or planned groups have, and have them issued again, as if under the
+        version of `step`.
+
+        Returns (rows discarded, first step that will not take the groups again that it had, or -1).
+        """
+        unplanned = self._steps.give_up(numbers)
+        last_step, rows = self._admission.last_step(step), 0
+        for number in numbers:
+            group = self._steps.take_out(number)
+            if group is not None:
+                rows += len(group.rows)
+                self._running.begin_again(group, last_step)
+            elif number in self._running.groups:
+                rows += len(self._running.groups[number].rows)
+                self._running.withdraw(number, last_step)
+        return rows, unplanned
+
+    def note_lost(self, groups: int, rows: int) -> None:
+        """Count what was lost with a node."""
+        self._lost.update(groups=groups, rows=rows)
+
     def release(self, replica: str) -> list[int]:
         """Take back what a lost replica has not finished."""
         return self._running.release(replica)
@@ -214,11 +262,57 @@ class ReplayIndex:
         self._tally.rows[GroupState.TRAINED] += rows
         self._tally.tokens[GroupState.TRAINED] += tokens
 
+    def add_dropped(self, rows: int, tokens: int) -> None:
+        """Book rows of covered steps that were discarded before."""
+        self._running.accepted_tokens += tokens
+        self._tally.rows[GroupState.DROPPED] += rows
+        self._tally.tokens[GroupState.DROPPED] += tokens
+
     def overdue(self, limit_s: float) -> list[tuple[int, str]]:
         """(number, replica) of running groups issued more than `limit_s` ago; "" once no replica has it."""
         now = self._clock.now()
         groups = self._running.groups.values()
         return [(group.number, group.replica or "") for group in groups if now - group.issued_at > limit_s]
+
+    def oldest(self) -> OldestRow | None:
+        """The accepted row of the oldest version, the lowest group first, among those that wait; None without any.
+
+        Rows without a sampled token have no version and come last. Looks at every row that waits.
+        """
+        never = np.iinfo(np.int64).max
+        rows = (
+            (never if row.oldest_step < 0 else row.oldest_step, group.number, *key, row)
+            for group in chain(self._running.groups.values(), self._steps.waiting())
+            for key, row in group.rows.items()
+        )
+        found = min(rows, key=lambda entry: entry[:4], default=None)
+        if found is None:
+            return None
+        _, number, sample, branch, row = found
+        return OldestRow(
+            number=number,
+            sample_index=sample,
+            branch=branch,
+            oldest_step=row.oldest_step,
+            frame=row.frame,
+            row=row.row,
+        )
+
+    def found(self, step: int, data_changed: bool) -> Found:
+        """What a learner that begins at `step` finds."""
+        steps, rows = self._steps.again()
+        counts, orphans = self.counts(), self._running.orphans
+        size = self._settings.group_size
+        return Found(
+            step=step,
+            steps_again=steps,
+            rows_again=rows,
+            rows_waiting=counts.rows_waiting - rows,
+            groups_again=len(orphans),
+            rollouts_again=sum(size - len(self._running.groups[number].samples) for number in orphans),
+            data_changed=data_changed,
+            rows_discarded=self.rows_withdrawn if data_changed else 0,
+        )
 
     def counts(self, incarnation: int = 0) -> QueueCounts:
         """The books, now."""
@@ -236,6 +330,7 @@ class ReplayIndex:
             groups_trained=groups[state.TRAINED],
             groups_dropped=dict(self._dropped),
             groups_reissued=running.num_reissued,
+            groups_lost=self._lost["groups"],
             rows_pending=groups[state.RUNNING] * self._settings.group_size - running.num_samples,
             rows_complete=rows[state.RUNNING] - running.num_scored,
             rows_scored=running.num_scored,
@@ -244,6 +339,7 @@ class ReplayIndex:
             rows_trained=rows[state.TRAINED],
             rows_dropped=rows[state.DROPPED],
             rows_ignored=running.ignored["rows"],
+            rows_lost=self._lost["rows"],
             rows_unscored=self.num_unscored,
             scores_ok=running.scores[True],
             scores_failed=running.scores[False],
@@ -255,5 +351,7 @@ class ReplayIndex:
             tokens_ignored=running.ignored["tokens"],
             bytes_reserved=self._budget.reserved,
             bytes_held=self._budget.held,
+            bytes_trained=self._steps.trained_bytes,
             byte_budget=self._settings.byte_budget,
+            checkpoint_wanted=self.checkpoint_wanted,
         )

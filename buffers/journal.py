@@ -17,8 +17,10 @@ from streamrl.errors import StreamRLError
 class Journal:
     """The writing side of a queue. One event loop owns it."""
 
-    def __init__(self, ledger: Ledger, on_failure: Callable[[], None]) -> None:
+    def __init__(self, ledger: Ledger, on_failure: Callable[[], None], note: Callable[[Record], None]) -> None:
+        """note: sees every record, as it is written."""
         self._ledger = ledger
+        self._note = note
         self._on_failure = on_failure
         self._failure: StreamRLError | None = None
         self._last_write: Future[None] | None = None
@@ -34,6 +36,7 @@ class Journal:
         except StreamRLError as error:
             self._fail(error)
             raise
+        self._note(record)
 
     async def settled(self) -> None:
         """Wait until everything that was written so far is durable.

@@ -17,7 +17,14 @@ def build_lease(step: int, groups: Iterable[Group]) -> Lease:
         for (sample, branch), row in sorted(group.rows.items(), key=lambda item: item[0])
     ]
     places: dict[FrameRef, int] = {}
-    frame_index = [places.setdefault(row.frame, len(places)) for *_, row in rows]
+    # Rows of one frame share its reference nearly always: a look at the object saves hashing its fields.
+    seen: dict[int, int] = {}
+    frame_index = []
+    for *_, row in rows:
+        place = seen.get(id(row.frame))
+        if place is None:
+            place = seen[id(row.frame)] = places.setdefault(row.frame, len(places))
+        frame_index.append(place)
     return Lease(
         step=step,
         frames=list(places),

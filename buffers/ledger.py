@@ -32,11 +32,12 @@ _NAME: Final = re.compile(r"[0-9]{6,}\.log")
 
 
 class LedgerFile(NamedTuple):
-    """A file of the ledger up to its torn tail."""
+    """A file of the ledger up to its torn tail. torn_bytes: what a write that stopped left behind the good bytes."""
 
     path: Path
     good_bytes: int
     records: list[Record]
+    torn_bytes: int
 
 
 class Ledger:
@@ -152,18 +153,32 @@ def read_ledger(folder: Path) -> list[LedgerFile]:
     Raises:
         DataError: damage, a missing file, or records that this release does not know. Names file and offset.
     """
-    files = [_read_file(path) for path in ledger_files(folder)]
+    files = [read_ledger_file(path) for path in ledger_files(folder)]
     for file, successor in pairwise(files):
-        header = next(iter(successor.records), None)
-        if isinstance(header, RunHeader) and header.previous_bytes != file.good_bytes:
-            raise DataError(
-                f"{file.path}: offset {file.good_bytes}: the good frames end here, but {successor.path.name} "
-                f"was begun after {header.previous_bytes} bytes of them: the file is damaged; restore it"
-            )
+        check_end(file, successor)
     return files
 
 
-def _read_file(path: Path) -> LedgerFile:
+def check_end(file: LedgerFile, successor: LedgerFile) -> None:
+    """Refuse a file that ends elsewhere than where the one after it says.
+
+    Raises:
+        DataError: frames are missing. Names file and offset.
+    """
+    header = next(iter(successor.records), None)
+    if isinstance(header, RunHeader) and header.previous_bytes != file.good_bytes:
+        raise DataError(
+            f"{file.path}: offset {file.good_bytes}: the good frames end here, but {successor.path.name} "
+            f"was begun after {header.previous_bytes} bytes of them: the file is damaged; restore it"
+        )
+
+
+def read_ledger_file(path: Path) -> LedgerFile:
+    """One file of the ledger, up to its torn tail.
+
+    Raises:
+        DataError: damage, or records that this release does not know. Names file and offset.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -181,4 +196,4 @@ def _read_file(path: Path) -> LedgerFile:
             raise DataError(
                 f"{path}: offset {frame.start}: a record that this release does not know: {error}"
             ) from error
-    return LedgerFile(path, end, records)
+    return LedgerFile(path, end, records, len(data[end:].rstrip(b"\0")))

@@ -87,4 +87,16 @@ class Covered(msgspec.Struct, frozen=True, array_like=True, tag=9):
     step: int
 
 
-Record = RunHeader | Incarnation | Writer | Issued | Accepted | Scored | Dropped | Withdrawn | Step | Covered
+class Lost(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Groups taken back at `step`, since `rows` accepted rows of theirs lie on a node that is gone; to be issued again.
+
+    unplanned: the first step that will not take the groups again that it had; -1 if every step does.
+    """
+
+    numbers: list[int]
+    step: int
+    rows: int
+    unplanned: int
+
+
+Record = RunHeader | Incarnation | Writer | Issued | Accepted | Scored | Dropped | Withdrawn | Step | Covered | Lost

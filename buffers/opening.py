@@ -12,9 +12,10 @@ from typing import Final
 from buffers.fence import WriterFence
 from buffers.index import ReplayIndex
 from buffers.ledger import Ledger, read_ledger
-from buffers.ledger_records import LEDGER_SCHEMA, Incarnation, RunHeader
+from buffers.ledger_records import LEDGER_SCHEMA, Incarnation, RunHeader, Withdrawn
 from buffers.records import DataOrder, QueueSettings
 from buffers.recovery import recover, survey
+from buffers.retention import Retention
 from buffers.segment_reader import SegmentReader
 from streamrl.clock import Clock
 from streamrl.disk import make_folder, sync_file
@@ -26,15 +27,25 @@ SCORES_DIR: Final = "queue/scores"
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a queue starts with. incarnation: 0 for a fresh run, one more with each opening."""
+    """What a queue starts with. incarnation: 0 for a fresh run, one more with each opening. data_changed: the ledger
+    was of another data set so far. retention: has seen every record."""
 
     index: ReplayIndex
     fence: WriterFence
     ledger: Ledger
     incarnation: int
+    data_changed: bool
+    retention: Retention
 
 
-def open_folder(run_folder: Path, settings: QueueSettings, order: DataOrder, clock: Clock, resume_step: int) -> Opened:
+def open_folder(
+    run_folder: Path,
+    settings: QueueSettings,
+    order: DataOrder,
+    clock: Clock,
+    resume_step: int,
+    accept_changed_data: bool = False,
+) -> Opened:
     """Start afresh, or recover what the ledger in the run folder says. Arguments and errors: `ReplayQueue.open`."""
     folder = run_folder / LEDGER_DIR
     durable = settings.durability == "disk"
@@ -42,7 +53,7 @@ def open_folder(run_folder: Path, settings: QueueSettings, order: DataOrder, clo
         make_folder(run_folder, relative, durable)
     files = read_ledger(folder)
     index, fence = ReplayIndex(settings, order, clock), WriterFence()
-    history = survey(files, settings)
+    history = survey(files, settings, accept_changed_data)
     recover(files, history, resume_step, index, fence, SegmentReader(run_folder))
     if files and durable:
         # A process that was killed before its last sync left frames that a power cut could still take back.
@@ -51,4 +62,11 @@ def open_folder(run_folder: Path, settings: QueueSettings, order: DataOrder, clo
     header = RunHeader(LEDGER_SCHEMA, settings.fingerprint, settings.seed, settings.group_size, previous)
     ledger = Ledger(folder, header, durability=settings.durability, commit_interval_s=settings.commit_interval_s)
     ledger.append(Incarnation(history.incarnation + 1, resume_step)).result()
-    return Opened(index, fence, ledger, history.incarnation + 1)
+    if history.withdrawn:
+        # A recovery knows it from the header; this is for those who read the ledger and make no index.
+        ledger.append(Withdrawn(history.withdrawn, resume_step)).result()
+    retention = Retention(run_folder, settings)
+    for file in files:
+        for record in file.records:
+            retention.note(record)
+    return Opened(index, fence, ledger, history.incarnation + 1, history.data_changed, retention)

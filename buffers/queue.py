@@ -17,16 +17,28 @@ checkpoint of step s covers the leases below s.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from buffers.index import REWARD_FAILED
 from buffers.journal import Journal
-from buffers.ledger_records import Accepted, Covered, Dropped, Incarnation, Issued, Scored, Step, Withdrawn, Writer
+from buffers.late import LATE, give_up
+from buffers.ledger_records import (
+    Accepted,
+    Covered,
+    Dropped,
+    Incarnation,
+    Issued,
+    Lost,
+    Scored,
+    Step,
+    Writer,
+)
 from buffers.opening import COMPLETIONS_DIR, LEDGER_DIR, SCORES_DIR, Opened, open_folder
 from buffers.records import (
     AcceptedRows,
     DataOrder,
+    Found,
     Lease,
+    OldestRow,
     QueueCounts,
     QueueSettings,
     ScoredRows,
@@ -38,9 +50,6 @@ from streamrl.errors import ComponentError, DataError
 from streamrl.types import FrameRef, Ticket, Version
 
 __all__ = ["COMPLETIONS_DIR", "LATE", "LEDGER_DIR", "SCORES_DIR", "ReplayQueue"]
-
-LATE: Final = "late"
-"""Reason of a group that was dropped because the next batch could not wait for it (`late = "drop"`)."""
 
 
 class ReplayQueue:
@@ -59,9 +68,11 @@ class ReplayQueue:
         self._settings = settings
         self._index = opened.index
         self._fence = opened.fence
-        self._journal = Journal(opened.ledger, self._wake)
+        self._retention = opened.retention
+        self._journal = Journal(opened.ledger, self._wake, opened.retention.note)
         self._clock = clock
         self._incarnation = opened.incarnation
+        self._data_changed = opened.data_changed
         self._closed = False
         self._held = False
         self._serving: dict[str, Version] = {}
@@ -71,18 +82,26 @@ class ReplayQueue:
 
     @classmethod
     def open(
-        cls, run_folder: Path, settings: QueueSettings, order: DataOrder, clock: Clock, resume_step: int = 0
+        cls,
+        run_folder: Path,
+        settings: QueueSettings,
+        order: DataOrder,
+        clock: Clock,
+        resume_step: int = 0,
+        accept_changed_data: bool = False,
     ) -> "ReplayQueue":
         """Start a queue, or bring back the one whose ledger lies in the run folder.
 
         resume_step: step of the checkpoint that the learner resumes from. With 0, every step of the ledger is
-        planned again, and `resume_from` may still name the checkpoint before the first lease.
+        planned again, and `resume_from` may still name the checkpoint before the first lease. accept_changed_data: go
+        on though the data set is another one: what is complete is trained as it is, unfinished groups begin again.
 
         Raises:
-            DataError: damage in the ledger or in a scores frame. RunFolderError: the ledger of another run.
+            DataError: damage in the ledger or in a scores frame. RunFolderError: the ledger of another run, or of
+            another data set.
             FencedError, ResourceError: another process opens it too; the disk is full.
         """
-        return cls(settings, open_folder(run_folder, settings, order, clock, resume_step), clock)
+        return cls(settings, open_folder(run_folder, settings, order, clock, resume_step, accept_changed_data), clock)
 
     @property
     def incarnation(self) -> int:
@@ -97,6 +116,14 @@ class ReplayQueue:
     def counts(self) -> QueueCounts:
         """The books, now."""
         return self._index.counts(self._incarnation)
+
+    def found(self) -> Found:
+        """What a learner that resumes now, before its first lease, begins with."""
+        return self._index.found(self._index.next_step, self._data_changed)
+
+    def oldest(self) -> OldestRow | None:
+        """The waiting row that was sampled longest ago; looks at every row that waits."""
+        return self._index.oldest()
 
     def overdue(self, limit_s: float) -> list[tuple[int, str]]:
         """(number, replica) of running groups issued more than `limit_s` ago; "" where no replica has it."""
@@ -247,7 +274,8 @@ class ReplayQueue:
                 return replace(lease, waited_s=self._clock.now() - started)
             late = [] if self._settings.late == "wait" else self._index.late(step)
             if late:
-                self._give_up(late, step)
+                self._journal.write(give_up(self._index, self._settings.late, late, step))
+                self._room.notify()
             else:
                 await self._batch.wait()
 
@@ -275,6 +303,12 @@ class ReplayQueue:
         self._room.notify()
         await self._journal.settled()
 
+    def removable(self, oldest: int) -> tuple[list[str], str]:
+        """(log files that go now, why they still take more than their budget or ""). oldest: the lowest step that a
+        resume could begin with, of a checkpoint that `covered` was told of."""
+        growth = max(0, self._settings.byte_budget - self.counts().bytes_held)
+        return self._retention.removable(oldest, self._fence.epochs(), growth), self._retention.lack
+
     async def resume_from(self, step: int) -> int:
         """The learner starts again from a checkpoint of `step`; returns the new incarnation.
 
@@ -301,6 +335,23 @@ class ReplayQueue:
         await self._journal.settled()
         return dropped
 
+    async def lose(self, frames: list[FrameRef], leased: bool) -> tuple[int, int]:
+        """These frames can be read nowhere any more: their node is gone. Groups with rows in them are issued again.
+
+        leased: whether the groups of the lease are among them, which only who has the lease can say; `lease` chooses
+        anew then. Groups that are trained stay so. Returns (groups, rows of theirs that are discarded), durable.
+        """
+        self._journal.check()
+        numbers, rows = self._index.lost_groups(set(frames), leased), 0
+        if numbers:
+            step = self._index.next_step
+            rows, unplanned = self._index.lose(numbers, step)
+            self._index.note_lost(len(numbers), rows)
+            self._journal.write(Lost(numbers, step, rows, unplanned))
+            self._wake()
+        await self._journal.settled()
+        return len(numbers), rows
+
     def close(self) -> None:
         """Wake everyone who waits and end the ledger; what was appended is durable then."""
         self._closed = True
@@ -308,18 +359,6 @@ class ReplayQueue:
         self._journal.close()
 
     # Inside
-
-    def _give_up(self, numbers: list[int], step: int) -> None:
-        """Take late groups out of the way of a batch: for good, or to be generated again."""
-        if self._settings.late == "drop":
-            for number in numbers:
-                self._index.drop(number, LATE)
-            self._journal.write(Dropped(numbers, LATE))
-        else:
-            for number in numbers:
-                self._index.withdraw(number, step)
-            self._journal.write(Withdrawn(numbers, step))
-        self._room.notify()
 
     def _after_rows(self) -> None:
         """Rows or verdicts came: groups may be ready, or lost because too few of their scores are valid."""

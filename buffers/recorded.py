@@ -8,8 +8,10 @@ from pathlib import Path
 
 from buffers.fence import WriterFence
 from buffers.index import ReplayIndex
-from buffers.ledger import read_ledger
+from buffers.ledger import LedgerFile, read_ledger
+from buffers.ledger_records import Accepted, Scored
 from buffers.opening import LEDGER_DIR
+from buffers.places import HOME, node_of
 from buffers.records import DataOrder, Lease, QueueSettings
 from buffers.recovery import recover, survey
 from buffers.segment_reader import SegmentReader
@@ -21,13 +23,14 @@ def recorded_leases(run_folder: Path, settings: QueueSettings, order: DataOrder)
     """The lease of each step that was committed, from step 0 on.
 
     Raises:
-        RunFolderError: the run has no ledger, or it is of other data. DataError: damage.
+        RunFolderError: the run has no ledger, it is of other data, or some of its rows were let go. DataError: damage.
     """
     folder = run_folder / LEDGER_DIR
     files = read_ledger(folder) if folder.exists() else []
     if not files:
         raise RunFolderError(f"{run_folder} has no ledger in {LEDGER_DIR}: nothing was recorded")
     history = survey(files, settings)
+    _require_rows(run_folder, files)
     index = ReplayIndex(settings, order, SystemClock())
     recover(files, history, 0, index, WriterFence(), SegmentReader(run_folder))
     for step in sorted(history.steps):
@@ -36,3 +39,15 @@ def recorded_leases(run_folder: Path, settings: QueueSettings, order: DataOrder)
             raise RunFolderError(f"{folder}: the groups of step {step} are not all there any more")
         index.commit(step)
         yield lease
+
+
+def _require_rows(run_folder: Path, files: list[LedgerFile]) -> None:
+    """Refuse a run that has let go of some of its rows."""
+    records = (record for file in files for record in file.records)
+    named = {record.frame.path for record in records if isinstance(record, Accepted | Scored)}
+    gone = sorted(path for path in named if node_of(path) == HOME and not (run_folder / path).exists())
+    if gone:
+        raise RunFolderError(
+            f"{run_folder} has not the rows of all its steps any more: {len(gone)} of {len(named)} log files are gone, "
+            f'the first of them {gone[0]}; a run keeps them with queue.retain = "all" and a larger queue.disk_budget'
+        )

@@ -152,6 +152,36 @@ class Lease:
         return len(self.row)
 
 
+class OldestRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The waiting row that was sampled longest ago. Lies at place `row` of `frame`; oldest_step as in a `Lease`."""
+
+    number: int
+    sample_index: int
+    branch: int
+    oldest_step: int
+    frame: FrameRef
+    row: int
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What a learner that begins at `step`, that of its checkpoint, finds in the queue.
+
+    steps_again, rows_again: steps trained after it, which take the same groups again, and the rows of these.
+    rows_waiting: the other rows that are accepted and not trained. groups_again: issued and unfinished, to be issued
+    again; rollouts_again: those of their rollouts that are missing. rows_discarded: of unfinished groups, since the
+    data set is another one now (data_changed).
+    """
+
+    step: int
+    steps_again: int
+    rows_again: int
+    rows_waiting: int
+    groups_again: int
+    rollouts_again: int
+    data_changed: bool
+    rows_discarded: int
+
+
 class DataOrder(Protocol):
     """Which training item the n-th group takes (`streamrl.tasks.order.PromptOrder`)."""
 
@@ -162,7 +192,8 @@ class DataOrder(Protocol):
 
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a queue is told once. `fingerprint` and `seed` name the data and its order; a ledger of another is
-    refused. rollout_bytes: the most that one rollout takes when it is alone in its frame."""
+    refused. rollout_bytes: the most that one rollout takes when it is alone in its frame. journalled: whether a group
+    that is issued again may go on from tokens of the version that it was first issued under."""
 
     group_size: int
     groups_per_step: int
@@ -172,8 +203,12 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     total_groups: int | None = None
     lead: float | None = None
     late: Literal["wait", "drop", "reissue"] = "wait"
+    journalled: bool = False
     durability: Literal["disk", "memory"] = "disk"
     commit_interval_s: float = 0.005
+    retain: Literal["all", "covered"] = "all"
+    disk_budget: int = 2**62
+    """Bytes of the log files; the default is no bound."""
     fingerprint: str = ""
     seed: int = 0
 
@@ -184,7 +219,8 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     groups_issued = running + ready + leased + trained + dropped. rows_*: rollout branches by state (`pending`
     counts rollouts not accepted yet, of groups that run). tokens_*: sampled tokens accepted so far = queued +
     leased + trained + dropped; `ignored` ones came a second time or too late and are in none of these.
-    bytes_used = reserved for what runs + held by rows that no checkpoint covers yet.
+    bytes_used = reserved for what runs + held by rows that no checkpoint covers yet; bytes_trained of these by trained
+    rows. checkpoint_wanted: they leave too little room.
     """
 
     next_step: int
@@ -197,6 +233,7 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     groups_trained: int
     groups_dropped: dict[str, int]
     groups_reissued: int
+    groups_lost: int
     rows_pending: int
     rows_complete: int
     rows_scored: int
@@ -205,6 +242,7 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     rows_trained: int
     rows_dropped: int
     rows_ignored: int
+    rows_lost: int
     rows_unscored: int
     scores_ok: int
     scores_failed: int
@@ -216,7 +254,9 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     tokens_ignored: int
     bytes_reserved: int
     bytes_held: int
+    bytes_trained: int
     byte_budget: int
+    checkpoint_wanted: bool
 
     @property
     def bytes_used(self) -> int:

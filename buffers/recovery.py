@@ -3,7 +3,9 @@
 Guaranteed: after `recover`, everything that was durably accepted is there; steps trained after the checkpoint
 are planned again with the same groups; groups issued and not finished wait to be issued again, under their
 numbers. Verdicts are read from their frames, so a damaged one is found here. Groups of steps that the
-checkpoint covers cost no memory. Replaying uses the index's own rules: nothing is decided anew.
+checkpoint covers cost no memory. Replaying uses the index's own rules: nothing is decided anew. Where a file was begun
+with another data set than the one before it, which somebody has to have agreed to, unfinished groups are issued again
+without the rows that they had: no group has rows of two prompts.
 """
 
 from collections.abc import Iterable
@@ -11,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from buffers.fence import WriterFence
 from buffers.gather import score_columns
@@ -23,6 +26,7 @@ from buffers.ledger_records import (
     Dropped,
     Incarnation,
     Issued,
+    Lost,
     Record,
     RunHeader,
     Scored,
@@ -35,27 +39,32 @@ from buffers.segment_reader import SegmentReader
 from streamrl.errors import DataError, RunFolderError
 from streamrl.types import LongArray
 
+Flags = npt.NDArray[np.bool_]
+
 
 @dataclass(slots=True)
 class History:
-    """What the ledger says as a whole. steps: the groups of each trained step, by its latest record."""
+    """What the ledger says as a whole. steps: the groups of each trained step, by its latest record. data_changed: it
+    ends with another data set than that of the settings; withdrawn: groups that begin again for that. taken_back: for a
+    group whose rows were discarded, the place of the last record that says so, counted from 0."""
 
     incarnation: int = -1
+    data_changed: bool = False
+    withdrawn: list[int] = field(default_factory=list)
     covered_step: int = 0
     steps: dict[int, list[int]] = field(default_factory=dict)
+    taken_back: dict[int, int] = field(default_factory=dict)
 
 
 def check_header(header: RunHeader, settings: QueueSettings, source: Path) -> None:
     """Refuse a ledger of another run.
 
     Raises:
-        RunFolderError: another schema, data set, seed or group size. Names both values.
+        RunFolderError: another schema, seed or group size. Names both values.
     """
-    ours = (LEDGER_SCHEMA, settings.fingerprint, settings.seed, settings.group_size)
-    theirs = (header.schema, header.fingerprint, header.seed, header.group_size)
-    for name, mine, other in zip(
-        ("ledger schema", "data fingerprint", "seed", "group size"), ours, theirs, strict=True
-    ):
+    ours = (LEDGER_SCHEMA, settings.seed, settings.group_size)
+    theirs = (header.schema, header.seed, header.group_size)
+    for name, mine, other in zip(("ledger schema", "seed", "group size"), ours, theirs, strict=True):
         if mine != other:
             raise RunFolderError(
                 f"{source}: this run was made with {name} {other!r}, and is opened with {mine!r}: "
@@ -63,23 +72,44 @@ def check_header(header: RunHeader, settings: QueueSettings, source: Path) -> No
             )
 
 
-def survey(files: Iterable[LedgerFile], settings: QueueSettings) -> History:
+def _check_data(header: RunHeader, settings: QueueSettings, source: Path, accept_changed: bool) -> bool:
+    """Whether the data set is another one than that of a header. Raises RunFolderError where that is not accepted."""
+    if header.fingerprint == settings.fingerprint:
+        return False
+    if not accept_changed:
+        raise RunFolderError(
+            f"{source}: this run was made with data fingerprint {header.fingerprint!r}, and the data set has "
+            f"{settings.fingerprint!r} now: bring the old data back, go on with the new (`streamrl up "
+            "--accept-changed-data`), or start afresh (`streamrl up --fresh`)"
+        )
+    return True
+
+
+def survey(files: Iterable[LedgerFile], settings: QueueSettings, accept_changed_data: bool = False) -> History:
     """Read over the ledger once: header, steps, incarnation.
 
     Raises:
-        RunFolderError: it belongs to another run.
+        RunFolderError: it belongs to another run, or its newest file to another data set.
     """
     history = History()
-    for file in files:
-        for record in file.records:
-            if isinstance(record, RunHeader):
-                check_header(record, settings, file.path)
-            elif isinstance(record, Incarnation):
-                history.incarnation = max(history.incarnation, record.number)
-            elif isinstance(record, Covered):
-                history.covered_step = max(history.covered_step, record.step)
-            elif isinstance(record, Step):
-                history.steps[record.step] = record.numbers
+    newest: tuple[RunHeader, Path] | None = None
+    for place, (path, record) in enumerate((one.path, record) for one in files for record in one.records):
+        if isinstance(record, RunHeader):
+            check_header(record, settings, path)
+            newest = record, path
+        elif isinstance(record, Incarnation):
+            history.incarnation = max(history.incarnation, record.number)
+        elif isinstance(record, Covered):
+            history.covered_step = max(history.covered_step, record.step)
+        elif isinstance(record, Step):
+            history.steps[record.step] = record.numbers
+        elif isinstance(record, Lost | Withdrawn):
+            history.taken_back.update(dict.fromkeys(record.numbers, place))
+            first = record.unplanned if isinstance(record, Lost) else -1
+            for step in [step for step in history.steps if step >= first >= 0]:
+                del history.steps[step]
+    if newest is not None:
+        history.data_changed = _check_data(newest[0], settings, newest[1], accept_changed_data)
     return history
 
 
@@ -104,11 +134,11 @@ def recover(
             "they are not of one run; restore the ledger, or start afresh"
         )
     covered = [number for step in range(resume_step) for number in history.steps[step]]
-    replay = _Replay(index, fence, reader, np.array(sorted(covered), np.int64))
+    replay = _Replay(index, fence, reader, _marked(covered), history.taken_back)
     index.start_at(resume_step, len(covered))
-    for file in files:
-        for record in file.records:
-            replay.apply(record)
+    for place, record in enumerate(record for file in files for record in file.records):
+        replay.apply(place, record)
+    history.withdrawn = replay.settle_data(resume_step, history.data_changed)
     index.release_all()
     index.pop_failed()
     for step in sorted(step for step in history.steps if step >= resume_step):
@@ -117,22 +147,33 @@ def recover(
 
 @dataclass(slots=True)
 class _Replay:
-    """Applies records in order. covered: int64, sorted numbers of groups that need no memory any more."""
+    """Applies records in order. covered: by group number, whether it needs no memory
+    any more. taken_back: as
+    in `History`. fingerprint: of the data set so far. changed: another one was begun with, and the step that it began
+    at is still to come."""
 
     index: ReplayIndex
     fence: WriterFence
     reader: SegmentReader
-    covered: LongArray
+    covered: Flags
+    taken_back: dict[int, int]
+    fingerprint: str | None = None
+    changed: bool = False
 
-    def apply(self, record: Record) -> None:
+    def apply(self, place: int, record: Record) -> None:
         match record:
+            case RunHeader(fingerprint=fingerprint):
+                self.changed = self.changed or self.fingerprint not in (None, fingerprint)
+                self.fingerprint = fingerprint
+            case Incarnation(_, step):
+                self.settle_data(step, False)
             case Writer(name, epoch):
                 self.fence.raise_epoch(name, epoch)
                 self.index.release(name)
             case Issued():
                 self._issue(record)
             case Accepted():
-                self._accept(record)
+                self._accept(place, record)
             case Scored():
                 self._score(record)
             case Dropped(numbers, reason):
@@ -141,22 +182,33 @@ class _Replay:
             case Withdrawn(numbers, step):
                 for number in numbers:
                     self.index.withdraw(number, step)
+            case Lost(numbers, step, rows):
+                self.index.lose(numbers, step)
+                self.index.note_lost(len(numbers), rows)
             case _:
                 pass
 
+    def settle_data(self, step: int, changed: bool) -> list[int]:
+        """Take from unfinished groups what they have of a data set that is another one now; their numbers."""
+        changed, self.changed = changed or self.changed, False
+        return self.index.withdraw_begun(step) if changed else []
+
     def _issue(self, record: Issued) -> None:
-        covered = np.isin([ticket.number for ticket in record.tickets], self.covered)
+        covered = self._are_covered(np.array([ticket.number for ticket in record.tickets], np.int64))
         for ticket, skip in zip(record.tickets, covered.tolist(), strict=True):
             if skip:
                 self.index.skip(ticket.number)
             else:
                 self.index.restore_issue(record.replica, [ticket])
 
-    def _accept(self, record: Accepted) -> None:
+    def _accept(self, place: int, record: Accepted) -> None:
         rows = unpack(ACCEPTED, record.rows)
         covered = self._is_covered(rows)
-        self.index.add_trained(int(covered.sum()), int(rows["sampled_tokens"][covered].sum()))
         self.index.accept(record.frame, rows[~covered])
+        # Rows of a covered group that were discarded, and generated again, are not those that it was trained on.
+        last = np.array([self.taken_back.get(number, -1) for number in rows["number"].tolist()], np.int64)
+        for taken, book in ((last > place, self.index.add_dropped), (last <= place, self.index.add_trained)):
+            book(int((covered & taken).sum()), int(rows["sampled_tokens"][covered & taken].sum()))
 
     def _score(self, record: Scored) -> None:
         rows = unpack(SCORED, record.rows)
@@ -168,5 +220,17 @@ class _Replay:
             raise DataError(f"{record.frame.path}: offset {record.frame.offset}: fewer rows than the ledger names")
         self.index.score(rows, valid[rows["row"]], reward[rows["row"]])
 
-    def _is_covered(self, rows: Records) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-        return np.asarray(np.isin(rows["number"], self.covered), np.bool_)
+    def _is_covered(self, rows: Records) -> Flags:
+        return self._are_covered(np.asarray(rows["number"], np.int64))
+
+    def _are_covered(self, numbers: LongArray) -> Flags:
+        known = numbers < len(self.covered)
+        # A number that is not known has the place of one that is, and is put right after.
+        return np.asarray(self.covered[np.where(known, numbers, 0)] & known, np.bool_)
+
+
+def _marked(numbers: list[int]) -> Flags:
+    """Which numbers are among these, by number; looking one up costs the same however many there are."""
+    flags = np.zeros(max(numbers, default=0) + 1, np.bool_)
+    flags[numbers] = True
+    return flags

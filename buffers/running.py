@@ -97,13 +97,22 @@ class RunningGroups:
         group = self.groups.get(number)
         if group is None:
             return False
-        self._tally.discard_rows(group)
         self.remove(group)
-        self._budget.free(0, group.num_bytes)
-        fresh = self._new(number, group.attempt, last_step)
-        fresh.floor = group.attempt + 1
-        self.orphans.add(number)
+        self.begin_again(group, last_step)
         return True
+
+    def begin_again(self, group: Group, last_step: int) -> None:
+        """Discard the rows of a group that is no longer here, running or finished, and have it issued again.
+
+        Its last step never falls: admission counts on it, and more groups would be due at a step than can be trained.
+        """
+        self._tally.discard_rows(group)
+        self._budget.free(0, group.num_bytes)
+        group.rows, group.sampled_tokens = {}, 0
+        self._tally.move(group, GroupState.RUNNING)
+        fresh = self._new(group.number, group.attempt, max(last_step, group.last_step))
+        fresh.floor = group.attempt + 1
+        self.orphans.add(group.number)
 
     def remove(self, group: Group) -> None:
         """Take a group out: finished or dropped. Its rows stay booked, what was reserved is given back."""

@@ -1,4 +1,5 @@
-"""The Arrow schemas of what streamrl writes: completions, one row a rollout branch, and scores, joined by id.
+"""The Arrow schemas of what streamrl writes: completions, one row a rollout branch, and scores, joined by id; and
+partials, pieces of rollouts that have not ended.
 
 Guaranteed: no dictionary columns (a growing stream cannot carry them), no nulls in token columns, and a
 version in the schema's metadata. A reader takes any minor version of its own major and refuses a newer major.
@@ -6,7 +7,8 @@ Nothing here knows of files.
 
 Tokens: `token_ids`, `token_origin` and `rollout_logprobs` have one entry for each token of the row, prompt
 included. `version_spans.start` counts tokens of the row too: the span's version sampled the sampled tokens
-from there up to the next span's start.
+from there up to the next span's start. In partials all of this counts sampled tokens only, and `start` says how many
+came before the piece.
 """
 
 import re
@@ -20,7 +22,6 @@ VERSION: Final = "1.0"
 _VERSION: Final = re.compile(r"([0-9]{1,6})\.[0-9]{1,6}")
 VERSION_KEY: Final = b"streamrl.schema"
 TABLE_KEY: Final = b"streamrl.table"
-TOKEN_COLUMNS: Final = ("token_ids", "token_origin", "rollout_logprobs")
 FINISH_REASONS: Final = ("stop", "length", "abort", "error")
 """Their places are the finish codes of the ledger: append only."""
 
@@ -93,6 +94,19 @@ SCORES: Final = _schema(
     {"reward": pa.float64()},
 )
 
+PARTIALS: Final = _schema(
+    "partials",
+    {
+        "rollout_id": pa.string(),
+        "attempt": pa.int32(),
+        "start": pa.int32(),
+        "token_ids": _ragged(pa.int32()),
+        "rollout_logprobs": _ragged(pa.float32()),
+        "version_spans": _ragged(_SPAN),
+    },
+    {},
+)
+
 
 def major(version: str) -> int:
     """The major number of a "major.minor" version string.
@@ -106,7 +120,7 @@ def major(version: str) -> int:
     return int(found[1])
 
 
-_TABLES: Final = {"completions": COMPLETIONS, "scores": SCORES}
+_TABLES: Final = {"completions": COMPLETIONS, "scores": SCORES, "partials": PARTIALS}
 
 
 def check_readable(schema: pa.Schema, source: str) -> None:
@@ -134,7 +148,7 @@ def check_readable(schema: pa.Schema, source: str) -> None:
 
 
 def table_of(schema: pa.Schema) -> str:
-    """`completions` or `scores`: which of the two a schema says it is, "" when it says nothing."""
+    """`completions`, `scores` or `partials`: which of them a schema says it is, "" when it says nothing."""
     return _metadata(schema, TABLE_KEY)
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from buffers.checks import check_batch
+from buffers.places import HOME, node_of, resolve
 from buffers.schema import check_readable
 from buffers.segment_format import END_OF_STREAM, IndexEntry, frame_checksum, is_end, read_index
 from streamrl.errors import DataError, NonFiniteError
@@ -97,11 +98,13 @@ class SegmentReader:
         """Drop the mapping of a segment; batches already read keep theirs alive."""
         self._mappings.pop(path, None)
 
+    def forget_copies(self) -> None:
+        """Drop the mappings of segments of other nodes: their copies here may be replaced."""
+        for path in [path for path in self._mappings if node_of(path) != HOME]:
+            del self._mappings[path]
+
     def _resolve(self, path: str) -> Path:
-        resolved = (self._run_folder / path).resolve() if "\0" not in path else Path("/")
-        if not resolved.is_relative_to(self._run_folder):
-            raise DataError(f"segment path {path!r} leads out of the run folder {self._run_folder}")
-        return resolved
+        return resolve(self._run_folder, path)
 
     def _mapping(self, path: str, needed: int) -> _Mapping:
         mapping = self._mappings.get(path)
@@ -126,7 +129,10 @@ class SegmentReader:
 
     def _verify_size(self, mapping: _Mapping, needed: int) -> None:
         """A map outlives a cut of its file, and reading past the cut would end the process: look first."""
-        size = mapping.path.stat().st_size
+        try:
+            size = mapping.path.stat().st_size
+        except OSError as error:
+            raise DataError(f"{mapping.path}: cannot be read any more: {error.strerror}") from error
         if size < needed:
             raise DataError(f"{mapping.path}: {size} bytes, but a frame ends at {needed}: the file was cut")
 

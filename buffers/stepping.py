@@ -3,20 +3,21 @@
 Guaranteed: steps are leased in order, one at a time, and a lease asked for again is the same one; after going
 back, the steps that were trained before take the same groups again before anything else is chosen; trained
 rows hold their bytes until a checkpoint covers them. Which groups a new step takes is `streamrl.staleness`'s
-to say. Pure; choosing a batch looks at all groups that are not trained yet, the rest is linear in the groups
-concerned.
+to say. Pure; linear in the groups concerned.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from itertools import chain
 
 from buffers.budget import ByteBudget
 from buffers.group import Group, GroupState, Tally
 from buffers.leasing import build_lease
+from buffers.ready import ReadyGroups
 from buffers.records import Lease, QueueSettings
 from streamrl.errors import ComponentError
-from streamrl.staleness import Candidate, late_groups, select_batch
+from streamrl.staleness import Candidate, late_groups
 
-Running = Callable[[], Iterable[Candidate]]
+Running = Callable[[], Collection[Candidate]]
 
 
 class StepBooks:
@@ -26,21 +27,56 @@ class StepBooks:
         self._settings = settings
         self._tally = tally
         self._budget = budget
-        self._ready: dict[int, Group] = {}
+        self._ready = ReadyGroups()
         self._planned: dict[int, list[Group]] = {}
         self._leased: tuple[Lease, list[Group]] | None = None
         self._trained: dict[int, list[Group]] = {}
+        self._trained_bytes = 0
         self.next_step = 0
         self.covered_step = 0
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes held by trained rows that no checkpoint covers yet."""
+        return self._trained_bytes
+
+    def again(self) -> tuple[int, int]:
+        """Steps that take the groups again that they had before, and the rows of those groups."""
+        groups = [group for planned in self._planned.values() for group in planned]
+        return len(self._planned), sum(len(group.rows) for group in groups)
 
     def add(self, group: Group) -> None:
         """A group became ready."""
         self._tally.move(group, GroupState.READY)
-        self._ready[group.number] = group
+        self._ready.add(group)
+
+    def waiting(self) -> Iterable[Group]:
+        """The groups that are ready, those that a step takes again among them."""
+        return chain(self._ready, *self._planned.values())
 
     def take_out(self, number: int) -> Group | None:
         """Remove a ready group; one that is planned for a step again stays."""
-        return self._ready.pop(number, None)
+        return self._ready.pop(number)
+
+    def untrained(self, leased: bool) -> Iterable[Group]:
+        """The groups that are ready, or that a step takes again; those of the lease with them if `leased`, else not."""
+        held = {} if self._leased is None else {group.number: group for group in self._leased[1]}
+        found = {group.number: group for group in self.waiting()}
+        return (found | held if leased else {number: found[number] for number in found.keys() - held.keys()}).values()
+
+    def give_up(self, numbers: Collection[int]) -> int:
+        """Make what holds one of these groups, the lease or the plan of a step, let go: its groups are ready again.
+
+        Returns the first step that lost its plan, with all steps behind it; -1 for none.
+        """
+        if self._leased is not None and any(group.number in numbers for group in self._leased[1]):
+            self._give_back_lease()
+        holding = [step for step, groups in self._planned.items() if any(one.number in numbers for one in groups)]
+        first = min(holding, default=-1)
+        for step in [step for step in self._planned if step >= first >= 0]:
+            for group in self._planned.pop(step):
+                self._ready.add(group)
+        return first
 
     def lease(self, step: int, running: Running) -> Lease | None:
         """The batch of `step`, or None as long as it has to wait.
@@ -65,19 +101,13 @@ class StepBooks:
         return lease
 
     def _choose(self, step: int, running: Running) -> list[Group] | None:
-        if len(self._ready) < self._settings.groups_per_step:
-            return None
-        numbers = select_batch(step, self._settings.groups_per_step, self._candidates(), running())
-        return None if numbers is None else [self._ready.pop(number) for number in numbers]
+        return self._ready.choose(step, self._settings.groups_per_step, running())
 
     def late(self, step: int, running: Running) -> list[int]:
         """The running groups that hold up the batch of `step`."""
         if step in self._planned or len(self._ready) < self._settings.groups_per_step:
             return []
-        return late_groups(step, self._settings.groups_per_step, self._candidates(), running())
-
-    def _candidates(self) -> list[Candidate]:
-        return [group.candidate for group in self._ready.values()]
+        return late_groups(step, self._settings.groups_per_step, self._ready.candidates(), running())
 
     def commit(self, step: int) -> list[int] | None:
         """Book the lease of `step` as trained; its groups, or None if it was booked before.
@@ -98,6 +128,7 @@ class StepBooks:
     def _train(self, step: int, groups: list[Group]) -> None:
         for group in groups:
             self._tally.move(group, GroupState.TRAINED)
+            self._trained_bytes += group.num_bytes
         self._trained[step] = groups
         self.next_step = step + 1
 
@@ -112,6 +143,7 @@ class StepBooks:
         for trained in [s for s in self._trained if s < step]:
             for group in self._trained.pop(trained):
                 self._budget.free(0, group.num_bytes)
+                self._trained_bytes -= group.num_bytes
         self.covered_step = max(self.covered_step, step)
 
     def plan(self, step: int, numbers: list[int]) -> None:
@@ -126,7 +158,7 @@ class StepBooks:
                 f"step {step} was trained on groups {missing[:8]}, whose rows or scores the ledger does "
                 "not have: it is damaged; go back to an older copy of the run folder"
             )
-        self._planned[step] = [self._ready.pop(number) for number in numbers]
+        self._planned[step] = [group for number in numbers if (group := self._ready.pop(number)) is not None]
 
     def go_to(self, step: int) -> None:
         """Make `step` the next one: later steps are planned again, earlier planned ones count as trained.
@@ -145,6 +177,7 @@ class StepBooks:
             groups = self._trained.pop(trained)
             for group in groups:
                 self._tally.move(group, GroupState.READY)
+                self._trained_bytes -= group.num_bytes
             self._planned[trained] = groups
         for planned in sorted(s for s in self._planned if s < step):
             self._train(planned, self._planned.pop(planned))

@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from services.events import EventLog
+from services.resumed import EVENT
 from services.run_folder import RunFolder
 from streamrl.config import Config
-from streamrl.metrics import MetricsWriter, Summary, read_metrics
+from streamrl.log_shares import log_shares
+from streamrl.metrics import STANDS_FOR, MetricsWriter, Summary, read_metrics
 from streamrl.plot import reward_curve
 from streamrl.types import Version
 
@@ -25,8 +27,10 @@ class RunBook:
         self._run = run
         self._config = config
         tensorboard = run.path / "tensorboard" if config.observe.tensorboard else None
-        self._metrics = MetricsWriter(run.metrics_path, tensorboard)
+        self._metrics = MetricsWriter(run.metrics_path, tensorboard, log_shares(config).metrics)
+        self._told_thinned = False
         self._last: dict[str, Any] = {}
+        self._resumed: dict[str, Any] = {}
         self._scores: dict[int, float] = {}
         self._pending_score: dict[str, Any] = {}
         self._totals = dict.fromkeys(SUMMED, 0.0)
@@ -37,6 +41,9 @@ class RunBook:
         self._busy: dict[str, float] = {}
         self._looked = 0.0
         self._idle_share = 0.0
+        self._continued: dict[str, int] = {}
+        self._continued_before = 0
+        """Of processes that were replaced."""
         self._newest_step = -1
 
     def resume(self, step: int) -> None:
@@ -52,10 +59,13 @@ class RunBook:
 
     def report(self, kind: str, facts: dict[str, Any]) -> None:
         """Take down one event; a `step` is a line of metrics too."""
+        if kind == EVENT:
+            self._resumed = facts
         if kind == "step":
             facts = {**facts, "rollout/idle_share": self._idle_share, **self._take_pending_score()}
             self._count(facts)
             self._metrics.write(facts)
+            self._tell_thinned()
             self._last = facts
             self._newest_step = max(self._newest_step, facts["step"])
         self.events.add({"kind": kind, **facts})
@@ -83,10 +93,15 @@ class RunBook:
         if shares:
             self._idle_share = min(1.0, max(0.0, 1.0 - sum(shares) / len(shares)))
         self._busy, self._looked = busy, now
+        for one in replicas:
+            known, tokens = self._continued.get(one["name"], 0), one["tokens_continued"]
+            self._continued_before += known if tokens < known else 0
+            self._continued[one["name"]] = tokens
         self.events.add({"kind": "replicas", "replicas": replicas})
 
     def status(self) -> dict[str, Any]:
-        return {"metrics": self._last, "eval": self._scores, "steps": self._steps}
+        resumed = {"resumed": self._resumed} if self._resumed else {}
+        return {"metrics": self._last, "eval": self._scores, "steps": self._steps, **resumed}
 
     def summary(self, result: dict[str, Any]) -> dict[str, Any]:
         """The figures of the finished run, as `streamrl.metrics.Summary`. The wall clock is the owner's to fill in."""
@@ -102,6 +117,7 @@ class RunBook:
             steps=self._config.learner.steps,
             rollouts_per_s=trained / seconds if seconds else 0.0,
             seed=self._config.seed,
+            durability=self._config.queue.promise,
             export=str(self._run.export_path),
             curve=str(self._run.curve_path),
             staleness_mean=self._staleness_sum / self._steps if self._steps else 0.0,
@@ -110,6 +126,10 @@ class RunBook:
             two_version_rollouts=result["two_version_rollouts"],
             discards=sum(result["discards_by_reason"].values()) * self._config.rollout.group_size,
             discards_by_reason=result["discards_by_reason"],
+            tokens_continued=self._continued_before + sum(self._continued.values()),
+            rows_lost=result.get("rows_lost", 0),
+            rows_fetched=result.get("fetched", {}).get("rows", 0),
+            bytes_fetched=result.get("fetched", {}).get("bytes", 0),
             learner_wait_share=self._totals["time/wait"] / seconds if seconds else 0.0,
         )
         return msgspec.to_builtins(summary)
@@ -118,14 +138,22 @@ class RunBook:
         self._metrics.close()
         self.events.close()
 
+    def _tell_thinned(self) -> None:
+        if self._metrics.num_thinned and not self._told_thinned:
+            self._told_thinned = True
+            why = "metrics.jsonl has reached its share of observe.log_bytes"
+            self.events.add({"kind": "notice", "text": f"{why}: of older steps every second line is left out"})
+
     def _take_pending_score(self) -> dict[str, Any]:
         pending, self._pending_score = self._pending_score, {}
         return pending
 
     def _count(self, facts: dict[str, Any]) -> None:
+        # A line that was kept when its neighbours were left out counts for them too.
+        count = facts.get(STANDS_FOR, 1)
         for key in SUMMED:
-            self._totals[key] += facts[key]
-        self._steps += 1
-        self._versions += 1
-        self._staleness_sum += facts["staleness/mean"]
+            self._totals[key] += facts[key] * count
+        self._steps += count
+        self._versions += count
+        self._staleness_sum += facts["staleness/mean"] * count
         self._staleness_max = max(self._staleness_max, facts["staleness/max"])

@@ -39,10 +39,11 @@ class Claim(msgspec.Struct, frozen=True):
     lock: RunLock | None
 
 
-def claim(config: Config, *, fresh: bool = False) -> Claim:
+def claim(config: Config, *, fresh: bool = False, accept_changed_data: bool = False) -> Claim:
     """Take the run folder of `config` for a launch.
 
-    `fresh` takes the first free of `<name>`, `<name>-2`, `<name>-3`... Raises RunFolderError (in use, another
+    `fresh` takes the first free of `<name>`, `<name>-2`, `<name>-3`... `accept_changed_data` lets a resume go on though
+    the data set is another one. Raises RunFolderError (in use, another
     schema, another configuration, not a run) and ResourceError (the disk is full).
     """
     config = _placed(config)
@@ -54,7 +55,7 @@ def claim(config: Config, *, fresh: bool = False) -> Claim:
         path.mkdir(parents=True, exist_ok=True)
     lock = _lock(path)
     try:
-        taken = _take(path, config, lock)
+        taken = _take(path, config, lock, accept_changed_data)
     except BaseException:
         lock.abandon()
         raise
@@ -124,7 +125,7 @@ def _in_use(path: Path) -> str:
     )
 
 
-def _take(path: Path, config: Config, lock: RunLock) -> Claim:
+def _take(path: Path, config: Config, lock: RunLock, accept_changed_data: bool) -> Claim:
     if not (path / "run.json").exists():
         return _new(path, config, lock)
     run = RunFolder.open(path)
@@ -136,7 +137,9 @@ def _take(path: Path, config: Config, lock: RunLock) -> Claim:
         return Claim(run, stored, RunState.FINISHED, None)
     state = RunState.FAILED if run.failure_path.exists() else RunState.INTERRUPTED
     run.archive_failure()
-    run.save(msgspec.structs.replace(run.record, incarnation=run.incarnation + 1, launch=None))
+    number = run.incarnation + 1
+    fresh = {"incarnation": number, "launch": None, "accept_changed_data": accept_changed_data}
+    run.save(msgspec.structs.replace(run.record, **fresh))
     return Claim(run, stored, state, lock)
 
 

@@ -1,7 +1,7 @@
 """The command line: parses, delegates, prints, and turns an error into one message and an exit code.
 
-Guarantees: `--help` imports nothing beyond the parser; no command but `export` and `replay` imports torch,
-Ray or Arrow; a StreamRLError is a message without a traceback. Exit codes: 0 done, 2 configuration, 3
+Guarantees: `--help` imports nothing beyond the parser; no command but `export`, `replay`, `sql` and `queue` imports
+torch, Ray or Arrow; a StreamRLError is a message without a traceback. Exit codes: 0 done, 2 configuration, 3
 resources, 4 a part failed, 130 interrupted.
 """
 
@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
-from streamrl.errors import StreamRLError
+from streamrl.errors import ConfigError, StreamRLError
 
 EXIT_USAGE = 2
+EXIT_FAILED = 4
 EXIT_INTERRUPTED = 130
 
 Rest = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
@@ -39,6 +40,7 @@ def up(
     detach: Flag = False,
     fresh: Flag = False,
     name: str | None = None,
+    accept_changed_data: Flag = False,
     as_json: Json = False,
 ) -> int:
     """Start, resume or show a run, and stay with it until it ends.
@@ -56,12 +58,20 @@ def up(
         Start a new folder, `NAME-2`, `NAME-3`, ... if `NAME` is taken.
     name
         Name of the run, instead of the configuration's.
+    accept_changed_data
+        Go on with a run though its data set is another one than before.
     as_json
         Print every event as a line of JSON.
     """
     from services.up import up as bring_up
 
-    return bring_up(_checked(config, rest, name), detach=detach, fresh=fresh, as_json=as_json)
+    return bring_up(
+        _checked(config, rest, name),
+        detach=detach,
+        fresh=fresh,
+        as_json=as_json,
+        accept_changed_data=accept_changed_data,
+    )
 
 
 @app.command
@@ -171,6 +181,58 @@ def evaluate(run: str | None = None, *, as_json: Json = False) -> int:
 
 
 @app.command
+def queue(run: str | None = None, *, verify: Flag = False, as_json: Json = False) -> int:
+    """Say how a run's replay queue stands, or check every byte of it.
+
+    Parameters
+    ----------
+    run
+        A run folder, or a name under `runs/`; the newest when absent.
+    verify
+        Check every checksum of segments, indexes, ledger and checkpoints instead; exit code 4 for damage.
+    """
+    found = _find(run)
+    if verify:
+        from services.verify import show as show_verdict
+
+        return EXIT_FAILED if show_verdict(found, as_json=as_json) else 0
+    from services.look_queue import show
+
+    show(found, as_json=as_json)
+    return 0
+
+
+@app.command
+def sql(
+    *words: Annotated[str, Parameter(name="[RUN] QUERY", show_default=False)],
+    file: str | None = None,
+    csv: Flag = False,
+    as_json: Json = False,
+) -> int:
+    """Query a run: the tables are completions, scores, rollouts, ledger and steps. Needs DuckDB (the extra `sql`).
+
+    Parameters
+    ----------
+    words
+        A run folder, or a name under `runs/` (the newest run when absent), then the query.
+    file
+        Read the query from this file.
+    csv
+        Print comma-separated values.
+    as_json
+        Print a list of objects as JSON.
+    """
+    from services.sql_output import show
+
+    def tell(line: str) -> None:
+        print(f"streamrl: {line}", file=sys.stderr)
+
+    name, query = _run_and_query(words, file)
+    show(_find(name), query, "json" if as_json else "csv" if csv else "text", tell)
+    return 0
+
+
+@app.command
 def export(run: str | None = None, *, to: str | None = None, as_json: Json = False) -> int:
     """Write the newest checkpoint as a Hugging Face model folder.
 
@@ -259,6 +321,19 @@ def _checked(path: str, rest: tuple[str, ...], name: str | None) -> Any:
     if problems:
         raise ResourceProblems(tuple(problems))
     return config
+
+
+def _run_and_query(words: tuple[str, ...], file: str | None) -> tuple[str | None, str]:
+    """The run, None for the newest, and the query. Raises ConfigError."""
+    given = list(words)
+    if file is not None:
+        try:
+            given.append(Path(file).read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the query in {file}: {error}") from error
+    if len(given) not in (1, 2):
+        raise ConfigError(f"give one query in quotes or by --file, after the run if it is not the newest: got {given}")
+    return (given[0] if len(given) == 2 else None), given[-1]
 
 
 def _usage(error: CycloptsError, arguments: list[str]) -> str:

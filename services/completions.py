@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from buffers.places import HOME, on_node
 from buffers.records import AcceptedRows
 from buffers.rows import CompletionRows, completions_batch, token_columns
 from buffers.schema import COMPLETIONS
@@ -20,14 +21,14 @@ from streamrl.types import FrameRef, IntArray, SamplingParams, rollout_seed
 
 
 class CompletionLog:
-    """The segment writer of one replica, and what each of its rows has in common."""
+    """The segment writer of one replica, and what each of its rows has in common. node: on which it writes."""
 
-    def __init__(self, run_folder: Path, config: Config, replica: str, epoch: int) -> None:
+    def __init__(self, run_folder: Path, config: Config, replica: str, epoch: int, node: str = HOME) -> None:
         self._seed = config.seed
         self._replica = replica
         self._writer = SegmentWriter(
             run_folder,
-            COMPLETIONS_FOLDER,
+            on_node(node, COMPLETIONS_FOLDER),
             replica,
             epoch,
             COMPLETIONS,

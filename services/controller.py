@@ -23,6 +23,7 @@ import msgspec
 import ray
 from ray.actor import ActorHandle
 
+from buffers.places import node_of
 from services.books import RunBook
 from services.deadline import within
 from services.deaths import explain_death, process_died
@@ -30,9 +31,11 @@ from services.disk_watch import DiskWatch
 from services.evaluator import Evaluator
 from services.learners import Learners
 from services.named_tasks import run_until
+from services.nodes import Nodes
 from services.observe import Observer, write_trace
 from services.parts import Parts
 from services.restarts import RestartBudget
+from services.resumed import EVENT, resumed_event, worth_telling
 from services.run_folder import RunFolder
 from services.seat import Seat
 from services.weights import EVALUATION
@@ -53,6 +56,7 @@ class Controller:
         self._config = msgspec.convert(config, Config)
         self._run = RunFolder.open(Path(run_folder))
         self._parts = Parts(run_folder, self._config)
+        self._nodes = Nodes(self._parts, self._run, self._config, self._tell)
         self._book = RunBook(self._run, self._config)
         self._observer = Observer(self._run, self._config, "controller")
         self._restarts = RestartBudget()
@@ -80,8 +84,9 @@ class Controller:
 
     async def status(self) -> dict[str, Any]:
         """What each part says of itself."""
-        counts = await _quick(self._queue.status.remote()) if self._ready.is_set() else None
-        return {**self._book.status(), "replicas": await self._replica_statuses(), "queue": counts}
+        counts = await _quick(self._queue.look.remote()) if self._ready.is_set() else None
+        fetched = await _quick(self._nodes.figures())
+        return {**self._book.status(), "replicas": await self._replica_statuses(), "queue": counts, "fetched": fetched}
 
     async def evaluate(self) -> dict[str, Any]:
         """Score the held-out items under the newest version."""
@@ -107,6 +112,17 @@ class Controller:
     async def published(self, version: Version) -> None:
         """A version that is to be evaluated was published, pinned for it."""
         self._evaluator.due(Version(*version))
+
+    # ---- called by the actor of this node, in a run that has other nodes
+
+    async def find_node(self, node: str) -> ActorHandle | None:
+        """The actor of a node; None when the node is gone."""
+        return await self._nodes.find(node)
+
+    async def rows_lost(self, segments: list[str], groups: int, rows: int) -> None:
+        """Rows that cannot be read any more: the queue has given them up, and issues their groups again."""
+        nodes = ", ".join(sorted({node_of(path) for path in segments}))
+        self._tell(f"node {nodes} is gone: {rows} rows of {groups} groups are lost with it, and are generated again")
 
     # ---- the run
 
@@ -140,10 +156,12 @@ class Controller:
         """Make all actors at once, so that their imports overlap; they open in the order in which they need each
         other."""
         self._queue = self._parts.queue()
-        self._disk = DiskWatch(self._run.path, self._config, self._queue, self._tell_of_disk)
+        self._disk = DiskWatch(self._run.path, self._config, self._queue, self._tell)
         self._store = self._parts.weight_store()
-        self._reward = self._parts.reward(self._queue)
-        self._learners = Learners(self._parts, self._run, self._queue, self._store, self._config.learner.num_workers)
+        self._nodes.make(self._queue, self._store)
+        self._reward = self._parts.reward(self._queue, self._nodes.home)
+        ranks = self._config.learner.num_workers
+        self._learners = Learners(self._parts, self._run, self._queue, self._store, ranks, self._nodes.home)
         self._learners.make()
         for index in range(self._config.rollout.replicas):
             self._replicas[index] = self._parts.replica(index, self._queue, self._store)
@@ -152,7 +170,7 @@ class Controller:
     async def _close_parts(self) -> None:
         """Let each part put its things in order; one that does not answer ends with this process."""
         await asyncio.gather(*(_quick(part.close.remote()) for part in (self._queue, self._store)))
-        await asyncio.gather(*(_quick(call) for call in self._learners.closing()))
+        await asyncio.gather(*(_quick(call) for call in (*self._learners.closing(), *self._nodes.closing())))
         self._observer.close()
         if self._config.observe.trace:
             await asyncio.to_thread(write_trace, self._run)
@@ -191,22 +209,27 @@ class Controller:
         if self._ready.is_set():
             incarnation = await self._queue.resume_from.remote(step or 0)
         else:
-            opened = self._queue.open.remote(step or 0, built["longest_prompt"])
+            accepted = self._run.record.accept_changed_data
+            opened = self._queue.open.remote(step or 0, built["longest_prompt"], accepted)
             incarnation = await self._in_time("the queue", opened)
         await self._learners.first("enter", incarnation)
+        await self._tell_resumed(step, built["skipped"])
         if step is None:
             self._book.report("phase", {"name": "warm-up"})
             await self._learners.first("warm_up")
-        else:
-            self._resume(step, built["skipped"])
         self._longest_prompt = built["longest_prompt"]
         self._ready.set()
 
-    def _resume(self, step: int, passed_over: list[str]) -> None:
-        self._book.resume(step)
-        self._book.report("phase", {"name": f"resuming from step {step}"})
+    async def _tell_resumed(self, step: int | None, passed_over: list[str]) -> None:
+        """Say by count what was found; nothing in a fresh run."""
+        found = await self._queue.found.remote()
+        if not worth_telling(step, found, passed_over):
+            return
+        self._book.resume(step or 0)
         for skipped in passed_over:
-            self._book.report("notice", {"text": f"checkpoint passed over: {skipped}"})
+            self._tell(f"checkpoint passed over: {skipped}")
+        self._book.report(EVENT, resumed_event(step, found, passed_over))
+        self._book.report("phase", {"name": f"resuming from step {step or 0}"})
 
     async def _learn(self) -> dict[str, Any]:
         self._restarts.served("learner", self._book.newest_step)
@@ -215,8 +238,11 @@ class Controller:
             await self._evaluator.all_scored()
         counts = await self._queue.status.remote()
         statuses = await self._replica_statuses()
+        self._book.replicas(statuses, time.monotonic())
         return {
             **result,
+            "rows_lost": counts["rows_lost"],
+            "fetched": await self._nodes.figures(),
             "two_version_rollouts": sum(status["two_version_rollouts"] for status in statuses),
             "discards_by_reason": counts["groups_dropped"],
         }
@@ -232,13 +258,16 @@ class Controller:
             epoch = await self._queue.next_epoch.remote(name)
             handle = self._replicas[index]
             try:
-                await self._in_time(name, handle.start.remote(epoch, self._longest_prompt))
+                seat = await self._nodes.seat(name, handle, lambda: bool(self._evaluator.serving))
+                await self._in_time(name, handle.start.remote(epoch, self._longest_prompt, seat))
                 self._restarts.served(name, self._book.newest_step)
                 self._evaluator.serves(index, handle)
                 return await handle.run.remote()
-            except ray.exceptions.RayError as error:
+            except (ray.exceptions.RayError, ProcessDiedError) as error:
                 self._evaluator.left(index)
                 self._restart_or_raise(name, error)
+                # It may only be cut off from us: then it ends when Ray reaches it.
+                ray.kill(handle)
                 await self._store.leave.remote(name)
                 self._replicas[index] = self._parts.replica(index, self._queue, self._store)
 
@@ -257,7 +286,7 @@ class Controller:
                 self._reward_seat.leave(reward)
                 self._restart_or_raise("reward", error)
                 await self._queue.requeue_unscored.remote("reward")
-                self._reward = self._parts.reward(self._queue)
+                self._reward = self._parts.reward(self._queue, self._nodes.home)
 
     async def _replica_statuses(self) -> list[dict[str, Any]]:
         replicas = list(self._evaluator.serving.values())
@@ -292,9 +321,9 @@ class Controller:
                     self._fence(name, f"{why}; deadlines.rollout_s is {limit:g}")
             self._book.replicas(replicas, time.monotonic())
 
-    def _tell_of_disk(self, text: str) -> None:
+    def _tell(self, text: str) -> None:
         self._book.report("notice", {"text": text})
-        self._observer.log.warning("disk", text=text)
+        self._observer.log.warning("notice", text=text)
 
 
 def _replica_name(index: int) -> str:

@@ -14,10 +14,18 @@ def cause_of(error: BaseException) -> BaseException:
 
 
 def process_died(error: BaseException) -> bool:
-    """Whether the part that was called is dead: not one that it called in its turn, whose death it only passes on."""
-    if not isinstance(error, ray.exceptions.ActorDiedError) or isinstance(error, ray.exceptions.RayTaskError):
+    """Whether the part that was called is dead, or cut off from us: not one that it called in its turn, whose death it
+    only passes on."""
+    dead = ray.exceptions.ActorDiedError | ray.exceptions.ActorUnavailableError
+    if not isinstance(error, dead) or isinstance(error, ray.exceptions.RayTaskError):
         return False
     return not error.actor_init_failed
+
+
+def node_is_gone(error: BaseException) -> bool:
+    """Whether a part that Ray starts again for as long as its node is up cannot be had any more."""
+    gone = ray.exceptions.RayActorError | ray.exceptions.ActorUnschedulableError
+    return isinstance(error, gone) and not isinstance(error, ray.exceptions.RayTaskError)
 
 
 def explain_death(component: str, error: BaseException) -> StreamRLError:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from streamrl.engines.base import Engine
 from streamrl.timeline import TraceWriter
-from streamrl.types import EngineStats, GenerationRequest, GenerationResult, UpdateMode, Version
+from streamrl.types import EngineStats, GenerationRequest, GenerationResult, PartialTokens, UpdateMode, Version
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,9 @@ class EngineThread:
 
     `make_engine` is called in the thread (thread counts are a thread's own affair). `deliver(results, idle)` is
     called in the thread with everything that finished in a step, and whenever the engine ran out of work (`idle`);
-    it must not block. `on_death(error)` is called once if the thread fails.
+    it must not block. `on_death(error)` is called once if the thread fails. `report(pieces)`, in the thread too, takes
+    what running requests have sampled since the last time: every `report_every` steps of those with that many such
+    tokens, and at the end, when it is stopped, of all. 0 reports nothing.
 
     Example:
         thread = EngineThread(make_engine, deliver, on_death)
@@ -54,7 +56,12 @@ class EngineThread:
         deliver: Callable[[list[GenerationResult], bool], None],
         on_death: Callable[[BaseException], None],
         trace: TraceWriter | None = None,
+        report: Callable[[list[PartialTokens]], None] | None = None,
+        report_every: int = 0,
     ) -> None:
+        self._report = report if report_every else None
+        self._report_every = report_every
+        self._steps_untold = 0
         self._make_engine = make_engine
         self._deliver = deliver
         self._on_death = on_death
@@ -132,6 +139,7 @@ class EngineThread:
         self._ready.set_result(None)
         try:
             self._loop(engine)
+            self._report_partials(engine, 1)
         except BaseException as error:  # noqa: BLE001 - a dead engine thread must never be silent
             self._on_death(error)
         finally:
@@ -152,9 +160,18 @@ class EngineThread:
                 self._mark_busy(busy)
                 if finished or not busy:
                     self._deliver(finished, not busy)
+                self._steps_untold += 1
+                if self._steps_untold == self._report_every:
+                    self._report_partials(engine, self._report_every)
             if self._spare and (not engine.has_work or steps_since_spare >= SPARE_EVERY):
                 steps_since_spare = 0
                 self._step_spare()
+
+    def _report_partials(self, engine: Engine, least: int) -> None:
+        self._steps_untold = 0
+        pieces = engine.partials(least) if self._report is not None else []
+        if self._report is not None and pieces:
+            self._report(pieces)
 
     def _await_work(self, engine: Engine) -> bool:
         with self._wake:

@@ -6,12 +6,14 @@ from streamrl.config import Config
 
 COMPLETIONS_FOLDER = "queue/completions"
 SCORES_FOLDER = "queue/scores"
+PARTIALS_FOLDER = "queue/partials"
 TRACE_FOLDER = "logs/trace"
+MODEL_FOLDER = "model"
 
 
 def model_folder(run_folder: Path, config: Config) -> Path:
     """The Hugging Face folder that every process loads: architecture, tokenizer, weights before any training."""
-    return Path(config.model.path).resolve() if config.model.path is not None else run_folder / "model"
+    return Path(config.model.path).resolve() if config.model.path is not None else run_folder / MODEL_FOLDER
 
 
 def start_folder(run_folder: Path, config: Config) -> Path:

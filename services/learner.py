@@ -2,7 +2,8 @@
 
 Rank 0 takes the lease of a step, makes the plan and hands it to the other ranks; all ranks train; rank 0 publishes the
 version, commits the step, and reports. The commit comes after every rank's optimizer step, since the plan of the next
-step does not leave before. Torch runs in one thread of its own, so the actor answers at any time.
+step does not leave before. Torch runs in one thread of its own, so the actor answers at any time; checkpoints are
+written beside the steps (`services.saver`).
 """
 
 import asyncio
@@ -16,11 +17,14 @@ import numpy as np
 from ray.actor import ActorHandle
 
 from buffers.records import Lease
-from services.deadline import within, within_or_paused
+from services.deadline import within
 from services.due import checkpoint_due, evaluation_due
+from services.far_rows import FarRows
 from services.observe import Observer
 from services.process_environment import extend_import_path
 from services.run_folder import RunFolder
+from services.saver import Saver
+from services.step_plan import SAVE, STOP, StepPlan
 from services.weights import EVALUATION
 from streamrl.clock import SystemClock
 from streamrl.config import Config
@@ -48,6 +52,7 @@ class LearnerRank:
         meeting: str,
         queue: ActorHandle,
         store: ActorHandle,
+        home: ActorHandle | None = None,
     ) -> None:
         extend_import_path()
         self._rank = rank
@@ -55,6 +60,7 @@ class LearnerRank:
         self._run = RunFolder.open(Path(run_folder))
         self._queue = queue
         self._store = store
+        self._far = FarRows("learner", home, self._config.deadlines.step_s, leases=True)
         # Here and not above: the controller makes this class and has no use for torch.
         from services.learner_core import LearnerCore
 
@@ -62,7 +68,10 @@ class LearnerRank:
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._stop = asyncio.Event()
         self._generated = 0
+        self._checkpoint_wanted = False
         self._observer = Observer(self._run, self._config, self._name)
+        limit = self._config.deadlines.checkpoint_s
+        self._saver = Saver(self._core, queue, self._tell, self._observer, who=self._name, limit_s=limit)
 
     # ---- start
 
@@ -90,17 +99,21 @@ class LearnerRank:
 
     async def run(self) -> dict[str, Any]:
         """Train to the last step, or until the queue is closed. Returns `finished` and the step reached."""
-        timer = StepTimer(SystemClock(), PHASES, self._observer.trace)
         try:
-            await self._publish()
-            while self._core.step < self._config.learner.steps and await self._step(timer):
-                pass
-            finished = self._core.step >= self._config.learner.steps
-            if finished:
-                await self._in_thread(self._core.export)
-            return {"finished": finished, "step": self._core.step}
+            return await self._saver.unless_failed(self._train())
         finally:
             self._observer.close()
+
+    async def _train(self) -> dict[str, Any]:
+        timer = StepTimer(SystemClock(), PHASES, self._observer.trace)
+        await self._publish()
+        while self._core.step < self._config.learner.steps and await self._step(timer):
+            pass
+        await self._saver.finish()
+        finished = self._core.step >= self._config.learner.steps
+        if finished:
+            await self._in_thread(self._core.export)
+        return {"finished": finished, "step": self._core.step}
 
     async def stop(self) -> None:
         """Finish the step under way, commit a checkpoint of it, and end `run`."""
@@ -108,20 +121,19 @@ class LearnerRank:
 
     async def close(self) -> None:
         """Give back shared memory and the process group."""
+        self._saver.close()
         await self._in_thread(self._core.close)
 
     # ---- a step
 
     async def _step(self, timer: StepTimer) -> bool:
-        """One step; False when there will be no more."""
-        lease = None
-        if self._rank == 0:
-            with timer.phase("wait"):
-                lease = await self._lease()
-        plan = await self._in_thread(self._core.plan, lease)
+        """One step, or a checkpoint out of turn; False when there will be no more."""
+        lease, otherwise = await self._next(timer) if self._rank == 0 else (None, STOP)
+        plan = await self._in_thread(self._core.plan, lease, otherwise)
         if plan.step < 0:
-            await self._save()
-            return False
+            with timer.phase("checkpoint"):
+                await self._save()
+            return plan.step == SAVE.step
         limit = self._config.deadlines.step_s
         training = self._in_thread(self._core.train, plan, timer)
         metrics = await within(limit, training, who=self._name, what=f"step {plan.step}")
@@ -133,13 +145,38 @@ class LearnerRank:
         with timer.phase("checkpoint"):
             await self._save_if_due()
         if lease is not None:
+            self._checkpoint_wanted = counts["checkpoint_wanted"]
             times = timer.finish()
             facts = self._facts(lease, counts, times["time/step"])
-            self._tell("step", {**metrics, **published, **facts, **times})
+            self._tell("step", {**metrics, **published, **facts, **times, **self._saver.take_facts()})
         return True
 
+    async def _next(self, timer: StepTimer) -> tuple[Lease | None, StepPlan]:
+        """What rank 0 has the ranks do: train on a lease, or what else."""
+        if self._checkpoint_wanted:
+            with timer.phase("checkpoint"):
+                if await self._still_wanted():
+                    return None, SAVE
+        with timer.phase("wait"):
+            return await self._lease(), STOP
+
+    async def _still_wanted(self) -> bool:
+        """Whether the queue needs a further checkpoint to let go of rows, after the one that may be under way. Without
+        it there may be no room for the rows of the next step."""
+        self._checkpoint_wanted = False
+        await self._saver.finish()
+        return (await self._queue.status.remote())["checkpoint_wanted"]
+
     async def _lease(self) -> Lease | None:
-        """The batch of this step; None when the queue is closed or the order to stop comes first."""
+        """The batch of this step, its rows on this node; None when the queue is closed, or the order to stop comes
+        first. Of a batch with rows that are lost the queue makes another one.
+        """
+        while True:
+            lease = await self._next_lease()
+            if lease is None or not await self._far.lost(lease.frames):
+                return lease
+
+    async def _next_lease(self) -> Lease | None:
         lease = asyncio.ensure_future(self._queue.lease.remote(self._core.step))
         stop = asyncio.create_task(self._stop.wait())
         await asyncio.wait({lease, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -151,6 +188,8 @@ class LearnerRank:
 
     async def _publish(self) -> dict[str, Any]:
         """Make the weights the fleet's next version; pinned, where its held-out score is due."""
+        if self._rank == 0:
+            await self._room_for_version()
         manifest = await self._in_thread(self._core.publish)
         if manifest is None:
             return {}
@@ -162,16 +201,28 @@ class LearnerRank:
         size = manifest.total_bytes
         return {"weights/bytes": size, "weights/full_bytes": size, "weights/digest": manifest.digest}
 
+    async def _room_for_version(self) -> None:
+        """Wait, and say so, until shared memory has room for a further version: until nobody needs an older one."""
+        deadlines = self._config.deadlines
+        said = False
+        while lack := self._core.lack_of_memory():
+            if not said:
+                self._tell("notice", {"text": f"version {self._core.version} waits for shared memory: {lack}"})
+            said = True
+            # A replica has so long to take a version up, and an evaluation to let go of one.
+            limit, gone = deadlines.update_s + deadlines.rollout_s, self._store.retired.remote()
+            versions = await within(limit, gone, who=self._name, what=f"room for a version, {lack}")
+            if not versions:
+                return  # the store is closed: nobody lets go of anything any more
+            self._core.unlink(versions)
+
     async def _save_if_due(self) -> None:
         if checkpoint_due(self._config, self._core.step):
             await self._save()
 
     async def _save(self) -> None:
         await self._room_for_checkpoint()
-        limit, saving = self._config.deadlines.checkpoint_s, self._in_thread(self._core.save)
-        await within_or_paused(limit, saving, who=self._name, what="the checkpoint", pause=self._pause)
-        if self._rank == 0:
-            await self._queue.covered.remote(self._core.step)
+        await self._saver.begin(self._compute)
 
     async def _room_for_checkpoint(self) -> None:
         """Wait until the disk has room for all of it: every rank for itself, before the first of them gathers, since
@@ -185,9 +236,6 @@ class LearnerRank:
                 )
             said = True
             await asyncio.sleep(LOOK_EVERY_S)
-
-    async def _pause(self) -> str:
-        return self._core.pause
 
     # ---- inside
 

@@ -17,12 +17,13 @@ from buffers.segment_reader import SegmentReader
 from services import warm_up
 from services.layout import model_folder, start_folder
 from services.run_folder import RunFolder
-from services.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, share_of
+from services.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, shares_of
 from streamrl.algorithms import Denominators
 from streamrl.config import Config
 from streamrl.disk_room import DiskRoom
 from streamrl.errors import ConfigError, DataError
 from streamrl.learner import checkpoint
+from streamrl.learner.checkpoint_retention import oldest_step
 from streamrl.learner.fsdp import MOMENTS, FsdpBackend, on_policy
 from streamrl.learner.packing import pack
 from streamrl.learner.process_group import LearnerGroup, open_group
@@ -36,8 +37,12 @@ from streamrl.tasks.load import load_task
 from streamrl.timeline import StepTimer
 from streamrl.types import RolloutRows, Version
 from streamrl.weights.manifest import WeightManifest
-from streamrl.weights.shm import ShmPublisher
+from streamrl.weights.shm import ALIGNMENT, ShmPublisher
 from streamrl.weights.tensors import weights_digest
+
+SPARE_VERSIONS = 3
+"""Versions that shared memory has room for beside one for each replica, where nothing else is said: the newest, the one
+that is being written, and one that is being evaluated."""
 
 
 class LearnerCore:
@@ -113,22 +118,24 @@ class LearnerCore:
 
     # ---- a step
 
-    def plan(self, lease: Lease | None) -> StepPlan:
-        """Collective. The plan that rank 0 makes of its lease, on every rank; STOP when rank 0 has none."""
-        plan = STOP if lease is None else make_plan(lease, self._config, self._policy.hidden_size)
+    def plan(self, lease: Lease | None, otherwise: StepPlan = STOP) -> StepPlan:
+        """Collective. The plan that rank 0 makes of its lease, on every rank; what rank 0 says `otherwise`."""
+        plan = otherwise if lease is None else make_plan(lease, self._config, self._policy.hidden_size)
         if self._group.world_size == 1:
             return plan
         return decode(self._group.broadcast_bytes(encode(plan) if self._rank == 0 else None))
 
     def train(self, plan: StepPlan, timer: StepTimer) -> dict[str, float]:
         """Collective. One optimizer step on this rank's share; metrics of the whole batch."""
-        share = share_of(plan, self._rank)
+        shares, most = shares_of(plan, self._rank, self._config), self._config.learner.micro_batch_tokens
         with timer.phase("read"):
-            rows = self._rows(plan, share)
+            rows = [self._rows(plan, share) for share in shares]
         with timer.phase("pack"):
-            packs = pack(rows, share.advantages, self._config.learner.micro_batch_tokens, skip_zero=True)
+            packs = [
+                pack(part, share.advantages, most, skip_zero=True) for part, share in zip(rows, shares, strict=True)
+            ]
         with timer.phase("forward_backward"):
-            metrics = self._backend.step(packs, Denominators(plan.total_tokens, plan.total_rows))
+            metrics = self._backend.step_shares(packs, Denominators(plan.total_tokens, plan.total_rows))
         metrics.pop("time/forward_backward")
         timer.move("forward_backward", "optimizer", metrics.pop("time/optimizer"))
         return metrics
@@ -140,9 +147,7 @@ class LearnerCore:
             for _ in weights:
                 pass
             return None
-        if self._publisher is None:
-            self._publisher = ShmPublisher(self._run.run_id, self._run.key())
-        manifest = self._publisher.publish(weights, self.version)
+        manifest = self._shared_memory().publish(weights, self.version)
         self._check_published_again(manifest)
         self._published = {"step": self.step, "version": str(self.version), "digest": manifest.digest}
         return manifest
@@ -157,10 +162,26 @@ class LearnerCore:
                 "the number format of the model was changed"
             )
 
+    def lack_of_memory(self) -> str:
+        """Why shared memory has no room for a further version, in words; "" when it has."""
+        return self._shared_memory().lack(self._version_bytes())
+
     def unlink(self, versions: list[Version]) -> None:
-        assert self._publisher is not None
         for version in versions:
-            self._publisher.unlink(Version(*version))
+            self._shared_memory().unlink(Version(*version))
+
+    def _shared_memory(self) -> ShmPublisher:
+        if self._publisher is None:
+            budget = self._config.weights.byte_budget
+            if budget is None:
+                budget = (SPARE_VERSIONS + self._config.rollout.replicas) * self._version_bytes()
+            self._publisher = ShmPublisher(self._run.run_id, self._run.key(), byte_budget=budget)
+        return self._publisher
+
+    def _version_bytes(self) -> int:
+        """Bytes of one version, each tensor with the gap before it."""
+        width = DTYPES[self._config.model.dtype].itemsize
+        return self._policy.num_parameters * width + len(self._policy.shards) * ALIGNMENT
 
     def weight_digest(self) -> str:
         """Collective. The digest that a manifest of the weights carries."""
@@ -179,16 +200,32 @@ class LearnerCore:
 
     def save(self) -> None:
         """Collective. One atomic checkpoint of everything that a resumed run needs."""
-        checkpoint.save(
-            self._run.checkpoints_path,
+        snapshot = self.snapshot()
+        if snapshot is not None:
+            self.commit(snapshot)
+
+    def snapshot(self) -> checkpoint.Snapshot | None:
+        """Collective. A copy of that state, which later steps leave as it is. None on the ranks that only take part."""
+        tensors = self._backend.state_tensors()
+        if self._rank != 0:
+            for _ in tensors:
+                pass
+            return None
+        return checkpoint.Snapshot(
             self.version,
-            self._backend.state_tensors(),
+            tensors,
             ledger_position=self.step,
             extra={"backend": self._backend.state_extra(), "published": self._published},
-            keep=self._config.checkpoint.keep,
-            writer=self._rank == 0,
-            room=self._room,
         )
+
+    def commit(self, snapshot: checkpoint.Snapshot) -> int:
+        """Make a snapshot a checkpoint; the only method that may run beside the others, in a thread of its own.
+
+        Returns the lowest step that a resume could begin with.
+        """
+        folder, settings = self._run.checkpoints_path, self._config.checkpoint
+        checkpoint.save(folder, snapshot, keep=settings.keep, byte_budget=settings.byte_budget, room=self._room)
+        return oldest_step(folder)
 
     def export(self) -> None:
         """Collective. The weights as a Hugging Face folder."""
@@ -246,6 +283,7 @@ class LearnerCore:
     def _rows(self, plan: StepPlan, share: Share) -> RolloutRows:
         used = np.unique(share.frame_index)
         frames = [self._reader.read(plan.frames[index]) for index in used]
+        self._reader.forget_copies()
         return rollout_rows(
             frames,
             np.searchsorted(used, share.frame_index),

@@ -29,12 +29,21 @@ class Learners:
         result = await learners.first("run", incarnation)
     """
 
-    def __init__(self, parts: Parts, run: RunFolder, queue: ActorHandle, store: ActorHandle, count: int) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        run: RunFolder,
+        queue: ActorHandle,
+        store: ActorHandle,
+        count: int,
+        home: ActorHandle | None = None,
+    ) -> None:
         self._parts = parts
         self._run = run
         self._queue = queue
         self._store = store
         self._count = count
+        self._home = home
         self._ranks: list[ActorHandle] = []
 
     def make(self) -> None:
@@ -42,7 +51,8 @@ class Learners:
         for rank in self._ranks:
             ray.kill(rank)
         meeting = self._new_meeting()
-        self._ranks = [self._parts.learner(rank, meeting, self._queue, self._store) for rank in range(self._count)]
+        told = meeting, self._queue, self._store, self._home
+        self._ranks = [self._parts.learner(rank, *told) for rank in range(self._count)]
 
     def _new_meeting(self) -> str:
         """A fresh file for the ranks to find each other; what dead ones left of theirs is removed."""

@@ -9,6 +9,7 @@ from services.layout import TRACE_FOLDER
 from services.run_folder import RunFolder
 from streamrl.chrome_trace import merge_traces
 from streamrl.config import Config
+from streamrl.log_shares import log_shares
 from streamrl.logs import configure
 from streamrl.timeline import TraceWriter
 
@@ -27,9 +28,10 @@ class Observer:
     """
 
     def __init__(self, run: RunFolder, config: Config, component: str) -> None:
-        self.log: BoundLogger = configure(component, run.logs_path)
+        shares = log_shares(config)
+        self.log: BoundLogger = configure(component, run.logs_path, max_bytes=shares.log)
         path = run.path / TRACE_FOLDER / f"{component}.jsonl"
-        self.trace = TraceWriter(path, component) if config.observe.trace else None
+        self.trace = TraceWriter(path, component, shares.spans) if config.observe.trace else None
 
     @contextmanager
     def span(self, name: str, track: str = "main") -> Iterator[None]:

@@ -36,6 +36,7 @@ from streamrl.config import load
 from streamrl.config.schema import Config
 from streamrl.errors import ProcessDiedError, RunFolderError, StreamRLError
 from streamrl.failure import FailureReport, report_failure
+from streamrl.log_shares import log_shares
 
 PR_SET_PDEATHSIG = 1
 # Ray's own shutdown takes 1 to 2 s.
@@ -58,7 +59,7 @@ class Owner:
         self._order = order
         self._start_system = start_system
         self._hub = EventHub()
-        self._events = AppendFile(run.events_path)
+        self._events = AppendFile(run.events_path, log_shares(config).events)
         self._stop = asyncio.Event()
         self._phase = "starting"
         self._system: System | None = None
@@ -218,7 +219,8 @@ def own(arguments: list[str], start_system: StartSystem) -> int:
     for fd in (order.lock_fd, order.control_fd):
         os.set_inheritable(fd, False)
     run = RunFolder.open(Path(folder))
-    sys.stdout = sys.stderr = open_bounded(run.logs_path / "owner.log")
+    config = load(run.config_path)
+    sys.stdout = sys.stderr = open_bounded(run.logs_path / "owner.log", log_shares(config).log)
     RunLock(order.lock_fd).sign()
     run.start_launch(
         Launch(
@@ -229,7 +231,7 @@ def own(arguments: list[str], start_system: StartSystem) -> int:
             started_ns=order.started_ns,
         )
     )
-    return asyncio.run(Owner(run, load(run.config_path), order, start_system).main())
+    return asyncio.run(Owner(run, config, order, start_system).main())
 
 
 def main() -> None:

@@ -1,16 +1,22 @@
 """Makes the actors of a run.
 
 All parts of a run are Ray actors that the controller owns: they end with it. Each runs in a process of its own with
-a fixed number of threads, since two cores and eight processes with two threads each crawl.
+a fixed number of threads, since two cores and eight processes with two threads each crawl. All run on the controller's
+node, where the run folder is, but for the replicas, if the configuration says what their nodes have.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import ray
 from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from services.home import HomeActor
 from services.learner import LearnerRank
+from services.node import NodeActor
+from services.node_folder import Visit
 from services.process_environment import import_path, variables
 from services.queue import QueueActor
 from services.reward import RewardActor
@@ -18,14 +24,19 @@ from services.rollout import RolloutReplica
 from services.weights import WeightStoreActor
 from streamrl.config import Config
 
+# Ray starts it again, for as long as its node is up, and calls it again: all its calls may be made twice.
+_COMES_BACK = {"max_restarts": -1, "max_task_retries": -1}
+
 
 class Parts:
-    """The factory: knows the run folder and the configuration that every part is told."""
+    """The factory: knows the run folder and the configuration that every part is told. `home`, where a part takes it,
+    is what `home` made, or None."""
 
     def __init__(self, run_folder: str, config: Config) -> None:
         self._run_folder = run_folder
         self._config = config
         self._data: dict[str, Any] = msgspec.to_builtins(config)
+        self._told: list[ray.ObjectRef] = []
 
     def queue(self) -> ActorHandle:
         return self._make(QueueActor, 1, self._run_folder, self._data)
@@ -33,24 +44,66 @@ class Parts:
     def weight_store(self) -> ActorHandle:
         return self._make(WeightStoreActor, 1, self._run_folder, self._config.deadlines.update_s)
 
-    def reward(self, queue: ActorHandle) -> ActorHandle:
-        return self._make(RewardActor, 1, self._run_folder, self._data, queue)
+    def reward(self, queue: ActorHandle, home: ActorHandle | None = None) -> ActorHandle:
+        return self._make(RewardActor, 1, self._run_folder, self._data, queue, home)
 
     def replica(self, index: int, queue: ActorHandle, store: ActorHandle) -> ActorHandle:
         name = f"rollout-{index}"
         threads = self._config.rollout.threads
-        return self._make(RolloutReplica, threads, name, self._run_folder, self._data, queue, store)
+        placed = placement(self._config.rollout.resources)
+        return self._make(RolloutReplica, threads, name, self._run_folder, self._data, queue, store, **placed)
 
-    def learner(self, rank: int, meeting: str, queue: ActorHandle, store: ActorHandle) -> ActorHandle:
+    def learner(
+        self, rank: int, meeting: str, queue: ActorHandle, store: ActorHandle, home: ActorHandle | None = None
+    ) -> ActorHandle:
         """meeting: path of the file at which the ranks find each other; it may not exist yet."""
         threads = self._config.learner.threads
-        return self._make(LearnerRank, threads, rank, self._run_folder, self._data, meeting, queue, store)
+        return self._make(LearnerRank, threads, rank, self._run_folder, self._data, meeting, queue, store, home)
 
-    def _make(self, cls: type, threads: int, *args: Any) -> ActorHandle:
-        options: dict[str, Any] = {
+    def home(self, controller: ActorHandle, queue: ActorHandle, store: ActorHandle) -> ActorHandle:
+        told = self._keep(self._run_folder, self._data, controller, queue, store)
+        return self._make(HomeActor, 1, *told, **_COMES_BACK)
+
+    def node(self, ray_node: str, visit: Visit, home: ActorHandle, store: ActorHandle) -> ActorHandle:
+        """The actor of another node, by Ray's id of it."""
+        return self._make(NodeActor, 1, *self._keep(visit, home, store), **_COMES_BACK, **_on(ray_node))
+
+    def _keep(self, *args: Any) -> list[ray.ObjectRef]:
+        """What an actor that comes back is told: Ray itself forgets it when the actor is made for the first time."""
+        kept = [ray.put(arg) for arg in args]
+        self._told += kept
+        return kept
+
+    def _make(self, cls: type, threads: int, *args: Any, **options: Any) -> ActorHandle:
+        told: dict[str, Any] = {
             # The machine's two cores carry more actors than that: they share, and Ray must not queue them.
             "num_cpus": 0,
             "max_concurrency": 64,
             "runtime_env": {"env_vars": variables(threads, import_path())},
+            **(this_node() if "scheduling_strategy" not in options else {}),
+            **options,
         }
-        return ray.remote(cls).options(**options).remote(*args)
+        return ray.remote(cls).options(**told).remote(*args)
+
+
+def placement(resources: Mapping[str, float] | None) -> dict[str, Any]:
+    """Ray's options for a part that takes these of its node: on any node that has them free, on as many nodes as there
+    are. None: no option, and so on this node."""
+    if resources is None:
+        return {}
+    own = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")}
+    return {
+        "num_cpus": resources.get("CPU", 0),
+        "num_gpus": resources.get("GPU", 0),
+        "resources": own,
+        "scheduling_strategy": "SPREAD",
+    }
+
+
+def this_node() -> dict[str, Any]:
+    """Ray's options for a part of the node of this process."""
+    return _on(ray.get_runtime_context().get_node_id())
+
+
+def _on(ray_node: str) -> dict[str, Any]:
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(ray_node, soft=False)}

@@ -4,7 +4,9 @@ A thin shell: it opens the queue and passes calls on. Replicas call `take` and `
 and `add_scores`, the learner `lease` and `commit`; all of them wait here, none of them polls.
 """
 
+import asyncio
 import gc
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import msgspec
 
 from buffers.queue import ReplayQueue
 from buffers.records import AcceptedRows, Lease, QueueSettings, ScoredRows, UnscoredFrame
+from buffers.retention import remove_segments
+from services.layout import PARTIALS_FOLDER
 from services.process_environment import extend_import_path
 from streamrl.clock import SystemClock
 from streamrl.config import Config, limits
@@ -32,21 +36,31 @@ class QueueActor:
         gc.set_threshold(100_000, 50, 1000)
         self._config = msgspec.convert(config, Config)
         self._folder = Path(run_folder)
+        self._over_budget = ""
 
-    async def open(self, resume_step: int, longest_prompt: int) -> int:
+    async def open(self, resume_step: int, longest_prompt: int, accept_changed_data: bool = False) -> int:
         """Open the queue, fresh or from its ledger. Returns the incarnation of what is published from now on.
 
         resume_step: step of the checkpoint that is resumed, or 0. longest_prompt: in tokens; bytes are reserved for it.
+        accept_changed_data: whether the data set may be another one than the ledger's.
         """
         task = resolve_task(self._config.task.name, self._config.task.held_out)
         order = PromptOrder(task.num_train, self._config.seed)
         settings = queue_settings(self._config, task, longest_prompt)
-        self._queue = ReplayQueue.open(self._folder, settings, order, SystemClock(), resume_step)
+        clock = SystemClock()
+        if accept_changed_data:
+            # What unfinished rollouts had sampled was sampled for a prompt that may be another one now.
+            shutil.rmtree(self._folder / PARTIALS_FOLDER, ignore_errors=True)
+        self._queue = ReplayQueue.open(self._folder, settings, order, clock, resume_step, accept_changed_data)
         return self._queue.incarnation
 
     async def resume_from(self, step: int) -> int:
         """A learner starts again from a checkpoint of `step`; returns the incarnation of what it publishes."""
         return await self._queue.resume_from(step)
+
+    async def found(self) -> dict[str, Any]:
+        """What a learner that resumes now begins with."""
+        return msgspec.to_builtins(self._queue.found())
 
     async def next_epoch(self, writer: str) -> int:
         """Fence every earlier process of this name; the epoch of the next one."""
@@ -78,8 +92,13 @@ class QueueActor:
         await self._queue.commit(step)
         return await self.status()
 
-    async def covered(self, step: int) -> None:
+    async def covered(self, step: int, oldest: int) -> str:
+        """A checkpoint of `step` is committed; a resume could begin at the step `oldest` still. Log files that this
+        lets go are removed. Returns why they still take more than their budget, or ""."""
         await self._queue.covered(step)
+        going, self._over_budget = self._queue.removable(oldest)
+        await asyncio.to_thread(remove_segments, self._folder, going)
+        return self._over_budget
 
     async def overdue(self, limit_s: float) -> dict[str, str]:
         """Replicas that hold a group for longer than the limit, each with its oldest one in words. Under "": groups
@@ -89,6 +108,10 @@ class QueueActor:
             if replica or self._queue.overdue(2 * limit_s):
                 late.setdefault(replica, f"group {number} has not finished after {limit_s:g} s")
         return late
+
+    async def lose(self, frames: list[FrameRef], leased: bool) -> tuple[int, int]:
+        """These frames can be read nowhere any more: (groups, rows) that are given up and issued again."""
+        return await self._queue.lose(frames, leased)
 
     async def hold(self, on: bool) -> None:
         """Give out no groups until it is taken back."""
@@ -101,7 +124,12 @@ class QueueActor:
     async def status(self) -> dict[str, Any]:
         """The queue's books, as plain values."""
         counts = self._queue.counts()
-        return {**msgspec.to_builtins(counts), "bytes_used": counts.bytes_used, "rows_waiting": counts.rows_waiting}
+        told = {"bytes_used": counts.bytes_used, "rows_waiting": counts.rows_waiting}
+        return {**msgspec.to_builtins(counts), **told, "over_budget": self._over_budget}
+
+    async def look(self) -> dict[str, Any]:
+        """The same with the oldest row that waits, for a person: looks at every row that waits."""
+        return {**await self.status(), "oldest": msgspec.to_builtins(self._queue.oldest())}
 
     async def close(self) -> None:
         """Wake every waiter with its typed end; what was acknowledged stays."""
@@ -119,8 +147,11 @@ def queue_settings(config: Config, task: Task, longest_prompt: int) -> QueueSett
         total_groups=config.total_groups,
         lead=config.learner.lead,
         late=config.learner.late,
+        journalled=config.journals_partials,
         durability=config.queue.durability,
         commit_interval_s=config.queue.commit_interval_ms / 1e3,
+        retain=config.queue.retain,
+        disk_budget=config.queue.disk_budget,
         fingerprint=task.fingerprint(),
         seed=config.seed,
     )

@@ -25,6 +25,7 @@ from buffers.segment_reader import SegmentReader
 from buffers.segment_writer import SegmentWriter
 from services.answers import decode
 from services.deadline import within, within_or_paused
+from services.far_rows import FarRows
 from services.layout import SCORES_FOLDER, model_folder
 from services.observe import Observer
 from services.process_environment import extend_import_path
@@ -43,11 +44,14 @@ NAME = "reward"
 class RewardActor:
     """See the module."""
 
-    def __init__(self, run_folder: str, config: dict[str, Any], queue: ActorHandle) -> None:
+    def __init__(
+        self, run_folder: str, config: dict[str, Any], queue: ActorHandle, home: ActorHandle | None = None
+    ) -> None:
         extend_import_path()
         self._config = msgspec.convert(config, Config)
         self._run = RunFolder.open(Path(run_folder))
         self._queue = queue
+        self._far = FarRows(NAME, home, self._config.deadlines.step_s, leases=False)
         self._observer = Observer(self._run, self._config, NAME)
         self._failures = FailureShare(self._config.rollouts_per_step, self._config.reward.max_failed)
         self._scored = 0
@@ -85,9 +89,12 @@ class RewardActor:
         most = self._config.reward.batch_size * self._config.reward.workers
         try:
             while frames := await self._queue.unscored.remote(NAME, self._epoch, most):
-                with self._observer.span("score"):
-                    await self._score_frames(frames, sequence)
-                sequence += 1
+                lost = await self._far.lost(one.frame for one in frames)
+                frames = [one for one in frames if one.frame not in lost]
+                if frames:
+                    with self._observer.span("score"):
+                        await self._score_frames(frames, sequence)
+                    sequence += 1
         except ComponentError as error:
             self._ended_by = error
             raise
@@ -111,6 +118,7 @@ class RewardActor:
 
     async def _score_frames(self, frames: list[UnscoredFrame], sequence: int) -> None:
         parts = [scoring_rows(self._reader.read(one.frame), one.row) for one in frames]
+        self._reader.forget_copies()
         items = [item for part in parts for item in reward_items(part, self._tokenizer)]
         scores = await self._pool.score(items)
         self._scored += len(scores)

@@ -3,7 +3,8 @@
 Three loops and one engine thread. `_take_loop` asks the queue for as many groups as the engine has room for (waits:
 admission; unblocked by: a new version, a trained batch). `_write_loop` turns what finished into one durable Arrow
 frame and tells the queue (waits: finished rollouts; unblocked by: the engine thread). `_follow_loop` pulls each new
-version and hands it to the engine between two tokens (waits: the weight store; unblocked by: the learner).
+version and hands it to the engine between two tokens (waits: the weight store; unblocked by: the learner). Beside them
+the journal writes down what has not ended yet (`services.partial_journal`).
 
 The replica answers under one verified version at a time and takes no group before it acknowledged one (invariant 6).
 What it may do when is decided by `streamrl.replica_state`.
@@ -15,23 +16,28 @@ import time
 from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+import ray
 import ray.actor
 
+from buffers.places import HOME
 from services.answers import encode
 from services.completions import CompletionLog
 from services.deadline import within, within_or_paused
+from services.deaths import node_is_gone
 from services.engine_thread import EngineThread
 from services.layout import model_folder
 from services.named_tasks import run_all
 from services.observe import Observer
+from services.partial_journal import PartialJournal
 from services.process_environment import extend_import_path
 from services.rollout_rows import Finished, Issued, finite
 from services.run_folder import RunFolder
 from streamrl.config import Config, limits
 from streamrl.engines.build import build_engine
+from streamrl.errors import ProcessDiedError
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.replica_state import ReplicaStateMachine
 from streamrl.tasks.prompts import EncodedPrompts, longest_text
@@ -39,6 +45,7 @@ from streamrl.tasks.resolve import resolve_task
 from streamrl.types import (
     GenerationRequest,
     GenerationResult,
+    PartialTokens,
     SamplingParams,
     Ticket,
     UpdateMode,
@@ -48,6 +55,10 @@ from streamrl.types import (
     rollout_seed,
 )
 from streamrl.weights.manifest import WeightManifest, decode
+from streamrl.weights.manifest import encode as encode_manifest
+
+if TYPE_CHECKING:
+    from services.node import NodeSeat
 
 T = TypeVar("T")
 
@@ -71,26 +82,32 @@ class RolloutReplica:
         extend_import_path()
         self._name = name
         self._config = msgspec.convert(config, Config)
-        self._run = RunFolder.open(Path(run_folder))
+        self._run_folder = run_folder
         self._queue = queue
         self._store = store
-        self._observer = Observer(self._run, self._config, name)
         self._issued: dict[str, Issued] = {}
         self._finished: list[Finished] = []
         self._two_versions = 0
         self._updates_in_flight = 0
 
-    async def start(self, epoch: int, longest_prompt: int) -> None:
+    async def ray_node(self) -> str:
+        """Ray's id of the node that it was placed on."""
+        return ray.get_runtime_context().get_node_id()
+
+    async def start(self, epoch: int, longest_prompt: int, seat: "NodeSeat | None" = None) -> None:
         """Build the engine and join the weight store. The replica serves nothing before `run` pulled a version.
 
         epoch: fences; after a restart the queue refuses whatever an older process still sends. longest_prompt: in
-        tokens, over the task's training and held-out prompts.
+        tokens, over the task's training and held-out prompts. seat: the node, where that is not the run's own.
         """
         # Here and not above: the controller makes this class and has no use for torch.
         from services.evaluations import HeldOut
         from streamrl.weights.shm import ShmSource
 
         self._epoch = epoch
+        self._seat = seat
+        self._run = RunFolder.open(Path(seat.folder if seat is not None else self._run_folder))
+        self._observer = Observer(self._run, self._config, self._name)
         max_length = longest_prompt + self._config.rollout.sampling.max_new_tokens
         self._loop = asyncio.get_running_loop()
         self._state = ReplicaStateMachine(self._name, self._epoch)
@@ -103,20 +120,35 @@ class RolloutReplica:
         self._prompts = EncodedPrompts(task, tokenizer)
         self._stop_ids = tokenizer.eos_token_ids
         self._evaluation = HeldOut(self._config, folder, max_length, task, tokenizer)
-        self._log = CompletionLog(self._run.path, self._config, self._name, self._epoch)
+        node = seat.node if seat is not None else HOME
+        self._log = CompletionLog(self._run.path, self._config, self._name, self._epoch, node)
         worst_row = limits.worst_row_bytes(self._config, longest_prompt, longest_text(task))
         self._frame_room = limits.frame_rows(self._config, worst_row)
-        self._source = ShmSource(self._run.run_id, self._run.key())
+        self._source = partial(ShmSource, self._run.run_id, self._run.key())
         make_engine = partial(build_engine, self._config, folder, max_length)
-        self._thread = EngineThread(make_engine, self._deliver, self._engine_died, self._observer.trace)
+        self._journal = self._new_journal(node)
+        self._thread = EngineThread(
+            make_engine,
+            self._deliver,
+            self._engine_died,
+            self._observer.trace,
+            report=self._report,
+            report_every=self._journal.every,
+        )
         await asyncio.wrap_future(self._thread.start())
         await self._store.join.remote(self._name)
         self._state.started()
         self._observer.log.info("started", epoch=epoch, engine=self._config.rollout.engine)
 
+    def _new_journal(self, node: str) -> PartialJournal:
+        def tell(text: str) -> None:
+            self._observer.log.warning("a journal of unfinished rollouts is of no use", text=text)
+
+        return PartialJournal(self._run.path, self._config, self._name, self._epoch, node, self._durably, tell)
+
     async def run(self) -> None:
         """Serve until the queue and the weight store are closed."""
-        write = asyncio.create_task(self._write_loop(), name="write")
+        write = asyncio.create_task(run_all({"write": self._write_loop(), "journal": self._journal.run()}))
         loops = asyncio.create_task(run_all({"take": self._take_loop(), "follow": self._follow_loop()}))
         try:
             await asyncio.wait({write, loops, self._death}, return_when=asyncio.FIRST_COMPLETED)
@@ -129,6 +161,7 @@ class RolloutReplica:
             await asyncio.gather(write, loops, return_exceptions=True)
             await asyncio.to_thread(self._thread.stop)
             await asyncio.to_thread(self._log.close)
+            await asyncio.to_thread(self._journal.close)
             self._observer.close()
 
     async def status(self) -> dict[str, Any]:
@@ -146,7 +179,8 @@ class RolloutReplica:
             "busy_s": self._thread.busy_s(),
             "two_version_rollouts": self._two_versions,
             "updates_in_flight": self._updates_in_flight,
-            "paused": self._log.pause,
+            **msgspec.to_builtins(self._journal.figures),
+            "paused": self._log.pause or self._journal.pause,
         }
 
     async def evaluate(self, manifest: bytes) -> bytes:
@@ -155,7 +189,8 @@ class RolloutReplica:
         Returns the completions as the reward stage takes them (`services.evaluations.encode`).
         """
         weights = decode(manifest)
-        with self._observer.span("evaluate", "evaluation"), self._source.open(weights) as tensors:
+        source = self._source(await self._fetch(weights))
+        with self._observer.span("evaluate", "evaluation"), source.open(weights) as tensors:
             work = self._evaluation.work(tensors, Version(*weights.version))
             await asyncio.wrap_future(self._thread.run_spare(work))
         return encode(self._evaluation.result())
@@ -170,6 +205,7 @@ class RolloutReplica:
             if not tickets:
                 return
             requests = [request for ticket in tickets for request in self._requests(ticket)]
+            requests = await self._journal.go_on(requests, self._issued, self._state.version)
             self._state.accepted(len(requests))
             self._thread.submit(requests)
 
@@ -223,6 +259,10 @@ class RolloutReplica:
             self._flush.set()
         self._room.set()
 
+    def _report(self, pieces: list[PartialTokens]) -> None:
+        """Called by the engine thread."""
+        self._loop.call_soon_threadsafe(self._journal.collect, pieces, self._issued)
+
     async def _write_loop(self) -> None:
         sequence = 0
         while True:
@@ -238,6 +278,7 @@ class RolloutReplica:
         frame, rows = await self._durably("the write to disk", self._log.append(finished))
         accepted = self._queue.accept.remote(self._name, self._epoch, sequence, frame, rows)
         await self._durably("the queue's receipt", accepted)
+        self._journal.ended([one.result.request_id for one in finished])
 
     async def _durably(self, what: str, work: Awaitable[T]) -> T:
         """Await something that ends on a disk, and may wait for room there."""
@@ -245,7 +286,7 @@ class RolloutReplica:
         return await within_or_paused(limit, work, who=self._name, what=what, pause=self._pause)
 
     async def _pause(self) -> str:
-        return self._log.pause or await self._queue.pause.remote()
+        return self._log.pause or self._journal.pause or await self._queue.pause.remote()
 
     # ---- following the weights
 
@@ -261,7 +302,8 @@ class RolloutReplica:
         version = Version(*manifest.version)
         self._state.update(next(self._orders), version)
         in_flight = len(self._issued)
-        with self._observer.span("update", "weights"), self._source.open(manifest) as tensors:
+        source = self._source(await self._fetch(manifest))
+        with self._observer.span("update", "weights"), source.open(manifest) as tensors:
             mode = UpdateMode(self._config.rollout.update_mode)
             loaded = asyncio.wrap_future(self._thread.load(tensors, version, mode))
             await within(self._config.deadlines.update_s, loaded, who=self._name, what=f"taking up version {version}")
@@ -270,6 +312,21 @@ class RolloutReplica:
         # The store hears of it with the question for the next version.
         await self._queue.serving.remote(self._name, self._epoch, version)
         self._routable.set()
+        await self._journal.serves(version)
+
+    async def _fetch(self, manifest: WeightManifest) -> Path | None:
+        """Have the bytes of a version on this node; the folder of the copies, where there are any.
+
+        Raises ProcessDiedError when the node goes away meanwhile.
+        """
+        if self._seat is None:
+            return None
+        try:
+            return Path(await self._seat.service.fetch_version.remote(encode_manifest(manifest)))
+        except ray.exceptions.RayError as error:
+            if node_is_gone(error):
+                raise ProcessDiedError(f"{self._name}: its node {self._seat.node} is going away") from error
+            raise
 
     def _engine_died(self, error: BaseException) -> None:
         """Called by the engine thread."""

@@ -41,7 +41,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What `run.json` says. `incarnation` counts the launches from 0; that of a version, which a learner that is
-    replaced raises too, comes from the queue's ledger."""
+    replaced raises too, comes from the queue's ledger. accept_changed_data: the newest `up` said so."""
 
     schema: int = SCHEMA
     run_id: str
@@ -49,6 +49,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     created_ns: int
     incarnation: int = 0
     launch: Launch | None = None
+    accept_changed_data: bool = False
 
 
 class RunState(StrEnum):

@@ -20,8 +20,9 @@ from streamrl.types import FrameRef, LongArray
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One step. Array columns are little-endian bytes over the rows of the lease, in its order.
 
-    step: the step whose weights the learner holds; -1 ends the loop of the other ranks. rank: owner of each row.
-    total_tokens, total_rows: what is trained of the whole batch (rows without a score are not).
+    step: the step whose weights the learner holds; -1 ends the loop of the other ranks, -2 only commits a checkpoint.
+    share: the share of each row. total_tokens, total_rows: what is trained of the whole batch (rows without a score are
+    not).
     """
 
     step: int
@@ -33,17 +34,18 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     rewards: bytes = b""
     valid: bytes = b""
     advantages: bytes = b""
-    rank: bytes = b""
+    share: bytes = b""
     total_tokens: int = 0
     total_rows: int = 0
 
 
 STOP = StepPlan(step=-1)
+SAVE = StepPlan(step=-2)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The rows of one rank, as columns over its rows."""
+    """Rows that are trained on together, on one rank, as columns over them."""
 
     frame_index: LongArray
     row: LongArray
@@ -55,7 +57,7 @@ class Share:
 
 
 def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
-    """Advantages over the whole batch, and a share of about the same work for each rank."""
+    """Advantages over the whole batch, and shares of about the same work."""
     advantage = ADVANTAGES[config.learner.algorithm.advantage]
     trained = lease.valid & (lease.sampled_tokens > 0)
     return StepPlan(
@@ -68,15 +70,26 @@ def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
         rewards=_pack(lease.rewards, np.float64),
         valid=_pack(lease.valid, np.uint8),
         advantages=_pack(advantage(lease.rewards, lease.valid, lease.group), np.float64),
-        rank=_pack(_ranks(lease, config.learner.num_workers, hidden_size), np.int64),
+        share=_pack(_shares(lease, num_shares(config), hidden_size), np.int64),
         total_tokens=int(lease.sampled_tokens[trained].sum()),
         total_rows=int(trained.sum()),
     )
 
 
-def share_of(plan: StepPlan, rank: int) -> Share:
-    """The rows of `rank`, still in the order of the lease."""
-    mine = np.frombuffer(plan.rank, np.int64) == rank
+def num_shares(config: Config) -> int:
+    """Parts that a batch is cut into, over all ranks."""
+    return config.learner.shares or config.learner.num_workers
+
+
+def shares_of(plan: StepPlan, rank: int, config: Config) -> list[Share]:
+    """The shares of `rank`, in their order."""
+    each = num_shares(config) // config.learner.num_workers
+    return [share_of(plan, number) for number in range(rank * each, (rank + 1) * each)]
+
+
+def share_of(plan: StepPlan, number: int) -> Share:
+    """The rows of one share, still in the order of the lease."""
+    mine = np.frombuffer(plan.share, np.int64) == number
     return Share(
         frame_index=np.frombuffer(plan.frame_index, np.int64)[mine],
         row=np.frombuffer(plan.row, np.int64)[mine],
@@ -96,11 +109,11 @@ def decode(data: bytes) -> StepPlan:
     return msgspec.msgpack.decode(data, type=StepPlan)
 
 
-def _ranks(lease: Lease, num_ranks: int, hidden_size: int) -> LongArray:
-    rank = np.zeros(lease.num_rows, np.int64)
-    for number, rows in enumerate(split_rows(lease.num_tokens, lease.group, num_ranks, hidden_size)):
-        rank[rows] = number
-    return rank
+def _shares(lease: Lease, number: int, hidden_size: int) -> LongArray:
+    share = np.zeros(lease.num_rows, np.int64)
+    for index, rows in enumerate(split_rows(lease.num_tokens, lease.group, number, hidden_size)):
+        share[rows] = index
+    return share
 
 
 def _pack(column: npt.NDArray[np.generic], dtype: type) -> bytes:

@@ -9,6 +9,7 @@ from ray.actor import ActorHandle
 
 from services.controller import Controller
 from services.deaths import explain_death
+from services.parts import this_node
 from services.process_environment import import_path, variables
 from services.run_folder import RunFolder
 from streamrl.config import Config
@@ -63,6 +64,6 @@ class RaySystem:
 async def start_system(run: RunFolder, config: Config) -> RaySystem:
     """Start the controller of a run. Ray must be up."""
     actor = ray.remote(Controller).options(
-        num_cpus=0, max_concurrency=64, runtime_env={"env_vars": variables(1, import_path())}
+        num_cpus=0, max_concurrency=64, runtime_env={"env_vars": variables(1, import_path())}, **this_node()
     )
     return RaySystem(actor.remote(str(run.path), msgspec.to_builtins(config)))

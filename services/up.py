@@ -35,6 +35,7 @@ def up(
     detach: bool = False,
     fresh: bool = False,
     as_json: bool = False,
+    accept_changed_data: bool = False,
     command: Sequence[str] = OWNER_COMMAND,
 ) -> int:
     """Bring a run up and stay with it. Returns 0 (done, or up when detached) or 130 (stopped).
@@ -45,7 +46,7 @@ def up(
     if fresh or is_new(config):
         # Before the folder is made: a mistake that is put right must not look like a changed configuration.
         preflight(config)
-    claimed = claim(config, fresh=fresh)
+    claimed = claim(config, fresh=fresh, accept_changed_data=accept_changed_data)
     run = claimed.run
     if claimed.state is RunState.FINISHED:
         tell_summary(run, as_json=as_json)

@@ -55,6 +55,8 @@ class PlainView:
     def __init__(self, config: Config, stream: IO[str]) -> None:
         self._state = ViewState(config)
         self._stream = stream
+        if config.queue.durability == "memory":
+            print(f"! durability {config.queue.promise}", file=stream, flush=True)
         self._last_step = -LINE_STEPS
         self._last_ns = 0
 
@@ -77,6 +79,8 @@ class PlainView:
                 return f"warm-up step {event.get('step', '-')}  score {number(event.get('score'))}"
             case "eval":
                 return f"held-out score {number(event.get('score'))} at step {event.get('step', '-')}"
+            case "resumed":
+                return f"! {event['text']}"
             case "notice":
                 return f"! {self._state.notices[-1]}"
             case "failure":
@@ -144,6 +148,8 @@ def page(state: ViewState) -> Any:
     progress.add_row(ProgressBar(total=state.total_steps, completed=state.step, width=72))
     parts = [progress, figures]
     parts += [replicas] if state.replicas else []
+    if state.config.queue.durability == "memory":
+        parts.append(f"[yellow]{_escaped(state.config.queue.promise)}[/yellow]")
     parts += [f"[yellow]{_escaped(notice)}[/yellow]" for notice in state.notices]
     return Panel(Group(*parts), title=f"{state.config.name}: {_phase(state)}", title_align="left", width=100)
 
@@ -157,7 +163,7 @@ def _figures(state: ViewState) -> list[tuple[str, str, str, str]]:
         ("version", str(row.get("version", "-")), "staleness mean / max", staleness),
         ("rollouts/s", number(state.rollouts_per_s(), ".0f"), "tokens/s", _tokens_rate(row)),
         ("queue", queue, "left", human_seconds(state.remaining_s())),
-        ("waiting", state.who_waits(), "", ""),
+        ("waiting", state.who_waits(), "durability", state.config.queue.durability),
     ]
 
 
@@ -199,6 +205,7 @@ SUMMARY_LINES = (
     ("rollouts of two versions", lambda s: str(s.get("two_version_rollouts", "-"))),
     ("discards", lambda s: str(s.get("discards", "-"))),
     ("learner waited", lambda s: number(s.get("learner_wait_share"), ".0%")),
+    ("durability", lambda s: str(s.get("durability", "-"))),
     ("model", lambda s: str(s.get("export", "-"))),
     ("reward curve", lambda s: str(s.get("curve", "-"))),
 )

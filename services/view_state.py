@@ -2,8 +2,8 @@
 own.
 
 Events, by `kind`: `phase` (name), `warmup` (step, score), `step` (a row of metrics.jsonl), `eval` (score,
-step), `replicas` (replicas: list of name, state, version, running), `notice` (text), `failure`, `end`. A
-key that is not there is not shown; an unknown kind is ignored, so a newer owner may say more.
+step), `replicas` (replicas: list of name, state, version, running), `notice` (text), `resumed` (text), `failure`,
+`end`. A key that is not there is not shown; an unknown kind is ignored, so a newer owner may say more.
 """
 
 from collections import deque
@@ -47,7 +47,7 @@ class ViewState:
                 self._score(event.get("score"))
             case "replicas":
                 self.replicas = event["replicas"]
-            case "notice":
+            case "notice" | "resumed":
                 self.notices.append(event["text"])
             case "failure":
                 self.notices.append(f"{event.get('component', 'a part')}: {event.get('cause', 'failed')}")

@@ -7,6 +7,7 @@ Long-polled by the replicas, fed by the learner.
 import asyncio
 from pathlib import Path
 
+from buffers.signals import Signal
 from services.run_folder import RunFolder
 from streamrl.clock import SystemClock
 from streamrl.types import Version
@@ -24,6 +25,7 @@ class WeightStoreActor:
         run = RunFolder.open(Path(run_folder))
         self._store = WeightStore(run.run_id, run.key(), SystemClock(), update_deadline_s)
         self._published = asyncio.Condition()
+        self._let_go = Signal()
         self._closed = False
 
     async def publish(self, manifest: bytes, pin_for: str | None = None) -> list[Version]:
@@ -39,13 +41,24 @@ class WeightStoreActor:
             self._published.notify_all()
         return self._store.retirable()
 
+    async def retired(self) -> list[Version]:
+        """The same, between two publications: at least one, as soon as there is one; none once the store is closed."""
+        while not self._closed:
+            gone = self._store.retirable()
+            if gone:
+                return gone
+            await self._let_go.wait()
+        return []
+
     async def join(self, replica: str) -> None:
         """A replica that will follow the versions. One that joins again starts over."""
         self._store.leave(replica)
         self._store.join(replica)
+        self._let_go.notify()
 
     async def leave(self, replica: str) -> None:
         self._store.leave(replica)
+        self._let_go.notify()
 
     async def newer_than(self, replica: str, version: Version | None) -> bytes | None:
         """Wait for a version newer than `version` and hand its manifest out; None once the store is closed.
@@ -54,6 +67,7 @@ class WeightStoreActor:
         """
         if version is not None:
             self._store.acknowledge(replica, Version(*version))
+            self._let_go.notify()
         async with self._published:
             await self._published.wait_for(lambda: self._closed or self._store.newer_than(version) is not None)
             manifest = None if self._closed else self._store.newer_than(version, replica)
@@ -65,10 +79,15 @@ class WeightStoreActor:
 
     async def unpin(self, version: Version, holder: str) -> None:
         self._store.unpin(Version(*version), holder)
+        self._let_go.notify()
 
     async def latest(self) -> Version | None:
         newest = self._store.latest
         return newest.version if newest is not None else None
+
+    async def kept(self) -> list[Version]:
+        """The versions whose bytes somebody may need."""
+        return self._store.kept
 
     async def late(self) -> dict[str, str]:
         """Replicas that owe an acknowledgement for longer than the deadline, each with what it owes, in words."""
@@ -82,3 +101,4 @@ class WeightStoreActor:
         async with self._published:
             self._closed = True
             self._published.notify_all()
+        self._let_go.notify()

@@ -1,7 +1,7 @@
 """The first cause of a failed run: written once, by whoever fails first, and found again later.
 
 Guarantees: of all that report, exactly one `failure.json` stays, whole, and it is the first. `first_cause`
-finds the earliest error even when the part that failed could not report: in `events.jsonl`, then in the logs.
+finds the earliest error even when the part that failed could not report: in `events.jsonl*`, then in the logs.
 It imports no logging library, so that a command line can ask at no cost.
 """
 
@@ -71,7 +71,7 @@ def clear_failure(run_folder: Path) -> None:
 
 
 def first_cause(run_folder: Path, since_ns: int = 0) -> FailureReport | None:
-    """The report, else the earliest error record of `events.jsonl` and `logs/*.log*` from `since_ns` (Unix)
+    """The report, else the earliest error record of `events.jsonl*` and `logs/*.log*` from `since_ns` (Unix)
     on.
 
     Lines that are no JSON objects are passed over: another program's text may stand between ours.
@@ -79,7 +79,7 @@ def first_cause(run_folder: Path, since_ns: int = 0) -> FailureReport | None:
     report = read_failure(run_folder)
     if report is not None:
         return report
-    files = [run_folder / "events.jsonl", *sorted((run_folder / "logs").glob("*.log*"))]
+    files = [*sorted(run_folder.glob("events.jsonl*")), *sorted((run_folder / "logs").glob("*.log*"))]
     records = (record for path in files for record in _errors(path, since_ns))
     earliest = min(records, key=lambda record: record["time_ns"], default=None)
     return None if earliest is None else _as_report(earliest)

@@ -1,9 +1,10 @@
 """A run's numbers on disk: `metrics.jsonl`, one JSON object a step with slash keys, and `summary.json`.
 
 Guarantees: every line is whole JSON without NaN or Infinity; such a number is written as null and counted
-under `metrics/nonfinite`. A line is handed to the operating system before `write` returns, or, where the disk is
-full, with the next one. A torn last line, from a killed process, is cut when the file is opened again. It does not
-know what the keys mean.
+under `metrics/nonfinite`. The file stays below its bound: beyond it every second line of the older half is left out,
+and the line before it says for how many steps it stands. A line is handed to the operating system before `write`
+returns, or, where the disk is full, with the next one. A torn last line, from a killed process, is cut when the file is
+opened again. It does not know what the keys mean.
 """
 
 import math
@@ -16,7 +17,11 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from streamrl.append_file import AppendFile
-from streamrl.errors import DataError
+from streamrl.disk import NO_ROOM
+from streamrl.errors import ComponentError, DataError
+
+STANDS_FOR = "metrics/stands_for"
+"""Key under which a line says that it stands for so many steps, the others having been left out."""
 
 NONFINITE = "metrics/nonfinite"
 """Key under which a line counts the numbers that it could not write."""
@@ -47,11 +52,14 @@ class MetricsWriter:
             metrics.write({"step": 7, "reward/mean": 0.5})
     """
 
-    def __init__(self, path: Path, tensorboard_dir: Path | None = None) -> None:
-        """Raises ConfigError when TensorBoard is asked for and not installed, DataError for a damaged
-        file."""
+    def __init__(self, path: Path, tensorboard_dir: Path | None = None, max_bytes: int | None = None) -> None:
+        """max_bytes: of the file; None for no bound. Raises ConfigError when TensorBoard is asked for and not
+        installed, DataError for a damaged file."""
         self._path = path
         self._nonfinite = 0
+        self._max_bytes = max_bytes
+        self.num_thinned = 0
+        """Lines left out since this writer was made."""
         self._sink = _tensorboard(tensorboard_dir)
         path.parent.mkdir(parents=True, exist_ok=True)
         _cut_torn_line(path)
@@ -77,20 +85,42 @@ class MetricsWriter:
             plain[NONFINITE] = len(bad)
             self._nonfinite += len(bad)
         self._file.append(msgspec.json.encode(plain) + b"\n")
+        if self._max_bytes is not None and self._path.stat().st_size > self._max_bytes:
+            self._thin()
         if self._sink is not None:
             self._sink.write(plain)
 
     def truncate_after(self, step: int) -> None:
         """Drop the lines of later steps: a resume from `step` makes them again. All or nothing on a crash."""
-        kept = [line for line in read_metrics(self._path) if line["step"] <= step]
+        self._replace([line for line in read_metrics(self._path) if line["step"] <= step])
+        if self._sink is not None:
+            self._sink.truncate_after(step)
+
+    def _thin(self) -> None:
+        """Leave out every second line of the older half, but none with a score: these are few, and curves need them."""
+        lines = read_metrics(self._path)
+        older, newer = lines[: len(lines) // 2], lines[len(lines) // 2 :]
+        kept: list[dict[str, Any]] = []
+        for line in older:
+            if kept and "eval/score" not in line and kept[-1].get(STANDS_FOR, 1) <= line.get(STANDS_FOR, 1):
+                kept[-1][STANDS_FOR] = kept[-1].get(STANDS_FOR, 1) + line.get(STANDS_FOR, 1)
+            else:
+                kept.append(line)
+        try:
+            self._replace(kept + newer)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise ComponentError(f"rewriting {self._path} failed: {error.strerror}") from error
+            return  # a full disk: the next line tries again
+        self.num_thinned += len(older) - len(kept)
+
+    def _replace(self, lines: list[dict[str, Any]]) -> None:
         fresh = self._path.with_name(self._path.name + ".tmp")
         with fresh.open("wb") as file:
-            file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
+            file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(self._path)
-        if self._sink is not None:
-            self._sink.truncate_after(step)
 
     def close(self) -> None:
         if self._sink is not None:
@@ -124,7 +154,9 @@ class Summary(msgspec.Struct, kw_only=True):
 
     staleness_* counts steps over trained rows. discards counts rollouts made and not trained, itemised by
     reason in `discards_by_reason`. learner_wait_share is the share of the learner's wall clock spent waiting
-    for data.
+    for data. durability: what the run's queue promised, in words. rows_fetched, bytes_fetched: of other nodes, by this
+    launch; rows_lost: with nodes that went away, and generated again. tokens_continued: that a replica had sampled when
+    it ended, and that another went on from, in this launch.
     """
 
     eval_before: float | None
@@ -142,6 +174,11 @@ class Summary(msgspec.Struct, kw_only=True):
     discards: int = 0
     discards_by_reason: dict[str, int] = msgspec.field(default_factory=dict)
     learner_wait_share: float = 0.0
+    durability: str = ""
+    tokens_continued: int = 0
+    rows_fetched: int = 0
+    bytes_fetched: int = 0
+    rows_lost: int = 0
 
 
 def write_summary(path: Path, summary: Summary) -> None:

@@ -82,11 +82,32 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
+class PartialTokens:
+    """Tokens sampled for a completion that has not ended: a piece of them, from its token `start` on.
+
+    token_ids int32 [n], logprobs float32 [n], n >= 1. version_spans: as in a GenerationResult, their `start` counted
+    from the completion's first sampled token; the first span starts at `start`.
+    """
+
+    request_id: str
+    start: int
+    token_ids: IntArray
+    logprobs: FloatArray
+    version_spans: tuple[VersionSpan, ...]
+
+    @property
+    def end(self) -> int:
+        """The completion's number of tokens up to the end of the piece."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One completion to make. Ids in, ids out: an engine knows nothing of text.
 
     `prompt_ids` is int32 of length >= 1. `seed` (unsigned, below 2**63) alone decides the sampled tokens, given
-    the weights. Requests with equal prompts that are submitted together share one prefill.
+    the weights. Requests with equal prompts that are submitted together share one prefill. `so_far`: tokens that were
+    sampled for it elsewhere, from the first one on; the completion goes on behind them, and they count as its own.
     """
 
     request_id: str
@@ -94,6 +115,7 @@ class GenerationRequest:
     seed: int
     sampling: SamplingParams
     stop_token_ids: tuple[int, ...]
+    so_far: PartialTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,13 @@ def packed_rows(keys: list[tuple[int, int]], attempts: list[int], oldest: list[i
     )
 
 
+def _without(part: UnscoredFrame, numbers: list[int]) -> UnscoredFrame | None:
+    """What a scorer has of a frame but the rows of these groups; None when that is nothing."""
+    rest = ~np.isin(part.number, numbers)
+    columns = {name: getattr(part, name)[rest] for name in ("row", "number", "sample_index", "branch", "attempt")}
+    return replace(part, **columns) if rest.any() else None
+
+
 class BookedQueue(RuleBasedStateMachine):
     """The queue, its scorer and the book. Whoever adds rules does to the book what the queue must do."""
 
@@ -88,6 +95,7 @@ class BookedQueue(RuleBasedStateMachine):
         self.sequence = dict.fromkeys(REPLICAS, 0)
         self.calls: dict[tuple[str, int], tuple[FrameRef, AcceptedRows]] = {}
         self.frames = 0
+        self.rows_gone: set[tuple[int, int, int]] = set()
         self.held: list[UnscoredFrame] = []
         self.lost: list[tuple[int, UnscoredFrame]] = []
         self.step = self.covered = 0
@@ -102,20 +110,23 @@ class BookedQueue(RuleBasedStateMachine):
     def open(self, resume_step: int) -> None:
         self.queue = ReplayQueue.open(
             self.run,
-            QueueSettings(
-                group_size=self.size,
-                groups_per_step=self.per_step,
-                max_staleness=self.staleness,
-                byte_budget=10**9,
-                rollout_bytes=1000,
-                durability="memory",
-                commit_interval_s=0.0,
-            ),
+            self.settings(),
             Order(),
             VirtualClock(),
             resume_step,
         )
         self.new_scorer()
+
+    def settings(self) -> QueueSettings:
+        return QueueSettings(
+            group_size=self.size,
+            groups_per_step=self.per_step,
+            max_staleness=self.staleness,
+            byte_budget=10**9,
+            rollout_bytes=1000,
+            durability="memory",
+            commit_interval_s=0.0,
+        )
 
     def new_scorer(self) -> None:
         """A scorer under the next epoch, with a segment of its own; what the one before had is out again."""
@@ -175,6 +186,29 @@ class BookedQueue(RuleBasedStateMachine):
             for sample, row in self.book[number].rows.items()
             if row.verdict is None
         }
+
+    def hit_by(self, frames: list[FrameRef], leased: bool) -> list[int]:
+        """The groups that are not trained, nor dropped, and have a row in one of the frames."""
+        states = {"running", "ready"} | ({"leased"} if leased else set())
+        groups = [(number, group) for number, group in sorted(self.book.items()) if group.state in states]
+        return [number for number, group in groups if any(row.frame in frames for row in group.rows.values())]
+
+    def lose_rows(self, numbers: list[int]) -> None:
+        """These groups are generated again; a lease, and planned steps, that had one of them let go of all."""
+        if set(numbers) & set(self.leased):
+            for number in self.leased:
+                self.book[number].state = "ready"
+            self.leased = []
+        holding = [step for step, had in self.history.items() if step >= self.step and set(numbers) & set(had)]
+        for step in [step for step in self.history if step >= min(holding, default=10**9)]:
+            del self.history[step]
+        for number in numbers:
+            group = self.book[number]
+            self.rows_gone.update((number, sample, row.attempt) for sample, row in group.rows.items())
+            group.state, group.replica, group.rows = "running", None, {}
+            group.last_step = max(group.last_step, self.step + self.staleness)
+            group.floor = group.attempt + 1
+        self.held = [part for old in self.held if (part := _without(old, numbers)) is not None]
 
     def verdicts(self, part: UnscoredFrame, valid: list[bool], epoch: int) -> tuple[FrameRef, ScoredRows]:
         """A durable frame of verdicts; each reward occurs once, so that a mixed-up one is seen."""

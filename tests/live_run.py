@@ -87,8 +87,11 @@ class LiveRun:
         self.events += [json.loads(line) for line in out.splitlines()]
         return self.process.returncode, err
 
+    def events_of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["kind"] == kind]
+
     def steps(self) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["kind"] == "step"]
+        return self.events_of("step")
 
     def notices(self) -> list[str]:
         return [event["text"] for event in self.events if event["kind"] == "notice"]

@@ -67,6 +67,25 @@ def learn(config: Config, folder: Path, frames: int = 1) -> Learned:
         return Learned(len(passes), metrics["loss/policy"], core.weight_digest(), names, torch.get_num_threads())
 
 
+def kept_beside_damage(config: Config, folder: Path) -> list[str]:
+    """The checkpoints after a save, beside 22 MB that are none."""
+    with built(config, folder) as core:
+        unreadable = folder / "checkpoints" / "step_000099"
+        unreadable.mkdir()
+        (unreadable / "tensors_00000.safetensors").write_bytes(bytes(22 * 10**6))
+        core.save()
+        return sorted(path.name for path in unreadable.parent.iterdir())
+
+
+def versions_that_fit(config: Config, folder: Path) -> int:
+    """Versions that the learner publishes before it has to wait for an older one to go."""
+    with built(config, folder) as core:
+        while not core.lack_of_memory():
+            core.publish()
+            core.incarnation += 1
+        return core.incarnation
+
+
 def warm(config: Config, folder: Path) -> list[tuple[Any, ...]]:
     """(step, loss, score, threads) of each step of the warm-up."""
     seen: list[tuple[Any, ...]] = []

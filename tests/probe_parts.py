@@ -73,7 +73,7 @@ class ListedParts(Parts):
         super().__init__(run_folder, config)
         self.made: list[tuple[str, int, tuple[Any, ...]]] = []
 
-    def _make(self, cls: type, threads: int, *args: Any) -> Any:
+    def _make(self, cls: type, threads: int, *args: Any, **options: Any) -> Any:
         self.made.append((cls.__name__, threads, tuple(arg for arg in args if isinstance(arg, int | float))))
         return Handle()
 
@@ -236,6 +236,19 @@ def taken_up(config: Config, folder: Path) -> str:
     return asyncio.run(with_replica(config, folder, use))
 
 
+def first_piece(config: Config, folder: Path) -> int:
+    """Tokens of a rollout that has no end that a replica journals first."""
+
+    async def use(replica: RolloutReplica, run: RunFolder) -> int:
+        replica._issued["r"] = finished(0, 0).issued
+        request = GenerationRequest("r", np.array([1], np.int32), 0, replica._sampling, ())
+        replica._thread.submit([request])
+        await replica._journal._wake.wait()
+        return len(replica._journal._pending[0].tokens.token_ids)
+
+    return asyncio.run(with_replica(config, folder, use))
+
+
 def unanswered_receipt(config: Config, folder: Path) -> str:
     """What a replica says whose frame the queue never acknowledges."""
 
@@ -268,6 +281,7 @@ def slow_checkpoint(config: Config, folder: Path) -> str:
     async def save(rank: LearnerRank) -> None:
         await rank.build(Handle())
         await rank._save()
+        await rank._saver.finish()
 
     return asyncio.run(_rank_says(config, folder, save))
 
@@ -315,3 +329,13 @@ def recorded(config: Config, folder: Path) -> list[str]:
     book.report("step", {"step": 1, "time/step": 1.0, "time/wait": 0.5, "staleness/max": 0, "staleness/mean": 0.0})
     book.close()
     return sorted({str(path.relative_to(folder).parent) for path in folder.rglob("*") if path.is_file()})
+
+
+def logged_bytes(config: Config, folder: Path) -> int:
+    """Bytes that the log of a part takes which has much to say, in thousands."""
+    observer = Observer(open_run(config, folder), config, "part")
+    for _ in range(2000):
+        observer.log.info("the same again")
+    observer.close()
+    release()
+    return sum(path.stat().st_size for path in (folder / "logs").glob("part.log*")) // 1000

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from buffers.ledger import Ledger
 from buffers.ledger_records import Accepted, Issued, Record, RunHeader, Step
+from buffers.places import on_node
 from buffers.records import AcceptedRows
 from buffers.rows import CompletionRows, completions_batch, scores_batch, token_columns
 from buffers.schema import COMPLETIONS, SCORES
@@ -83,6 +85,16 @@ def write_segment(run: Path, folder: str, *, alone: int, together: int = 0, seal
     else:
         writer._committer.close()
     return [*refs, *(future.result() for future in futures)]
+
+
+def write_far_segment(run: Path, node: str, *, frames: int = 4) -> list[FrameRef]:
+    """A segment of completions in the run folder `run` of another node; references as that node gives them out."""
+    folder = on_node(node, COMPLETIONS_FOLDER)
+    for place in (folder, COMPLETIONS_FOLDER):
+        (run / place).parent.mkdir(parents=True)
+    refs = write_segment(run, COMPLETIONS_FOLDER, alone=frames, seal=False)
+    (run / COMPLETIONS_FOLDER).rename(run / folder)
+    return [msgspec.structs.replace(ref, path=on_node(node, ref.path)) for ref in refs]
 
 
 def write_ledger(folder: Path, records: list[Record], *, close: bool, header: RunHeader = HEADER) -> Path:

@@ -179,14 +179,13 @@ class SmallRun:
         self.queue.close()
 
     def _save(self) -> None:
-        checkpoint.save(
-            self.folder / "checkpoints",
+        snapshot = checkpoint.Snapshot(
             Version(self.queue.incarnation, self.step),
             [("model/trained", self.trained), ("exp_avg/trained", self.trained.to(torch.float32) / 3)],
             ledger_position=self.step,
             extra={},
-            keep=1,
         )
+        checkpoint.save(self.folder / "checkpoints", snapshot, keep=1)
 
     def _writer(self, folder: str, name: str, epoch: int, schema: Any) -> SegmentWriter:
         return SegmentWriter(self.folder, folder, name, epoch, schema, SEGMENT_BYTES, "disk", 0.0)

@@ -19,8 +19,9 @@ _LENGTH = "rollout.sampling.max_new_tokens"
 def check_capacity(config: Config, model: ModelFacts | None, prompt_tokens: int) -> list[Problem]:
     """Every rule of length or bytes that is broken when the longest prompt has `prompt_tokens`. Rules about a
     model that could not be read are left out."""
-    problems = [*_rows_fit(config, prompt_tokens), *_queue_fits(config, prompt_tokens)]
+    problems = [*_rows_fit(config, prompt_tokens), *_queue_fits(config, prompt_tokens), *_log_fits(config)]
     if model is not None:
+        problems += [*_checkpoints_fit(config, model), *_versions_fit(config, model)]
         problems += [*_family(config, model), *_context(config, model, prompt_tokens)]
         problems += _kv_cache(config, model, prompt_tokens)
     return problems
@@ -62,6 +63,50 @@ def _queue_fits(config: Config, prompt_tokens: int) -> Iterator[Problem]:
         involves = ("learner.max_staleness", "learner.groups_per_step", "rollout.group_size", _LENGTH)
         given = str(config.queue.byte_budget)
         yield Problem(key="queue.byte_budget", what=what, given=given, involves=involves)
+
+
+def _log_fits(config: Config) -> Iterator[Problem]:
+    """The files that are written now cannot go, nor those with rows that are not covered yet."""
+    writers = config.rollout.replicas + 1
+    needed = config.queue.byte_budget + 2 * writers * config.queue.segment_bytes
+    if config.queue.disk_budget < needed:
+        what = (
+            f"must hold queue.byte_budget and two files of each of {writers} writers (replicas and the reward stage); "
+            f"set at least {needed}"
+        )
+        involves = ("queue.byte_budget", "queue.segment_bytes", "rollout.replicas")
+        yield Problem(key="queue.disk_budget", what=what, given=str(config.queue.disk_budget), involves=involves)
+    parts = limits.log_parts(config)
+    needed = 10 * parts * limits.LEAST_LOG_BYTES
+    if config.observe.log_bytes < needed:
+        least = human_bytes(limits.LEAST_LOG_BYTES)
+        what = f"leaves the logs of {parts} parts less than {least} each; set at least {needed}"
+        given, others = str(config.observe.log_bytes), ("rollout.replicas", "learner.num_workers")
+        yield Problem(key="observe.log_bytes", what=what, given=given, involves=others)
+
+
+def _checkpoints_fit(config: Config, model: ModelFacts) -> Iterator[Problem]:
+    one, count = limits.checkpoint_bytes(model), config.checkpoint.keep + 1
+    budget = config.checkpoint.byte_budget
+    if budget is not None and budget < count * one:
+        what = (
+            f"must hold keep + 1 = {count} checkpoints of {human_bytes(one)} (weights and two moments in float32); set "
+            f"at least {count * one}, or a lower checkpoint.keep"
+        )
+        yield Problem(key="checkpoint.byte_budget", what=what, given=str(budget), involves=("checkpoint.keep",))
+
+
+def _versions_fit(config: Config, model: ModelFacts) -> Iterator[Problem]:
+    one = limits.weight_bytes(config, model)
+    budget = config.weights.byte_budget
+    # A part of a version more, for the gaps between its tensors.
+    needed = 2 * one + one // 8
+    if budget is not None and budget < needed:
+        what = (
+            f"must hold two versions of {human_bytes(one)}, the newest and the one that is being written; set at least "
+            f"{needed}"
+        )
+        yield Problem(key="weights.byte_budget", what=what, given=str(budget), involves=("model.dtype",))
 
 
 def _family(config: Config, model: ModelFacts) -> Iterator[Problem]:

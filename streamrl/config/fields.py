@@ -87,6 +87,8 @@ def _allowed(info: inspect.Type) -> str:
         return "a number" + _range(info)
     if isinstance(info, inspect.TupleType):
         return f"a list of {len(info.item_types)}, each {_allowed(info.item_types[0])}"
+    if isinstance(info, inspect.DictType):
+        return f"a table, each value {_allowed(info.value_type)}"
     return "true or false" if isinstance(info, inspect.BoolType) else "text"
 
 

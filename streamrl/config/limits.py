@@ -20,6 +20,10 @@ SCORE_BYTES = 512
 FRAME_BYTES = 3072
 """What a frame takes beside its rows: Arrow's metadata, the offsets and the padding of each column. A rollout that ends
 when no other does has a frame to itself."""
+CHECKPOINT_HEAD_BYTES = 2**20
+"""What describes the tensors of a checkpoint, generously."""
+LEAST_LOG_BYTES = 64 * 2**10
+"""Of one part's log, so that the reason of a failure stays in it."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 KV_MULTIPLE = 32
 """KV lengths are rounded up to this in the batch-invariant mode (design, section 6)."""
@@ -76,6 +80,16 @@ def kv_request_bytes(config: Config, model: ModelFacts, prompt_tokens: int) -> i
 def weight_bytes(config: Config, model: ModelFacts) -> int:
     """Bytes of one set of weights."""
     return model.num_parameters * DTYPE_BYTES[config.model.dtype]
+
+
+def log_parts(config: Config) -> int:
+    """Processes with a log of their own: owner, controller, reward stage, replicas and learner ranks."""
+    return 3 + config.rollout.replicas + config.learner.num_workers
+
+
+def checkpoint_bytes(model: ModelFacts) -> int:
+    """Bytes of one checkpoint: weights and two moments in float32, and what describes them."""
+    return model.num_parameters * 4 * 3 + CHECKPOINT_HEAD_BYTES
 
 
 def human_bytes(count: float) -> str:

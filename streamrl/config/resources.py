@@ -24,7 +24,6 @@ _RAY = 700 * _MIB  # gcs, raylet, agents, and the owner
 _NUM_LIGHT_ACTORS = 4  # queue, weight store, reward stage, controller
 _LIVE_VERSIONS = 3  # of the weights in shared memory: served, being pulled, being published
 _OPTIMIZER_COPIES = 4  # weights, gradients and the two moments of Adam
-_CHECKPOINT_COPIES = 3  # weights and two moments
 _ACTIVATION_BYTES = 34  # per token, layer and hidden unit at 2 bytes: Korthikanti et al. 2022
 
 
@@ -56,11 +55,13 @@ def estimate(config: Config, model: ModelFacts | None) -> Estimate:
     rollouts = config.learner.steps * config.rollouts_per_step
     row = limits.row_bytes(limits.longest_row(config, limits.longest_prompt(config)))
     rows = min(config.queue.byte_budget, rollouts * row)
-    checkpoints = (config.checkpoint.keep + 1) * _CHECKPOINT_COPIES * weights
+    copies = config.queue.fetched_bytes if config.rollout.resources is not None else 0
+    one = limits.checkpoint_bytes(model) if model else 0
+    checkpoints = (config.checkpoint.keep + 1) * one
     return Estimate(
         memory=_memory(config, model, weights),
         shared_memory=_LIVE_VERSIONS * weights + config.ray.object_store_bytes,
-        disk=writers * config.queue.segment_bytes + rows + checkpoints + weights + config.queue.min_free_bytes,
+        disk=writers * config.queue.segment_bytes + rows + copies + checkpoints + weights + config.queue.min_free_bytes,
     )
 
 
@@ -75,6 +76,8 @@ def _memory(config: Config, model: ModelFacts | None, weights: int) -> dict[str,
     if config.learner.device == "cpu":
         memory["learner.micro_batch_tokens"] = ranks * _activations(config, model)
         memory["learner.num_workers"] += _OPTIMIZER_COPIES * weights
+    # The snapshot that a checkpoint is written from while the next steps run.
+    memory["learner.num_workers"] += limits.checkpoint_bytes(model)
     if config.rollout.device == "cpu" and config.rollout.engine == "torch":
         memory["rollout.replicas"] += replicas * 2 * weights  # the model and the engine's fused copy
         memory["rollout.kv_bytes"] = replicas * _kv_cache(config, model)

@@ -149,6 +149,19 @@ def _ranks_have_rows(config: Config) -> Iterator[Problem]:
         yield Problem(key="learner.num_workers", what=what, given=str(ranks), involves=involves)
 
 
+def _shares_fit_the_ranks(config: Config) -> Iterator[Problem]:
+    shares, ranks, rows = config.learner.shares, config.learner.num_workers, config.rollouts_per_step
+    if shares is None:
+        return
+    if shares % ranks:
+        what = f"each of the {ranks} ranks takes as many shares; set a multiple of learner.num_workers"
+        yield Problem(key="learner.shares", what=what, given=str(shares), involves=("learner.num_workers",))
+    if shares > rows:
+        what = f"more shares than the {rows} rollouts of a step (groups_per_step x group_size)"
+        involves = ("learner.groups_per_step", "rollout.group_size")
+        yield Problem(key="learner.shares", what=what, given=str(shares), involves=involves)
+
+
 def _scripted_faults(config: Config) -> Iterator[Problem]:
     scripted = config.rollout.scripted
     if scripted.error_rate + scripted.nan_rate > 1.0:
@@ -184,6 +197,13 @@ def _ray_address(config: Config) -> Iterator[Problem]:
         )
 
 
+def _placed_replicas(config: Config) -> Iterator[Problem]:
+    if config.rollout.resources is not None and config.ray.address == "local":
+        what = "a Ray of the run's own has one node, this one; set ray.address to a cluster's, or leave this key out"
+        given = quoted(config.rollout.resources)
+        yield Problem(key="rollout.resources", what=what, given=given, involves=("ray.address",))
+
+
 def _unknown(key: str, what: str, name: str, known: Iterable[str], form: str = "") -> Problem:
     near = nearest_value(name, list(known))
     allowed = _names(known) + (f", or {form} of your own" if form else "")
@@ -206,7 +226,9 @@ RULES: tuple[Rule, ...] = (
     _algorithm_ranges,
     _warmup,
     _ranks_have_rows,
+    _shares_fit_the_ranks,
     _scripted_faults,
     _reward_child,
     _ray_address,
+    _placed_replicas,
 )

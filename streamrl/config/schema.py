@@ -95,6 +95,9 @@ class RolloutConfig(Table, frozen=True):
 
     replicas: Positive = 1
     """Engines, each in a process of its own."""
+    resources: dict[str, PositiveFloat] | None = None
+    """What each replica takes of its node, by Ray's names (`CPU` and `GPU` too), and so the nodes of a cluster that it
+    may run on: `{ rollout-node = 1 }`. When absent, replicas run on the run's own node, as all other parts do."""
     engine: Literal["torch", "scripted"] = "torch"
     """`torch` runs the model in process; `scripted` draws tokens without one, for tests."""
     group_size: Positive = 8
@@ -112,6 +115,10 @@ class RolloutConfig(Table, frozen=True):
     """Intra-op threads of one replica's engine."""
     kv_bytes: Positive = 256 * 2**20
     """Bytes that one replica's KV cache may take."""
+    journal_every_tokens: NonNegative = 64
+    """Tokens of a running rollout after which they are written to disk, so that generation goes on from them when the
+    replica dies; at most twice as many are sampled again then. Rollouts that are shorter cost nothing. 0 switches it
+    off."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     scripted: ScriptedConfig = field(default_factory=ScriptedConfig)
 
@@ -181,6 +188,10 @@ class LearnerConfig(Table, frozen=True):
     """Optimizer steps of the whole run."""
     num_workers: Positive = 1
     """FSDP2 ranks."""
+    shares: Positive | None = None
+    """Parts that a batch is cut into whatever the number of ranks, a multiple of it; their gradients are added in
+    order, so that with 2 one rank and two make equal weights (to the bit, if a rank's part of each parameter is a
+    multiple of 8 elements: the optimizer rounds what is over in another way). One for each rank when absent."""
     groups_per_step: Positive = 8
     """Prompts of one step, each with `rollout.group_size` rollouts."""
     max_staleness: NonNegative = 2
@@ -207,6 +218,9 @@ class CheckpointConfig(Table, frozen=True):
     """Steps between two checkpoints; the last step always has one."""
     keep: Positive = 2
     """Checkpoints kept; an older one goes only after a newer one is verified."""
+    byte_budget: Positive | None = None
+    """Bytes of all checkpoints, the one that is being written included: `keep` + 1 of them at least. Room for one more
+    when absent. What cannot be read goes first, then the oldest; the newest verified one never."""
 
 
 class EvalConfig(Table, frozen=True):
@@ -228,10 +242,33 @@ class QueueConfig(Table, frozen=True):
     segment_bytes: Positive = 16 * 2**20
     """Size of a log file, allocated at once."""
     byte_budget: Positive = 2 * 2**30
-    """Bytes of rows waiting or not yet covered by a checkpoint."""
+    """Bytes of rows waiting or not yet covered by a checkpoint; when trained rows take 70% of it, a checkpoint is taken
+    before its time."""
+    retain: Literal["all", "covered"] = "all"
+    """`all` keeps the rows of the whole run, for `replay` and for queries, as long as `disk_budget` has room for them.
+    `covered` removes a log file as soon as no resume can need its rows."""
+    disk_budget: Positive = 16 * 2**30
+    """Bytes of the log files of completions and scores; beyond it the oldest that no resume can need are removed."""
+    fetched_bytes: Positive = 2 * 2**30
+    """Bytes of the copies of rows that were written on other nodes. Up to `byte_budget` of them outlive their node."""
     min_free_bytes: NonNegative = 256 * 2**20
     """Free bytes of the run folder's disk under which the run pauses: no new groups until there is more again. 0 pauses
     only when the disk is full."""
+
+    @property
+    def promise(self) -> str:
+        """What `durability` promises, for whoever looks at a run."""
+        if self.durability == "disk":
+            return "disk: what was acknowledged survives kill -9 and a power cut"
+        return "memory: what was acknowledged survives kill -9, but not a crash of the machine or a power cut"
+
+
+class WeightsConfig(Table, frozen=True):
+    """The versions on their way from the learner to the replicas."""
+
+    byte_budget: Positive | None = None
+    """Bytes of shared memory that versions may take, two at least: the newest and the one that is being written. The
+    learner waits, and says so, until nobody needs an older one. Room for 3 + `rollout.replicas` when absent."""
 
 
 class DeadlineConfig(Table, frozen=True):
@@ -267,6 +304,9 @@ class ObserveConfig(Table, frozen=True):
 
     trace: bool = True
     """Write a Chrome trace of every span (opens in Perfetto)."""
+    log_bytes: Positive = 512 * 2**20
+    """Bytes of all that tells of a run: logs, events, metrics, spans and the trace made of them. Each has a share;
+    logs and events are rotated, of metrics old lines are thinned out, further spans are dropped and counted."""
     tensorboard: bool = False
     """Also write TensorBoard event files (extra `tensorboard`)."""
 
@@ -289,6 +329,7 @@ class Config(Table, frozen=True):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
@@ -296,6 +337,11 @@ class Config(Table, frozen=True):
     @property
     def rollouts_per_step(self) -> int:
         return self.learner.groups_per_step * self.rollout.group_size
+
+    @property
+    def journals_partials(self) -> bool:
+        """Whether tokens of running rollouts are written to disk."""
+        return 0 < self.rollout.journal_every_tokens < self.rollout.sampling.max_new_tokens
 
     @property
     def total_groups(self) -> int:

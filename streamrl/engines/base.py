@@ -8,14 +8,14 @@ model's forward pass. It knows ids, not text, and it answers under exactly one v
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from streamrl.types import EngineStats, GenerationRequest, GenerationResult, UpdateMode, Version
+from streamrl.types import EngineStats, GenerationRequest, GenerationResult, PartialTokens, UpdateMode, Version
 
 if TYPE_CHECKING:
     import torch
 
 
 class Engine(Protocol):
-    """Continuous batching behind five verbs.
+    """Continuous batching behind six verbs.
 
     Example:
         engine.submit(requests)
@@ -36,7 +36,12 @@ class Engine(Protocol):
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests. One that can never run (too long, empty) comes back from the next `step` as
-        FinishReason.ERROR; it never raises for a single bad request."""
+        FinishReason.ERROR; it never raises for a single bad request.
+
+        One with tokens `so_far` goes on behind them: they keep their log-probs and versions, what is new is sampled
+        by the version that serves, and all count towards `max_new_tokens`. One that had ended comes back at once.
+        Where the engine is deterministic and that version sampled all of them, the result is equal to the bit to that
+        of a request that was never interrupted."""
         ...
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -54,6 +59,11 @@ class Engine(Protocol):
 
     def step(self) -> list[GenerationResult]:
         """Advance every running request by at least one token and return those that finished."""
+        ...
+
+    def partials(self, least: int) -> list[PartialTokens]:
+        """What running requests sampled since it was last told, of each with `least` such tokens or more. Of a request
+        with tokens `so_far` these come first."""
         ...
 
     def stats(self) -> EngineStats: ...

@@ -52,11 +52,12 @@ def write_scripts(
     requests: Sequence[GenerationRequest],
     config: ScriptedConfig,
     answers: ScriptedAnswers | None,
-    step: int,
+    steps: Sequence[int],
     vocab_size: int,
     eos_token_id: int,
 ) -> list[Script]:
-    """One script for each request. `step` is that of the version under which they start."""
+    """One script for each request, as long as it is from its first token on. `steps`: of the version that sampled that,
+    or will."""
     seeds = np.array([request.seed for request in requests], np.uint64)
     known = [None if answers is None else answers.answer_of(request.prompt_ids) for request in requests]
     wanted = _lengths(seeds, config, known)
@@ -64,7 +65,8 @@ def write_scripts(
     lengths = np.minimum(wanted, limits)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     tokens = _noise_tokens(seeds, lengths, offsets, vocab_size, eos_token_id)
-    correct = _uniform(seeds, _CORRECT) < (answers.skill(step) if answers else 0.0)
+    skills = np.array([answers.skill(step) if answers else 0.0 for step in steps])
+    correct = _uniform(seeds, _CORRECT) < skills
     for answer, right, low, length in zip(known, correct, offsets[:-1], lengths, strict=True):
         if right and answer is not None:
             heard = answer[:length]

@@ -1,9 +1,10 @@
 """An engine that plays a script: no model, no torch, faults on demand.
 
 Guaranteed: tokens, lengths, log-probs and faults of a request follow from its seed alone (a correct answer
-also from the version at its start), whatever shares its batch; each step adds one token to every running
-request; version spans are exact. It ignores the contents of weights. A NaN log-prob leaves it on purpose
-(`nan_rate`): it plays a broken engine, so that the gate behind it can be seen to close.
+also from the version of its first token), whatever shares its batch; each step adds one token to every running
+request; version spans are exact; a request goes on behind the tokens that it came with. It ignores the contents of
+weights. A NaN log-prob leaves it on purpose (`nan_rate`): it plays a broken engine, so that the gate behind it can be
+seen to close.
 """
 
 import bisect
@@ -16,28 +17,31 @@ import numpy as np
 from streamrl.config.schema import ScriptedConfig
 from streamrl.engines.script import Script, ScriptedAnswers, write_scripts
 from streamrl.errors import ComponentError
+from streamrl.partials import cut_from, ended_as, fault_of, join_spans, unstarted
 from streamrl.types import (
     EngineStats,
     FinishReason,
     GenerationRequest,
     GenerationResult,
+    PartialTokens,
     UpdateMode,
     Version,
     VersionSpan,
 )
 
 _INITIAL = Version(0, 0)
-_NO_IDS = np.empty(0, np.int32)
-_NO_LOGPROBS = np.empty(0, np.float32)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Running:
-    """A request in a slot. It has `step - started` tokens after `step` steps of the engine."""
+    """A request in a slot. It came with `known` tokens and has `known + step - started` after `step` steps of the
+    engine; `told` of them were told by `partials`."""
 
     request: GenerationRequest
     script: Script
     started: int
+    known: int
+    told: int = 0
 
 
 class ScriptedEngine:
@@ -97,8 +101,9 @@ class ScriptedEngine:
                 raise ComponentError(f"scripted engine: request {request.request_id} was submitted twice")
             self._known.add(request.request_id)
             error = self._why_never(request)
-            if error:
-                self._end_unstarted(request, FinishReason.ERROR, error)
+            reason = FinishReason.ERROR if error else ended_as(request)
+            if reason is not None:
+                self._ended.append(unstarted(request, reason, error))
             else:
                 self._waiting.append(request)
 
@@ -109,7 +114,7 @@ class ScriptedEngine:
         waiting, self._waiting = self._waiting, deque()
         for request in waiting:
             if request.request_id in aborted:
-                self._end_unstarted(request, FinishReason.ABORT)
+                self._ended.append(unstarted(request, FinishReason.ABORT))
             else:
                 self._waiting.append(request)
         for running in [self._running[key] for key in self._running if key in aborted]:
@@ -148,6 +153,16 @@ class ScriptedEngine:
         self._known.difference_update(result.request_id for result in ended)
         return ended
 
+    def partials(self, least: int) -> list[PartialTokens]:
+        self._refuse_closed("partials")
+        pieces = []
+        for running in self._running.values():
+            end = self._length(running)
+            if end - running.told >= max(1, least):
+                pieces.append(self._partial(running, end))
+                running.told = end
+        return pieces
+
     def stats(self) -> EngineStats:
         self._refuse_closed("stats")
         return EngineStats(
@@ -174,10 +189,7 @@ class ScriptedEngine:
         length = len(prompt) + request.sampling.max_new_tokens
         if self._context_length is not None and length > self._context_length:
             return f"prompt and completion may take {length} tokens; the context has {self._context_length}"
-        return ""
-
-    def _end_unstarted(self, request: GenerationRequest, reason: FinishReason, error: str = "") -> None:
-        self._ended.append(GenerationResult(request.request_id, _NO_IDS, _NO_LOGPROBS, (), reason, error=error))
+        return "" if request.so_far is None else fault_of(request.so_far, request, self._vocab_size)
 
     def _start_waiting(self) -> None:
         if self._draining_to is not None:
@@ -186,29 +198,57 @@ class ScriptedEngine:
         if room <= 0:
             return
         requests = [self._waiting.popleft() for _ in range(room)]
-        scripts = write_scripts(
-            requests, self._config, self._answers, self.version.step, self._vocab_size, self._eos_token_id
-        )
+        steps = [self._first_version(request).step for request in requests]
+        scripts = write_scripts(requests, self._config, self._answers, steps, self._vocab_size, self._eos_token_id)
         for request, script in zip(requests, scripts, strict=True):
-            running = _Running(request, script, self._step)
+            running = self._go_on(request, script)
             self._running[request.request_id] = running
-            self._due.setdefault(self._step + len(script.token_ids), []).append(running)
+            left = len(running.script.token_ids) - running.known
+            self._due.setdefault(self._step + left, []).append(running)
+
+    def _first_version(self, request: GenerationRequest) -> Version:
+        return self.version if request.so_far is None else request.so_far.version_spans[0].version
+
+    def _go_on(self, request: GenerationRequest, script: Script) -> _Running:
+        """Put a request into a slot, what it came with in place of what the script says. At least one token follows."""
+        so_far = request.so_far
+        if so_far is None:
+            return _Running(request, script, self._step, 0)
+        behind = min(so_far.end, len(script.token_ids) - 1)
+        ids = np.concatenate((so_far.token_ids, script.token_ids[behind:]))
+        logprobs = np.concatenate((so_far.logprobs, script.logprobs[behind:]))
+        return _Running(request, Script(ids, logprobs, script.finish_reason), self._step, so_far.end)
 
     def _result(self, running: _Running, reason: FinishReason) -> GenerationResult:
         """Take a request out of its slot, with the tokens that it has."""
         del self._running[running.request.request_id]
-        length = self._step - running.started
+        length = self._length(running)
         return GenerationResult(
             running.request.request_id,
             running.script.token_ids[:length],
             running.script.logprobs[:length],
-            self._spans(running.started, length),
+            self._all_spans(running),
             reason,
             error="the script says so" if reason is FinishReason.ERROR else "",
         )
 
+    def _length(self, running: _Running) -> int:
+        return running.known + self._step - running.started
+
+    def _partial(self, running: _Running, end: int) -> PartialTokens:
+        """What `partials` has not told of a request yet; it has `end` tokens."""
+        ids, logprobs = running.script.token_ids, running.script.logprobs
+        whole = PartialTokens(running.request.request_id, 0, ids[:end], logprobs[:end], self._all_spans(running))
+        return cut_from(whole, running.told)
+
+    def _all_spans(self, running: _Running) -> tuple[VersionSpan, ...]:
+        so_far = running.request.so_far
+        sampled = self._spans(running.started, self._step - running.started)
+        moved = (VersionSpan(running.known + span.start, span.version) for span in sampled)
+        return join_spans(() if so_far is None else so_far.version_spans, moved)
+
     def _spans(self, started: int, length: int) -> tuple[VersionSpan, ...]:
-        """Token i of a request was sampled in step `started + i`, by the version of that step."""
+        """Token i of those sampled here was sampled in step `started + i`, by the version of that step."""
         if not length:
             return ()
         first = bisect.bisect_right(self._versions, started, key=_from_step) - 1

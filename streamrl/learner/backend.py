@@ -42,6 +42,11 @@ class LearnerBackend(Protocol):
         """
         ...
 
+    def step_shares(self, shares: Sequence[Sequence[PackedBatch]], total: Denominators) -> dict[str, float]:
+        """Collective. As `step`, on packs in shares: a share's gradients are summed over the ranks before the next
+        share's are added. Every rank gives as many shares."""
+        ...
+
     def iter_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Collective. Every weight whole, in the model's order, under its Hugging Face name, in the dtype
         that the engine serves. A tensor may share memory with the model: copy it before the next step.

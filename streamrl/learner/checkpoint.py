@@ -4,17 +4,15 @@ Guarantees: a folder under its final name is complete, was synced, and was read 
 that name; a crash or a power cut at any moment leaves the newest committed one in place, and at most temporary
 folders, which the next save removes. Older checkpoints go only after a newer one is verified and its name is
 durable. A full disk is waited out; any other failure of the disk is an error, and leaves the older ones as they are.
-Nothing on disk is code: safetensors and JSON, with an XXH3-128 digest for each file and each tensor in the
-manifest and one for the manifest in COMMITTED.
 
-    checkpoints/step_000050/  COMMITTED  manifest.json  tensors_00000.safetensors ...
-
-Knows nothing of models: it stores named tensors, a version, a ledger position and JSON. In a sharded run
-all ranks iterate the tensors, and rank 0 alone writes.
+Saving has two parts: `Snapshot.take` copies the state, and only for that the learner stands still; `save` writes the
+copy, in any thread, and lets go of each tensor once it is written. Knows nothing of models: it stores named tensors, a
+version, a ledger position and JSON (`checkpoint_format` has the files, `checkpoint_retention` which ones go).
 """
 
 import os
 import shutil
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,71 +21,67 @@ from typing import Any
 import msgspec
 import torch
 import xxhash
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_safetensors
 
 from streamrl.disk import create_preallocated, make_folder, sync_data, sync_folder, write_all
 from streamrl.disk_room import DiskRoom
 from streamrl.errors import ComponentError, DataError, ResourceError
+from streamrl.learner.checkpoint_format import (
+    FORMAT,
+    MANIFEST,
+    MARKER,
+    REPLACED,
+    TEMPORARY,
+    CheckpointInfo,
+    FileEntry,
+    Manifest,
+    read_manifest,
+    verify,
+)
+from streamrl.learner.checkpoint_retention import make_room, remove_leftovers, remove_older
 from streamrl.learner.digest import tensor_digest
+from streamrl.learner.tensor_file import pieces
 from streamrl.types import Version
 
-FORMAT = 2
-MARKER = "COMMITTED"
-MANIFEST = "manifest.json"
-TEMPORARY = "tmp_"
-REPLACED = ".replaced"
+__all__ = [
+    "CheckpointInfo",
+    "Search",
+    "Snapshot",
+    "find_newest",
+    "prove_loaded",
+    "read_manifest",
+    "save",
+    "verify",
+]
+
 FILE_BYTES = 256 * 2**20
-"""Tensors are gathered up to this many bytes, then written: it bounds the memory of a save."""
+"""A file is full with this many bytes of tensors: what a save lets go of at once."""
+
+ENTRY_BYTES = 512
+"""What a tensor takes beside its contents, generously: its place in a file's head and in the manifest."""
+MANIFEST_BYTES = 64 * 2**10
+"""The same for the rest of a checkpoint, the caller's JSON included."""
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 
-class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor file: its size, digest (XXH3-128, hex), and the tensors in it with theirs (`tensor_digest`)."""
+class Snapshot:
+    """The state at one moment, in CPU memory of its own: the model goes on while it is written.
 
-    name: str
-    size: int
-    digest: str
-    tensors: dict[str, str]
+    num_bytes: of the checkpoint that it makes, at most. Iterating hands each tensor out once and forgets it.
+    """
 
+    def __init__(self, version: Version, tensors: NamedTensors, *, ledger_position: int, extra: dict[str, Any]) -> None:
+        """Collective where `tensors` is. extra: JSON values of the caller's."""
+        self.version = version
+        self.ledger_position = ledger_position
+        self.extra = extra
+        # Copies: two names may share memory, which safetensors refuses, and the next step changes the weights in place.
+        self._tensors = deque((name, _copied(tensor)) for name, tensor in tensors)
+        self.num_bytes = sum(tensor.nbytes + ENTRY_BYTES for _, tensor in self._tensors) + MANIFEST_BYTES
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a checkpoint holds. `extra` is the caller's JSON."""
-
-    format: int
-    version: Version
-    ledger_position: int
-    files: tuple[FileEntry, ...]
-    extra: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointInfo:
-    """A verified checkpoint."""
-
-    path: Path
-    manifest: Manifest
-
-    @property
-    def version(self) -> Version:
-        return self.manifest.version
-
-    @property
-    def ledger_position(self) -> int:
-        return self.manifest.ledger_position
-
-    @property
-    def extra(self) -> dict[str, Any]:
-        return self.manifest.extra
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """One tensor, whole, on CPU. Raises DataError when the checkpoint has none of that name."""
-        for entry in self.manifest.files:
-            if name in entry.tensors:
-                with safe_open(self.path / entry.name, framework="pt") as file:
-                    return file.get_tensor(name)
-        raise DataError(f"the checkpoint {self.path} has no tensor {name!r}: it is of another model or backend")
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        while self._tensors:
+            yield self._tensors.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,41 +94,31 @@ class Search:
 
 
 def save(
-    root: Path,
-    version: Version,
-    tensors: NamedTensors,
-    *,
-    ledger_position: int,
-    extra: dict[str, Any],
-    keep: int,
-    writer: bool = True,
-    room: DiskRoom | None = None,
-) -> CheckpointInfo | None:
-    """Commit one checkpoint and remove those that `keep` no longer covers. Collective where `tensors` is.
+    root: Path, snapshot: Snapshot, *, keep: int, byte_budget: int | None = None, room: DiskRoom | None = None
+) -> CheckpointInfo:
+    """Commit one checkpoint and remove those that `keep` no longer covers. The snapshot is empty afterwards.
 
-    `writer` is True on rank 0; the others only take part in iterating `tensors` and get None. A full disk is
-    waited out, for as long as `room` is open. The parent of `root` exists.
+    byte_budget: of everything under `root`; None is room for `keep` + 2 checkpoints of this size. Older ones go before
+    it would be passed, never the newest verified one. A full disk is waited out, for as long as `room` is open. The
+    parent of `root` exists.
 
     Raises:
         ComponentError: the disk failed. DataError: what was read back is not what was written. ResourceError: no
-            room, and `room` was closed. All of them leave the older checkpoints as they are.
+            room, and `room` was closed, or the budget has none. All of them leave the newest checkpoint as it is.
     """
-    if not writer:
-        for _ in tensors:
-            pass
-        return None
     room = room or DiskRoom()
-    final = root / f"step_{version.step:06d}"
+    final = root / f"step_{snapshot.version.step:06d}"
     temporary = root / f"{TEMPORARY}{final.name}"
     try:
-        _remove_leftovers(root)
+        remove_leftovers(root)
+        make_room(root, snapshot.num_bytes, (keep + 2) * snapshot.num_bytes if byte_budget is None else byte_budget)
         room.wait_for(lambda: make_folder(root.parent, f"{root.name}/{temporary.name}"))
-        files = tuple(_write_tensors(temporary, tensors, room))
-        manifest = Manifest(FORMAT, version, ledger_position, files, extra)
+        files = tuple(_write_tensors(temporary, snapshot, room))
+        manifest = Manifest(FORMAT, snapshot.version, snapshot.ledger_position, files, snapshot.extra)
         _write_manifest(temporary, manifest, room)
         info = verify(temporary)
         _rename(temporary, final)
-        _remove_older(root, version, keep)
+        remove_older(root, snapshot.version, keep)
     except ResourceError:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -161,41 +145,6 @@ def find_newest(root: Path) -> Search:
     return Search(None, tuple(skipped))
 
 
-def read_manifest(path: Path) -> CheckpointInfo:
-    """The manifest of a committed checkpoint; its tensor files are not looked at. Raises DataError."""
-    try:
-        raw, marker = (path / MANIFEST).read_bytes(), (path / MARKER).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"checkpoint {path} is not committed: {error}") from error
-    if xxhash.xxh3_128_hexdigest(raw) != marker:
-        raise DataError(f"checkpoint {path} is damaged: {MANIFEST} is not the one that was committed")
-    try:
-        manifest = msgspec.json.decode(raw, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"checkpoint {path} is not readable: {MANIFEST}: {error}") from error
-    if manifest.format != FORMAT:
-        raise DataError(f"checkpoint {path} has format {manifest.format}; this program reads {FORMAT}")
-    return CheckpointInfo(path, manifest)
-
-
-def verify(path: Path) -> CheckpointInfo:
-    """Read every byte and compare digests. Raises DataError naming the file."""
-    info = read_manifest(path)
-    for entry in info.manifest.files:
-        try:
-            with (path / entry.name).open("rb") as file:
-                digest, size = _digest(file)
-        except OSError as error:
-            raise DataError(f"checkpoint {path} is damaged: {entry.name}: {error}") from error
-        if (digest, size) != (entry.digest, entry.size):
-            raise DataError(
-                f"checkpoint {path} is damaged: {entry.name} has {size} bytes with digest {digest}, expected "
-                f"{entry.size} with {entry.digest}"
-            )
-        _require_tensors(path, entry)
-    return info
-
-
 def prove_loaded(info: CheckpointInfo, state: NamedTensors) -> None:
     """Compare what a learner holds after it loaded `info`, tensor by tensor, with what was saved. Collective where
     `state` is. Raises DataError naming the first tensor that is another one, is missing, or is too many."""
@@ -209,40 +158,25 @@ def prove_loaded(info: CheckpointInfo, state: NamedTensors) -> None:
         )
 
 
-def _require_tensors(path: Path, entry: FileEntry) -> None:
-    try:
-        with safe_open(path / entry.name, framework="pt") as file:
-            names = set(file.keys())
-    except SafetensorError as error:
-        raise DataError(f"checkpoint {path}: {entry.name} is not a safetensors file: {error}") from error
-    if names != set(entry.tensors):
-        raise DataError(f"checkpoint {path}: {entry.name} does not hold the tensors that {MANIFEST} lists")
-
-
-def _digest(file: Any) -> tuple[str, int]:
-    state, size = xxhash.xxh3_128(), 0
-    while block := file.read(2**20):
-        state.update(block)
-        size += len(block)
-    return state.hexdigest(), size
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _write_tensors(folder: Path, tensors: NamedTensors, room: DiskRoom) -> Iterator[FileEntry]:
     for number, bucket in enumerate(_buckets(tensors)):
-        raw = to_safetensors(bucket)
+        parts = pieces(bucket)
         name = f"tensors_{number:05d}.safetensors"
-        _write(folder / name, raw, room)
+        digest = _write(folder / name, parts, room)
         digests = {name: tensor_digest(tensor) for name, tensor in bucket.items()}
-        yield FileEntry(name, len(raw), xxhash.xxh3_128_hexdigest(raw), digests)
+        yield FileEntry(name, sum(map(len, parts)), digest, digests)
 
 
 def _buckets(tensors: NamedTensors) -> Iterator[dict[str, torch.Tensor]]:
     bucket: dict[str, torch.Tensor] = {}
     size = 0
     for name, tensor in tensors:
-        # A copy: two names may share memory, which safetensors refuses, and the model goes on.
-        bucket[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        size += tensor.numel() * tensor.element_size()
+        bucket[name] = tensor
+        size += tensor.nbytes
         if size >= FILE_BYTES:
             yield bucket
             bucket, size = {}, 0
@@ -251,21 +185,26 @@ def _buckets(tensors: NamedTensors) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def _write_manifest(folder: Path, manifest: Manifest, room: DiskRoom) -> None:
-    raw = msgspec.json.encode(manifest)
-    _write(folder / MANIFEST, raw, room)
-    _write(folder / MARKER, xxhash.xxh3_128_hexdigest(raw).encode(), room)
+    digest = _write(folder / MANIFEST, [memoryview(msgspec.json.encode(manifest))], room)
+    _write(folder / MARKER, [memoryview(digest.encode())], room)
     sync_folder(folder)
 
 
-def _write(path: Path, raw: bytes, room: DiskRoom) -> None:
-    handle = room.wait_for(lambda: create_preallocated(path, len(raw)))
+def _write(path: Path, parts: list[memoryview], room: DiskRoom) -> str:
+    """Write a file, one part after the other; its digest."""
+    handle = room.wait_for(lambda: create_preallocated(path, sum(map(len, parts))))
+    digest, end = xxhash.xxh3_128(), 0
     try:
-        write_all(handle, memoryview(raw), 0, path)
+        for part in parts:
+            write_all(handle, part, end, path)
+            digest.update(part)
+            end += len(part)
         sync_data(handle, path)
         # Verification is to read what the disk has, as far as the kernel lets us.
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(handle)
+    return digest.hexdigest()
 
 
 def _rename(temporary: Path, final: Path) -> None:
@@ -275,29 +214,3 @@ def _rename(temporary: Path, final: Path) -> None:
         os.rename(final, final.with_name(final.name + REPLACED))
     os.rename(temporary, final)
     sync_folder(final.parent)
-
-
-def _remove_leftovers(root: Path) -> None:
-    for path in root.glob(f"{TEMPORARY}*") if root.is_dir() else []:
-        shutil.rmtree(path)
-
-
-def _remove_older(root: Path, newest: Version, keep: int) -> None:
-    """Keep the `keep` highest versions up to `newest`; what cannot be read stays for a person to look at."""
-    found = []
-    for path in root.glob("step_*"):
-        try:
-            found.append((read_manifest(path).version, path))
-        except DataError:
-            if path.name.endswith(REPLACED):
-                _remove(path)
-    found = sorted((pair for pair in found if pair[0] <= newest), reverse=True)
-    for _version, path in found[keep:]:
-        _remove(path)
-
-
-def _remove(path: Path) -> None:
-    """Take the name away first: a half-removed folder must not look like a damaged checkpoint."""
-    leftover = path.with_name(f"{TEMPORARY}old_{path.name}")
-    os.rename(path, leftover)
-    shutil.rmtree(leftover)

@@ -1,10 +1,10 @@
 """The FSDP2 learner: one optimizer step over packs, on one rank or many.
 
-Guarantees: the result does not depend on how the batch is cut into packs and ranks, up to rounding; with
-one rank it is bit-equal to a plain loop over `PolicyModel` and `make_optimizer`. The weights change only
-after the loss, every metric and the gradient norm were found finite on all ranks. State goes out and comes
-in as named whole tensors and JSON: restored, the next steps are bit-equal to those of a learner that was
-never stopped.
+Guarantees: the result does not depend on how the batch is cut into packs and ranks, up to rounding; on two
+shares one rank and two agree to the bit (see `learner.shares`); with one rank and one share it is bit-equal
+to a plain loop over `PolicyModel` and `make_optimizer`. The weights change only after the loss, every metric
+and the gradient norm were found finite on all ranks. State goes out and comes in as named whole tensors and
+JSON: restored, the next steps are bit-equal to those of a learner that was never stopped.
 
 Knows nothing of where packs come from, of versions, or of files.
 """
@@ -72,9 +72,13 @@ class FsdpBackend:
 
     def step(self, packs: Sequence[PackedBatch], total: Denominators) -> dict[str, float]:
         """As `LearnerBackend.step`. Also returns `time/forward_backward` and `time/optimizer`, seconds."""
+        return self.step_shares([packs], total)
+
+    def step_shares(self, shares: Sequence[Sequence[PackedBatch]], total: Denominators) -> dict[str, float]:
+        """As `LearnerBackend.step_shares`, with the times of `step`."""
         started = self._clock.now()
         try:
-            metrics = self._backward(packs, total).metrics()
+            metrics = self._backward(shares, total).metrics()
             self.policy.collect_gradients()
             learned = self._clock.now()
             metrics["grad/norm"] = self._clip()
@@ -87,16 +91,17 @@ class FsdpBackend:
         metrics["time/optimizer"] = self._clock.now() - learned
         return metrics
 
-    def _backward(self, packs: Sequence[PackedBatch], total: Denominators) -> Sums:
+    def _backward(self, shares: Sequence[Sequence[PackedBatch]], total: Denominators) -> Sums:
         """Leave the batch's gradients at the parameters; return the sums over all packs and ranks."""
         sums = Sums.zero(self.group.device)
-        packs = self._padded(packs)
-        for number, pack in enumerate(packs, start=1):
-            self.policy.set_gradient_sync(number == len(packs))
-            loss, more = self._objective(self.policy.module, pack.to(self.group.device), total)
-            # FSDP averages gradients over ranks, and the denominators are global: undo the division.
-            (loss * self.group.world_size).backward()
-            sums = sums.plus(more)
+        for share in shares:
+            packs = self._padded(share)
+            for number, pack in enumerate(packs, start=1):
+                self.policy.set_gradient_sync(number == len(packs))
+                loss, more = self._objective(self.policy.module, pack.to(self.group.device), total)
+                # FSDP averages gradients over ranks, and the denominators are global: undo the division.
+                (loss * self.group.world_size).backward()
+                sums = sums.plus(more)
         return Sums(self.group.sum(sums.added), self.group.max(sums.greatest))
 
     def _padded(self, packs: Sequence[PackedBatch]) -> list[PackedBatch]:

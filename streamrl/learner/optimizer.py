@@ -40,9 +40,10 @@ def clip_gradients(
     `sum_over_ranks` adds a scalar over the ranks when `params` are shards. A norm that is not finite scales
     nothing: the caller looks at it before it steps.
     """
-    norm = torch.nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
-    if sum_over_ranks is not None:
-        norm = sum_over_ranks(norm.square()).sqrt()
+    # In float64: rounded at the end, the norm of shards is that of whole tensors.
+    norms = torch.stack([torch.linalg.vector_norm(p.grad, dtype=torch.float64) for p in params if p.grad is not None])
+    square = norms.square().sum()
+    norm = (square if sum_over_ranks is None else sum_over_ranks(square)).sqrt().float()
     value = norm.item()
     if value > max_norm and value != float("inf"):
         torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm)

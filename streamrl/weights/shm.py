@@ -43,22 +43,26 @@ class ShmPublisher:
             publisher.unlink(manifest.version)
     """
 
-    def __init__(self, run_id: str, key: bytes, folder: Path | None = None) -> None:
+    def __init__(self, run_id: str, key: bytes, folder: Path | None = None, byte_budget: int | None = None) -> None:
+        """byte_budget: of all versions in the folder; None is no bound."""
         self._run_id = run_id
         self._key = key
         self._folder = folder if folder is not None else shm_folder(run_id)
-        self._sizes: dict[Version, int] = {}
+        self._byte_budget = byte_budget
         make_folder(self._folder)
 
     def publish(self, tensors: NamedTensors, version: Version) -> WeightManifest:
         """Copy the tensors into a new file and describe it.
 
-        Raises NonFiniteError (a NaN or infinity, named), ResourceError (no room, found before the first byte
-        is written), FencedError (the version exists), DataError (no tensors, a name twice, a wrong format).
+        Raises NonFiniteError (a NaN or infinity, named), ResourceError (no room, in memory or in the budget, found
+        before the first byte is written), FencedError (the version exists), DataError (no tensors, a name twice, a
+        wrong format).
         After an error there is no file and no manifest.
         """
         named = list(tensors)
         plan, total = _layout(named)
+        if lack := self.lack(total):
+            raise ResourceError(f"weights: version {version} has no room: {lack}")
         path = version_file(self._folder, version)
         fd = _create(path, version, total)
         try:
@@ -68,7 +72,6 @@ class ShmPublisher:
             raise
         finally:
             os.close(fd)
-        self._sizes[version] = total
         return sign(
             WeightManifest(
                 run_id=self._run_id,
@@ -82,21 +85,29 @@ class ShmPublisher:
             self._key,
         )
 
+    def lack(self, num_bytes: int) -> str:
+        """Why the budget has no room for a further version of `num_bytes`, with the figures; "" when it has."""
+        held = self.bytes_held
+        if self._byte_budget is None or held + num_bytes <= self._byte_budget:
+            return ""
+        return (
+            f"older versions that are still needed hold {held:,} bytes, it takes {num_bytes:,}, and "
+            f"weights.byte_budget is {self._byte_budget:,}"
+        )
+
     @property
     def bytes_held(self) -> int:
-        """Bytes of shared memory in the versions published here and not unlinked."""
-        return sum(self._sizes.values())
+        """Bytes of shared memory in the folder's versions, those of an earlier learner too."""
+        return sum(path.stat().st_size for path in self._folder.glob("*.weights"))
 
     def unlink(self, version: Version) -> None:
         """Give a version's memory back once its last reader is done. Readers that have it open keep their
         view."""
         version_file(self._folder, version).unlink(missing_ok=True)
-        self._sizes.pop(version, None)
 
     def close(self) -> None:
         """Remove the run's folder and all versions in it."""
         remove_folder(self._folder)
-        self._sizes.clear()
 
     def __enter__(self) -> "ShmPublisher":
         return self
@@ -106,16 +117,18 @@ class ShmPublisher:
 
 
 class ShmSource:
-    """Opens versions of one run.
+    """Opens versions of one run: where their manifests say, or from a node's copies in `folder`
+    (`streamrl.weights.copies`).
 
     Example:
         with ShmSource(run_id, key).open(manifest) as tensors:
             engine.load_weights(tensors, manifest.version, UpdateMode.KEEP)
     """
 
-    def __init__(self, run_id: str, key: bytes) -> None:
+    def __init__(self, run_id: str, key: bytes, folder: Path | None = None) -> None:
         self._run_id = run_id
         self._key = key
+        self._folder = folder
 
     @contextlib.contextmanager
     def open(self, manifest: WeightManifest) -> Iterator[Mapping[str, torch.Tensor]]:
@@ -126,7 +139,8 @@ class ShmSource:
         Raises DataError when signature, run, size or a digest is wrong, or the version was taken back.
         """
         verify(manifest, self._key, self._run_id)
-        mapping = _map(manifest)
+        copy = version_file(self._folder, manifest.version) if self._folder is not None else None
+        mapping = _map(manifest, copy or Path(manifest.location))
         content = np.frombuffer(mapping, dtype=np.uint8)
         tensors: dict[str, torch.Tensor] = {}
         try:
@@ -226,18 +240,18 @@ def _write_all(fd: int, path: Path, content: memoryview, offset: int) -> None:
         content, offset = content[written:], offset + written
 
 
-def _map(manifest: WeightManifest) -> mmap.mmap:
+def _map(manifest: WeightManifest, path: Path) -> mmap.mmap:
     what = f"weights: version {manifest.version}"
     try:
-        fd = os.open(manifest.location, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise DataError(f"{what}: {manifest.location} is gone; ask the weight store for a newer version") from None
+        raise DataError(f"{what}: {path} is gone; ask the weight store for a newer version") from None
     except OSError as error:
-        raise DataError(f"{what}: cannot open {manifest.location}: {error.strerror}") from error
+        raise DataError(f"{what}: cannot open {path}: {error.strerror}") from error
     try:
         size = os.fstat(fd).st_size
         if size != manifest.total_bytes:
-            raise DataError(f"{what}: {manifest.location} has {size} bytes, its manifest says {manifest.total_bytes}")
+            raise DataError(f"{what}: {path} has {size} bytes, its manifest says {manifest.total_bytes}")
         return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
     finally:
         os.close(fd)

@@ -161,7 +161,8 @@ def test_a_flip_in_a_weight_manifest_is_refused():
 def test_a_flip_in_a_checkpoint_makes_it_be_passed_over_by_name(tmp_path):
     for step in (1, 2):
         tensors = {"model/a": torch.full((3, 4), float(step)), "exp_avg/a": torch.arange(12.0)}
-        checkpoint.save(tmp_path, Version(0, step), tensors.items(), ledger_position=step, extra={"n": step}, keep=2)
+        snapshot = checkpoint.Snapshot(Version(0, step), tensors.items(), ledger_position=step, extra={"n": step})
+        checkpoint.save(tmp_path, snapshot, keep=2)
     images = [Image(path) for path in sorted((tmp_path / "step_000002").iterdir())]
     assert len(images) == 3
     sizes = [len(image.data) for image in images]

@@ -4,29 +4,14 @@ import json
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 from live_run import live_run
-
-from buffers.recorded import recorded_leases
-from services.queue import queue_settings
-from streamrl.config import load
-from streamrl.tasks.order import PromptOrder
-from streamrl.tasks.resolve import resolve_task
+from trained_groups import trained_groups
 
 pytestmark = pytest.mark.ray
 
 # The learner trains, whatever samples: no torch engine to start, and faults on demand.
 SCRIPTED = ("--rollout.engine", "scripted", "--eval.every", "1000")
-
-
-def trained_groups(folder: Path) -> list[int]:
-    """Numbers of the groups of every committed step, in order."""
-    config = load(folder / "config.toml")
-    task = resolve_task(config.task.name, config.task.held_out)
-    settings = queue_settings(config, task, longest_prompt=7)
-    leases = recorded_leases(folder, settings, PromptOrder(task.num_train, config.seed))
-    return [int(number) for lease in leases for number in np.unique(lease.group)]
 
 
 def test_invariant_8_parts_killed_and_rollouts_that_fail_lose_nothing_and_are_no_numbers(

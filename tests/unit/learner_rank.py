@@ -30,18 +30,18 @@ STEPS, SAVED_AT = 20, 16
 GREETING = "rank 0 says \N{GREEK SMALL LETTER PI}"
 
 
-def make_model() -> Qwen3ForCausalLM:
+def make_model(*, hidden_size: int = 24, intermediate_size: int = 35, head_dim: int = 8) -> Qwen3ForCausalLM:
     """A vocabulary of 19 and 3 heads of odd sizes: no parameter divides evenly over two ranks by luck."""
     torch.manual_seed(5)
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=19,
-            hidden_size=24,
-            intermediate_size=35,
+            hidden_size=hidden_size,
+            intermediate_size=intermediate_size,
             num_hidden_layers=2,
             num_attention_heads=3,
             num_key_value_heads=1,
-            head_dim=8,
+            head_dim=head_dim,
             max_position_embeddings=64,
             tie_word_embeddings=True,
         )
@@ -71,9 +71,9 @@ def make_batch(step: int, *, groups: int = 6, group_size: int = 4) -> RolloutRow
     )
 
 
-def make_backend(group: LearnerGroup) -> FsdpBackend:
+def make_backend(group: LearnerGroup, **sizes: int) -> FsdpBackend:
     return build(
-        make_model(),
+        make_model(**sizes),
         optimizer=OptimizerConfig(lr=3e-3, warmup_steps=3, weight_decay=0.01, max_grad_norm=0.5),
         algorithm=AlgorithmConfig(),
         total_steps=TOTAL_STEPS,
@@ -93,6 +93,19 @@ def train(backend: FsdpBackend, steps: int) -> list[dict[str, float]]:
     for _ in range(steps):
         rows = make_batch(backend.steps_done)
         metrics.append(backend.step(packs_of(rows, backend.group), count_targets(rows)))
+    return metrics
+
+
+def train_on_two_shares(backend: FsdpBackend, steps: int) -> list[dict[str, float]]:
+    """Two packs a share, so that the order of sums within a share counts too."""
+    group, metrics = backend.group, []
+    for _ in range(steps):
+        rows = make_batch(backend.steps_done)
+        advantages = ADVANTAGES["grpo"](rows.rewards, rows.valid, rows.group)
+        shares = split_rows(rows.lengths(), rows.group, 2, 24)
+        mine = shares[group.rank :: group.world_size]
+        packs = [pack(select_rows(rows, share), advantages[share], 64) for share in mine]
+        metrics.append(backend.step_shares(packs, count_targets(rows)))
     return metrics
 
 
@@ -118,15 +131,11 @@ def break_on_last_rank(backend: FsdpBackend) -> dict[str, object]:
 
 
 def save(backend: FsdpBackend, root: Path) -> None:
-    checkpoint.save(
-        root,
-        Version(0, backend.steps_done),
-        backend.state_tensors(),
-        ledger_position=1,
-        extra=backend.state_extra(),
-        keep=1,
-        writer=backend.group.rank == 0,
+    snapshot = checkpoint.Snapshot(
+        Version(0, backend.steps_done), backend.state_tensors(), ledger_position=1, extra=backend.state_extra()
     )
+    if backend.group.rank == 0:
+        checkpoint.save(root, snapshot, keep=1)
     backend.group.barrier()
 
 
@@ -141,12 +150,17 @@ def main(store: str, rank: str, world: str, checkpoints: str, out: str) -> None:
     resumed, info = make_backend(group), checkpoint.find_newest(root).newest
     assert info is not None
     resumed.load_state(info.tensor, info.extra)
+    # Each rank's part of each parameter is a multiple of 8 elements: the fused AdamW rounds what is over differently.
+    shared = make_backend(group, hidden_size=32, intermediate_size=48, head_dim=16)
+    shared_metrics = train_on_two_shares(shared, STEPS)
     heard = group.broadcast_bytes(GREETING.encode() if group.rank == 0 else None).decode()
     result = {
         "metrics": metrics,
         "digest": backend.weight_digest(),
         "resumed_metrics": train(resumed, STEPS - SAVED_AT),
         "resumed_digest": resumed.weight_digest(),
+        "shared_metrics": shared_metrics,
+        "shared_digest": shared.weight_digest(),
         "heard": heard,
         "broken": break_on_last_rank(resumed),
     }

@@ -25,7 +25,9 @@ class Order:
         return divmod(n, 5)
 
 
-def queue_settings(*, group_size=2, groups_per_step=2, max_staleness=1, byte_budget=10**9, total=None, late="wait"):
+def queue_settings(
+    *, group_size=2, groups_per_step=2, max_staleness=1, byte_budget=10**9, total=None, late="wait", journalled=False
+):
     return QueueSettings(
         group_size=group_size,
         groups_per_step=groups_per_step,
@@ -34,6 +36,7 @@ def queue_settings(*, group_size=2, groups_per_step=2, max_staleness=1, byte_bud
         rollout_bytes=ROLLOUT_BYTES,
         total_groups=total,
         late=late,
+        journalled=journalled,
     )
 
 
@@ -333,6 +336,16 @@ def test_a_group_is_not_issued_again_under_an_older_version_than_before():
     index.release("r0")
     assert [t.number for t in index.issue("r1", 0, 5)] == [1]
     assert [t.number for t in index.issue("r1", 1, 5)] == [ticket.number]
+
+
+def test_invariant_3_a_group_whose_tokens_may_be_journalled_keeps_its_last_step_so_that_they_can_be_used():
+    index = make_index(journalled=True)
+    (ticket,) = index.issue("a", 0, 1)
+    index.release("a")
+    (again,) = index.issue("b", 1, 1)
+    assert (again.number, again.attempt, again.last_step) == (0, 1, ticket.last_step)
+    # What was sampled under the old version is accepted with what came later.
+    assert len(accept(index, both(0), attempt=1, oldest=0)) == 2
 
 
 def test_a_group_issued_again_without_any_row_counts_from_the_new_version_and_refuses_the_old_attempt():
@@ -725,3 +738,53 @@ class Books(RuleBasedStateMachine):
 
 Books.TestCase.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
 test_invariant_11_the_books_close_on_any_schedule = Books.TestCase
+
+
+def test_a_ready_group_whose_row_is_lost_is_issued_again_and_its_bytes_are_free():
+    index = make_index(groups_per_step=1)
+    index.issue("r", 0, 2)
+    finish(index, 0)
+    before = index.counts()
+    assert index.lost_groups({frame(rows=2)}, leased=False) == [0]
+    assert index.lose([0], 0) == (2, -1)
+    counts = index.counts()
+    assert_books_close(counts)
+    assert (counts.groups_ready, counts.groups_running, counts.groups_orphaned) == (0, 2, 1)
+    assert (counts.rows_dropped, counts.bytes_held) == (2, 0)
+    assert counts.bytes_reserved == before.bytes_reserved + 2 * ROLLOUT_BYTES
+    (again,) = index.issue("r", 0, 1)
+    assert (again.number, again.attempt) == (0, 1)
+    accept(index, both(0), attempt=0)
+    assert index.counts().rows_ignored == 2
+    finish(index, 0, attempt=1)
+    assert index.lease(0).group.tolist() == [0, 0]
+
+
+def test_a_lease_with_lost_rows_is_given_up_only_by_who_has_it():
+    index = make_index(groups_per_step=1)
+    index.issue("r", 0, 2)
+    finish(index, 0)
+    finish(index, 1)
+    lease = index.lease(0)
+    assert index.lost_groups(set(lease.frames), leased=False) == []
+    assert index.lease(0) is lease
+    assert index.lost_groups(set(lease.frames), leased=True) == [0]
+    assert index.lose([0], 0) == (2, -1)
+    assert index.lease(0).group.tolist() == [1, 1]
+
+
+def test_a_step_that_cannot_take_its_groups_again_frees_those_of_the_steps_behind_it_too():
+    index = make_index(groups_per_step=1, max_staleness=2)
+    index.issue("r", 0, 3)
+    for step in range(3):
+        finish(index, step)
+        index.lease(step)
+        index.commit(step)
+    index.go_to(0)
+    assert index.lose([1], 0) == (2, 1)
+    assert index.lease(0).group.tolist() == [0, 0]
+    index.commit(0)
+    (again,) = index.issue("r", 1, 1)
+    assert again.number == 1
+    # Step 1 takes what is ready, which step 2 had before.
+    assert index.lease(1).group.tolist() == [2, 2]

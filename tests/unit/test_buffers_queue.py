@@ -425,8 +425,8 @@ def state_of(queue: ReplayQueue):
         for number, group in queue._index._running.groups.items()
     }
     ready = {
-        number: sorted((key, row.frame, row.row, row.valid, row.reward) for key, row in group.rows.items())
-        for number, group in queue._index._steps._ready.items()
+        group.number: sorted((key, row.frame, row.row, row.valid, row.reward) for key, row in group.rows.items())
+        for group in queue._index._steps._ready
     }
     return running, ready, counts.bytes_held, counts.bytes_reserved, counts.groups_dropped, counts.tokens_accepted
 
@@ -598,7 +598,10 @@ async def test_every_prefix_of_the_ledger_opens_with_closed_books(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"fingerprint": "other"}, "data fingerprint 'data', and is opened with 'other'"),
+        (
+            {"fingerprint": "other"},
+            "data fingerprint 'data', and the data set has 'other' now: .*--accept-changed-data",
+        ),
         ({"seed": 5}, "seed 0, and is opened with 5"),
         ({"group_size": 4}, "group size 2, and is opened with 4"),
     ],

@@ -10,8 +10,9 @@ import torch
 
 from streamrl.disk_room import DiskRoom
 from streamrl.errors import ComponentError, DataError, ResourceError
-from streamrl.learner import checkpoint
-from streamrl.learner.checkpoint import CheckpointInfo, find_newest, prove_loaded, save
+from streamrl.learner import checkpoint, checkpoint_format
+from streamrl.learner.checkpoint import CheckpointInfo, Snapshot, find_newest, prove_loaded, save
+from streamrl.learner.checkpoint_retention import oldest_step
 from streamrl.learner.digest import weight_digest
 from streamrl.types import Version
 
@@ -36,18 +37,15 @@ def make_checkpoint(
     keep: int = 2,
     seed: int | None = None,
     room: DiskRoom | None = None,
+    byte_budget: int | None = None,
 ) -> CheckpointInfo:
-    info = save(
-        root,
+    snapshot = Snapshot(
         Version(incarnation, step),
         iter(make_tensors(seed=step if seed is None else seed).items()),
         ledger_position=step * 10,
         extra={"steps_done": step, "nested": {"text": "\N{GREEK SMALL LETTER PI}"}},
-        keep=keep,
-        room=room,
     )
-    assert info is not None
-    return info
+    return save(root, snapshot, keep=keep, byte_budget=byte_budget, room=room)
 
 
 def newest(root: Path) -> CheckpointInfo:
@@ -134,9 +132,10 @@ def test_files_of_another_checkpoint_are_noticed(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_refused_with_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 3)
-    make_checkpoint(tmp_path, 1)
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "FORMAT", 3)
+        patch.setattr(checkpoint_format, "FORMAT", 3)
+        make_checkpoint(tmp_path, 1)
     assert "format 3; this program reads 2" in find_newest(tmp_path).skipped[0]
 
 
@@ -153,16 +152,16 @@ def test_the_same_step_again_replaces_the_one_of_the_lost_branch(tmp_path: Path)
     assert_holds(newest(tmp_path), seed=2)
 
 
-def test_other_ranks_only_take_part_in_the_gathering(tmp_path: Path) -> None:
-    seen = []
-
-    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        for name in ("a", "b"):
-            seen.append(name)
-            yield name, torch.zeros(1)
-
-    got = save(tmp_path, Version(0, 1), tensors(), ledger_position=0, extra={}, keep=1, writer=False)
-    assert (got, seen, list(tmp_path.iterdir())) == (None, ["a", "b"], [])
+def test_a_snapshot_is_of_the_moment_and_forgets_what_is_written(tmp_path: Path) -> None:
+    model = {"a": torch.arange(4.0), "b": torch.ones(2)}
+    snapshot = Snapshot(Version(0, 1), model.items(), ledger_position=0, extra={})
+    for tensor in model.values():
+        tensor.add_(1)
+    assert snapshot.num_bytes == 24 + 2 * checkpoint.ENTRY_BYTES + checkpoint.MANIFEST_BYTES
+    info = save(tmp_path, snapshot, keep=1)
+    assert torch.equal(info.tensor("a"), torch.arange(4.0))
+    assert torch.equal(info.tensor("b"), torch.ones(2))
+    assert list(snapshot) == []
 
 
 class Crash(BaseException):
@@ -187,7 +186,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
     return calls
 
 
-@pytest.mark.parametrize("number", range(1, 20))
+@pytest.mark.parametrize("number", range(1, 26))
 @pytest.mark.parametrize("same_step", [False, True])
 def test_a_crash_at_any_step_of_the_commit_leaves_a_verified_checkpoint(
     number: int, same_step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -310,5 +309,55 @@ def test_a_failing_source_of_tensors_leaves_the_older_one(tmp_path: Path) -> Non
         raise RuntimeError("a rank is gone")
 
     with pytest.raises(RuntimeError, match="a rank is gone"):
-        save(tmp_path, Version(0, 2), tensors(), ledger_position=0, extra={}, keep=1)
+        Snapshot(Version(0, 2), tensors(), ledger_position=0, extra={})
     assert newest(tmp_path).version == Version(0, 1)
+
+
+def in_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def test_invariant_9_checkpoints_stay_below_their_budget_and_the_newest_verified_one_stays(tmp_path: Path) -> None:
+    size = Snapshot(Version(0, 1), make_tensors(seed=1).items(), ledger_position=0, extra={}).num_bytes
+    for step in range(1, 8):
+        make_checkpoint(tmp_path, step, keep=5, byte_budget=size + 3 * 2000)
+        assert in_bytes(tmp_path) <= size + 3 * 2000
+        assert_holds(newest(tmp_path), seed=step)
+    assert len(list(tmp_path.iterdir())) > 1
+
+
+def test_what_cannot_be_read_goes_before_what_can_when_the_budget_is_full(tmp_path: Path) -> None:
+    size = Snapshot(Version(0, 1), make_tensors(seed=1).items(), ledger_position=0, extra={}).num_bytes
+    for step in (1, 2, 3):
+        make_checkpoint(tmp_path, step, keep=9)
+    flip_byte(tmp_path / "step_000002" / "manifest.json")
+    room = in_bytes(tmp_path) - in_bytes(tmp_path / "step_000002")
+    make_checkpoint(tmp_path, 4, keep=9, byte_budget=size + room)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000003", "step_000004"]
+
+
+def test_a_damaged_newest_one_goes_and_the_newest_that_is_whole_stays(tmp_path: Path) -> None:
+    size = Snapshot(Version(0, 1), make_tensors(seed=1).items(), ledger_position=0, extra={}).num_bytes
+    for step in (1, 2, 3):
+        make_checkpoint(tmp_path, step, keep=9)
+    flip_byte(tmp_path / "step_000003" / "tensors_00000.safetensors")
+    room = in_bytes(tmp_path / "step_000002")
+    make_checkpoint(tmp_path, 4, keep=9, byte_budget=size + room)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002", "step_000004"]
+
+
+def test_a_checkpoint_that_does_not_fit_beside_the_one_before_is_refused_with_the_figures(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, 1)
+    with pytest.raises(ResourceError, match=r"do not fit checkpoint\.byte_budget = 1,000; allow [0-9,]+ more"):
+        make_checkpoint(tmp_path, 2, byte_budget=1000)
+    assert_holds(newest(tmp_path), seed=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+
+
+def test_the_lowest_step_that_a_resume_could_begin_with_is_of_a_checkpoint_that_can_be_read(tmp_path: Path) -> None:
+    assert oldest_step(tmp_path / "none") == oldest_step(tmp_path) == 0
+    for step in (3, 4, 5):
+        make_checkpoint(tmp_path, step, keep=9)
+    assert oldest_step(tmp_path) == 3
+    flip_byte(tmp_path / "step_000003" / "manifest.json")
+    assert oldest_step(tmp_path) == 4

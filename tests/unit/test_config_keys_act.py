@@ -21,8 +21,10 @@ from services.claim import claim
 from services.due import checkpoint_due, evaluation_due
 from services.launch import owner_grace_s
 from services.layout import model_folder
+from services.parts import placement
 from services.queue import queue_settings
 from services.ray_session import local_options
+from services.segments import fetch_plan
 from streamrl.config import Config
 from streamrl.config.machine import Machine
 from streamrl.config.model_of import model_facts
@@ -31,6 +33,7 @@ from streamrl.config.schema import ModelConfig, Table
 from streamrl.errors import StreamRLError
 from streamrl.models.load import prepare_model_folder
 from streamrl.tasks.resolve import resolve_task
+from streamrl.types import FrameRef
 
 MODULE = '''
 """A task of twenty prompts and some rewards, for the probes."""
@@ -156,6 +159,20 @@ def ray_options(config: Config, folder: Path) -> dict[str, Any]:
     return local_options(config.ray, Path("/runtime"))
 
 
+def options_of_a_replica(config: Config, folder: Path) -> Any:
+    return placement(config.rollout.resources)
+
+
+def copies_kept(config: Config, folder: Path) -> int:
+    """Bytes of the copies that are kept of two segments of 1 KiB, of which nobody reads the first any more."""
+    plan = fetch_plan(config)
+    for number in range(2):
+        (fetch,) = plan.want("learner", [FrameRef(f"{number}.arrow", 0, 2**10, 1, 0, 0)]).begin
+        plan.arrived(fetch)
+    plan.evict()
+    return plan.num_bytes
+
+
 def time_to_stop(config: Config, folder: Path) -> float:
     return owner_grace_s(config.deadlines.stop_s)
 
@@ -196,6 +213,7 @@ KEYS: dict[str, Key] = {
     "warmup.target_score": Key(learner.warm, 0.5, 1.0, {**SHORT_WARMUP, "reward.function": "probe_task:most"}),
     "warmup.eval_every": Key(learner.warm, 1, 2, SHORT_WARMUP),
     "rollout.replicas": Key(parts.started_parts, 1, 3),
+    "rollout.resources": Key(options_of_a_replica, None, {"rollout-node": 1.0}),
     "rollout.engine": Key(parts.generated, "torch", "scripted"),
     "rollout.group_size": Key(parts.taken_groups, 4, 8),
     "rollout.slots": Key(parts.generated, 4, 8),
@@ -204,6 +222,7 @@ KEYS: dict[str, Key] = {
     "rollout.device": Key(engine_device, "cpu", "cuda", {"rollout.deterministic": False}),
     "rollout.threads": Key(parts.generated, 1, 2, {"rollout.deterministic": False}),
     "rollout.kv_bytes": Key(parts.generated, 2**18, 2**19),
+    "rollout.journal_every_tokens": Key(parts.first_piece, 8, 16, ENDLESS),
     "rollout.sampling.temperature": Key(parts.generated, 0.5, 1.0),
     "rollout.sampling.top_p": Key(parts.generated, 1.0, 0.2),
     "rollout.sampling.top_k": Key(parts.generated, 0, 2),
@@ -222,6 +241,7 @@ KEYS: dict[str, Key] = {
     "reward.max_failed": Key(parts.too_many_failures, 0.1, 0.5),
     "learner.steps": Key(parts.taken_groups, 1, 2),
     "learner.num_workers": Key(parts.started_parts, 1, 2),
+    "learner.shares": Key(learner.learn, None, 2),
     "learner.groups_per_step": Key(parts.taken_groups, 8, 9),
     "learner.max_staleness": Key(parts.taken_groups, 0, 2),
     "learner.lead": Key(parts.taken_groups, None, 1.0),
@@ -246,13 +266,18 @@ KEYS: dict[str, Key] = {
     "learner.algorithm.aggregation": Key(learner.learn, "token_mean", "seq_mean_token_sum"),
     "checkpoint.every": Key(steps_with(checkpoint_due), 2, 5),
     "checkpoint.keep": Key(learner.learn, 1, 2),
+    "checkpoint.byte_budget": Key(learner.kept_beside_damage, 23 * 10**6, 10**9),
     "eval.every": Key(steps_with(evaluation_due), 2, 5),
     "eval.max_items": Key(parts.held_out_answers, 3, 5, {**SCRIPTED, **SMALL}),
     "queue.durability": Key(settings_of, "disk", "memory"),
     "queue.commit_interval_ms": Key(settings_of, 5.0, 50.0),
     "queue.segment_bytes": Key(parts.segment_size, 2**20, 2**21),
     "queue.byte_budget": Key(parts.taken_groups, 2**30, 2**18),
+    "queue.fetched_bytes": Key(copies_kept, 1, 2**20),
+    "queue.retain": Key(settings_of, "all", "covered"),
+    "queue.disk_budget": Key(settings_of, 2**30, 2**31),
     "queue.min_free_bytes": Key(parts.pauses, 0, 2**62),
+    "weights.byte_budget": Key(learner.versions_that_fit, 4 * 10**6, 8 * 10**6),
     "deadlines.start_s": Key(parts.slow_start, NEVER, BARELY),
     "deadlines.rollout_s": Key(parts.slow_evaluation, NEVER, BARELY),
     "deadlines.update_s": Key(parts.taken_up, 0.1, 0.2, {**ENDLESS, "rollout.update_mode": "drain"}),
@@ -263,6 +288,7 @@ KEYS: dict[str, Key] = {
     "ray.num_cpus": Key(ray_options, 1, 2),
     "ray.object_store_bytes": Key(ray_options, 2**27, 2**28),
     "observe.trace": Key(parts.recorded, True, False),
+    "observe.log_bytes": Key(parts.logged_bytes, 4 * 2**20, 8 * 2**20),
     "observe.tensorboard": Key(parts.recorded, True, False),
 }
 

@@ -139,7 +139,7 @@ async def test_no_group_is_overdue_while_the_disk_is_full(full: bool, tmp_path: 
     controller._queue = Handle(pause=lambda: "", hold=lambda _: None, overdue=lambda _: late)
     controller._store = Handle(late=dict)
     controller._reward = Handle(status=lambda: {"paused": ""})
-    controller._disk = DiskWatch(tmp_path, config, controller._queue, controller._tell_of_disk)
+    controller._disk = DiskWatch(tmp_path, config, controller._queue, controller._tell)
     controller._evaluator = Evaluator(config, controller._store, controller._reward_seat, controller._book)
     controller._ready.set()
     watch = asyncio.ensure_future(controller._watch())

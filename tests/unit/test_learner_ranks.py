@@ -83,3 +83,10 @@ def test_invariant_12_a_nan_on_one_rank_stops_all_and_changes_no_weight(runs: Ru
 
 def test_bytes_of_rank_zero_reach_every_rank(runs: Runs) -> None:
     assert {rank["heard"] for rank in (*runs.two, runs.one)} == {"rank 0 says \N{GREEK SMALL LETTER PI}"}
+
+
+def test_on_two_shares_one_rank_and_two_make_equal_weights(runs: Runs) -> None:
+    first, second = runs.two
+    assert len(runs.one["shared_metrics"]) == 20
+    assert [m["grad/norm"] for m in runs.one["shared_metrics"]] == [m["grad/norm"] for m in first["shared_metrics"]]
+    assert runs.one["shared_digest"] == first["shared_digest"] == second["shared_digest"]

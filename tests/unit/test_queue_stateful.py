@@ -27,6 +27,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from buffers.last_books import last_books
+from buffers.ledger import read_ledger
+from buffers.ledger_facts import RowState, ledger_facts
 from buffers.ledger_frames import pack_frame, read_frames
 from buffers.queue import COMPLETIONS_DIR, LEDGER_DIR
 from streamrl.errors import ComponentError, DataError, FencedError
@@ -201,8 +204,10 @@ class QueueBeside(BookedQueue):
             self.commit(False)
 
     def finish_group(self, number: int) -> None:
-        """All rows and verdicts that a running group lacks."""
+        """All rows and verdicts that a running group lacks, unless it has yet to be issued again."""
         group = self.book[number]
+        if group.attempt < group.floor:
+            return
         missing = [(number, sample) for sample in range(self.size) if sample not in group.rows]
         if missing:
             frame, sequence = frame_of(len(missing), self.frames), self.sequence["a"]
@@ -240,6 +245,19 @@ class QueueBeside(BookedQueue):
         assert self.wait(self.queue.drop([number], "cancelled")) == ([number] if open_still else [])
         if open_still:
             group.state, group.replica = "cancelled", None
+
+    @precondition(lambda self: any(group.rows for group in self.book.values()))
+    @rule(data=st.data(), leased=st.booleans())
+    def lose(self, data: st.DataObject, leased: bool) -> None:
+        """A frame or two can be read nowhere any more: what is trained stays, the rest is generated again."""
+        frames = sorted(
+            {row.frame for group in self.book.values() for row in group.rows.values()}, key=lambda f: f.offset
+        )
+        gone = data.draw(st.lists(st.sampled_from(frames), min_size=1, max_size=2, unique=True))
+        numbers = self.hit_by(gone, leased)
+        rows = sum(len(self.book[number].rows) for number in numbers)
+        assert self.wait(self.queue.lose(gone, leased)) == (len(numbers), rows)
+        self.lose_rows(numbers)
 
     # The learner
 
@@ -323,10 +341,51 @@ class QueueBeside(BookedQueue):
             group.replica = None
         self.go_to(step)
         self.covered = step
+        self.what_was_found_is_what_the_book_says(step)
         self.calls = {}
         for replica in REPLICAS if replaced else []:
             self.epoch[replica] = self.wait(self.queue.next_epoch(replica))
             self.sequence[replica] = 0
+
+    def what_was_found_is_what_the_book_says(self, step: int) -> None:
+        again = [number for trained, numbers in self.history.items() if trained >= step for number in numbers]
+        waiting = [number for state in ("running", "ready") for number in self.in_state(state)]
+        missing = [self.size - len(self.book[number].rows) for number in self.in_state("running")]
+        found = self.queue.found()
+        assert found.step == step
+        assert found.steps_again == len({trained for trained in self.history if trained >= step})
+        assert found.rows_again == sum(len(self.book[number].rows) for number in again)
+        assert found.rows_again + found.rows_waiting == sum(len(self.book[number].rows) for number in waiting)
+        assert (found.groups_again, found.rollouts_again) == (sum(map(bool, missing)), sum(missing))
+        assert (found.data_changed, found.rows_discarded) == (False, 0)
+
+    @rule()
+    def look_inside(self) -> None:
+        """The ledger's own columns, and the books of a queue that is not up, say what the book says."""
+        facts = ledger_facts(read_ledger(self.run / LEDGER_DIR))
+        names = [(row["number"], row["sample_index"], row["attempt"]) for row in facts.rows]
+        booked = {
+            (number, sample, row.attempt): (group, row)
+            for number, group in self.book.items()
+            for sample, row in group.rows.items()
+        }
+        assert sorted(names) == sorted([*booked, *self.rows_gone])
+        verdicts = [booked[name][1].verdict if name in booked else None for name in names]
+        states = facts.states(np.array([verdict is not None and verdict[0] for verdict in verdicts], np.bool_))
+        for name, place, frame, state in zip(names, facts.rows["row"], facts.frame, states, strict=True):
+            if name in self.rows_gone:
+                assert RowState(state) is RowState.WITHDRAWN
+                continue
+            group, row = booked[name]
+            assert (facts.frames[frame], place) == (row.frame, row.row)
+            told = {"leased": "ready", "cancelled": "dropped", "reward_failed": "dropped"}.get(group.state, group.state)
+            assert RowState(state).name.lower() == told, name
+        counts, _ = last_books(self.run, self.settings(), Order())
+        expected = [group.state for group in self.book.values()]
+        assert counts.groups_trained == expected.count("trained")
+        assert counts.groups_ready == expected.count("ready") + expected.count("leased")
+        assert counts.groups_running == expected.count("running")
+        assert (counts.next_step, counts.groups_issued) == (self.step, len(expected))
 
     # After every rule
 
@@ -361,7 +420,8 @@ class QueueBeside(BookedQueue):
             return
         counts = self.queue.counts()
         accepted = sum(len(group.rows) for group in self.book.values())
-        assert counts.tokens_accepted == TOKENS * accepted
+        assert counts.tokens_accepted == TOKENS * (accepted + len(self.rows_gone))
+        assert counts.rows_lost == len(self.rows_gone)
         assert counts.tokens_accepted == (
             counts.tokens_queued + counts.tokens_leased + counts.tokens_trained + counts.tokens_dropped
         )

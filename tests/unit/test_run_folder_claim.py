@@ -64,6 +64,16 @@ def test_each_resume_raises_the_incarnation_and_keeps_the_run_id(tmp_path: Path)
     assert (first.state, second.state) == (RunState.NEW, RunState.INTERRUPTED)
 
 
+def test_a_resume_says_whether_the_data_set_may_be_another_one_and_the_next_one_says_it_anew(tmp_path: Path) -> None:
+    told = []
+    for accepted in (False, True, False):
+        taken = claim(config(tmp_path), accept_changed_data=accepted)
+        assert taken.lock is not None
+        taken.lock.abandon()
+        told.append(RunFolder.open(taken.run.path).record.accept_changed_data)
+    assert told == [False, True, False]
+
+
 def test_a_second_claim_of_a_live_run_names_the_pid_and_the_ways_out(tmp_path: Path) -> None:
     taken = claim(config(tmp_path))
     with pytest.raises(RunFolderError, match=rf"in use by process {os.getpid()}.*streamrl down.*--fresh"):

@@ -62,6 +62,48 @@ def test_every_submitted_request_comes_back_once_and_the_last_delivery_says_idle
     assert sorted(result.request_id for result in inbox.results) == sorted(f"r{i}" for i in range(50))
 
 
+def test_what_runs_is_reported_every_so_many_steps_and_at_the_end() -> None:
+    inbox, pieces = Inbox(), queue.Queue()
+    thread = EngineThread(
+        lambda: engine(latency_steps=10**6),
+        inbox.deliver,
+        inbox.deliveries.put,
+        report=pieces.put,
+        report_every=8,
+    )
+    # Before the first step, so that the first report is of both.
+    submitted = thread.submit(requests(count=2, most=10**7))
+    thread.start().result(LIMIT_S)
+    submitted.result(LIMIT_S)
+    told = [pieces.get(timeout=LIMIT_S) for _ in range(3)]
+    thread.stop(LIMIT_S)
+    while not pieces.empty():
+        told.append(pieces.get())
+    assert all({one.request_id for one in report} == {"r0", "r1"} for report in told)
+    ends = [0, *(report[0].end for report in told)]
+    assert [report[0].start for report in told] == ends[:-1]
+    assert ends[1:4] == [8, 16, 24]
+
+
+def test_what_ran_when_it_was_stopped_is_reported_last() -> None:
+    inbox, pieces = Inbox(), queue.Queue()
+    thread = EngineThread(engine, inbox.deliver, inbox.deliveries.put, report=pieces.put, report_every=10**9)
+    thread.call(lambda one: (one.submit(requests(count=2)), one.step(), thread.stop()))
+    thread.start().result(LIMIT_S)
+    told = pieces.get(timeout=LIMIT_S)
+    assert {(one.request_id, one.start) for one in told} == {("r0", 0), ("r1", 0)}
+
+
+def test_without_a_number_of_steps_nothing_is_reported() -> None:
+    inbox, pieces = Inbox(), queue.Queue()
+    thread = EngineThread(engine, inbox.deliver, inbox.deliveries.put, report=pieces.put)
+    thread.start().result(LIMIT_S)
+    thread.submit(requests(count=4))
+    inbox.until(lambda: len(inbox.results) == 4)
+    thread.stop(LIMIT_S)
+    assert pieces.empty()
+
+
 def test_invariant_6_a_drained_load_is_done_only_when_the_new_version_answers() -> None:
     inbox, made = Inbox(), engine(latency_steps=32)
     thread = EngineThread(lambda: made, inbox.deliver, inbox.deliveries.put)

@@ -43,13 +43,18 @@ async def written(config: Config, folder: Path) -> FrameRef:
     return frame
 
 
-async def steps(config: Config, folder: Path, count: int) -> list[Any]:
-    """What queue, store and controller hear in `count` steps, in order."""
+async def steps(config: Config, folder: Path, count: int, wanted: tuple[bool, bool] = (False, False)) -> list[Any]:
+    """What queue, store and controller hear in `count` steps, in order.
+
+    wanted: whether the queue wants a checkpoint out of turn, as it says with a commit, and when it is asked again while
+    none was committed.
+    """
     open_run(config, folder)
     heard: list[Any] = []
     counts = dict.fromkeys(
         ("tokens_accepted", "tokens_ignored", "tokens_trained", "tokens_dropped", "rows_waiting", "rows_unscored"), 0
     )
+    books = {**counts, "bytes_used": 0, "checkpoint_wanted": wanted[0]}
     frame = await written(config, folder)
 
     def leased(step: int) -> Lease:
@@ -59,13 +64,14 @@ async def steps(config: Config, folder: Path, count: int) -> list[Any]:
         rewards[1], valid[1] = np.nan, False
         return replace(whole, rewards=rewards, valid=valid)
 
-    def saved() -> bool:
-        return any((folder / "checkpoints").glob("step_*/COMMITTED"))
+    def saved(step: int) -> bool:
+        return (folder / f"checkpoints/step_{step:06d}/COMMITTED").exists()
 
     queue = Handle(
         lease=leased,
-        commit=lambda step: heard.append(("commit", step)) or {**counts, "bytes_used": 0},
-        covered=lambda step: heard.append(("covered", step, saved())),
+        commit=lambda step: heard.append(("commit", step)) or books,
+        covered=lambda step, oldest: heard.append(("covered", step, saved(step))),
+        status=lambda: {"checkpoint_wanted": wanted[1] and not any(one[0] == "covered" for one in heard)},
         pause=lambda: "",
     )
     store = Handle(publish=lambda data, pin: heard.append(("publish", Version(*decode(data).version))) or [])
@@ -76,8 +82,9 @@ async def steps(config: Config, folder: Path, count: int) -> list[Any]:
         timer = StepTimer(SystemClock(), PHASES)
         for _ in range(count):
             assert await rank._step(timer)
+        await rank._saver.finish()
     except NonFiniteError as error:
-        heard.append(("refused", str(error), saved()))
+        heard.append(("refused", str(error), saved(1)))
     finally:
         await rank.close()
         await asyncio.to_thread(rank._compute.shutdown)
@@ -89,10 +96,41 @@ async def steps(config: Config, folder: Path, count: int) -> list[Any]:
 
 def test_a_step_is_committed_published_and_covered_only_when_its_checkpoint_is_there(tmp_path) -> None:
     heard = asyncio.run(steps(configured(tmp_path, lr=1e-4), tmp_path / "run", 2))
-    assert [one for one in heard if one[0] != "step"] == [
-        *(("commit", 0), ("publish", Version(0, 1)), ("covered", 1, True)),
-        *(("commit", 1), ("publish", Version(0, 2)), ("covered", 2, True)),
-    ]
+    trained = [one for one in heard if one[0] in ("commit", "publish")]
+    assert trained == [("commit", 0), ("publish", Version(0, 1)), ("commit", 1), ("publish", Version(0, 2))]
+    covered = [one for one in heard if one[0] == "covered"]
+    assert covered == [("covered", 1, True), ("covered", 2, True)]
+    for _, step, _ in covered:
+        assert heard.index(("publish", Version(0, step))) < heard.index(("covered", step, True))
+
+
+def test_a_commit_beside_the_steps_is_told_with_the_time_of_the_whole_and_the_step_has_the_stall(tmp_path) -> None:
+    heard = asyncio.run(steps(configured(tmp_path, lr=1e-4), tmp_path / "run", 3))
+    told = [one[1] for one in heard if one[0] == "checkpoint"]
+    assert [one["step"] for one in told] == [1, 2, 3]
+    lines = [one[1] for one in heard if one[0] == "step"]
+    assert all("time/checkpoint" in line for line in lines)
+    # A line tells of the newest commit before it, and the last commit is behind the last line.
+    named = {line["checkpoint/step"]: line["checkpoint/seconds"] for line in lines if "checkpoint/step" in line}
+    assert named == {one["step"]: one["seconds"] for one in told if one["step"] in named}
+    assert set(named) >= {1, 2}
+
+
+@pytest.mark.parametrize(("wanted", "saved"), [((True, True), [1]), ((True, False), []), ((False, True), [])])
+def test_a_checkpoint_is_taken_out_of_turn_when_the_queue_wants_one_and_still_does(
+    wanted: tuple[bool, bool], saved: list[int], tmp_path
+) -> None:
+    config = configured(tmp_path, lr=1e-4)
+    config = msgspec.structs.replace(config, checkpoint=CheckpointConfig(every=1000))
+    # The second call of `_step` saves, or trains.
+    heard = asyncio.run(steps(config, tmp_path / "run", 2, wanted))
+    assert [one for one in heard if one[0] == "covered"] == [("covered", step, True) for step in saved]
+    assert [one for one in heard if one[0] == "commit"] == [("commit", 0), ("commit", 1)][: 2 - len(saved)]
+
+
+def test_no_checkpoint_is_taken_out_of_turn_when_the_one_under_way_is_enough(tmp_path) -> None:
+    heard = asyncio.run(steps(configured(tmp_path, lr=1e-4), tmp_path / "run", 2, (True, True)))
+    assert [one for one in heard if one[0] == "commit"] == [("commit", 0), ("commit", 1)]
 
 
 def test_invariant_11_the_times_in_a_steps_metrics_add_up_to_it(tmp_path) -> None:

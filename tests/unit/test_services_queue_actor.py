@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from services.layout import PARTIALS_FOLDER
 from services.queue import QueueActor
 from streamrl.config import Config
 from streamrl.config.schema import LearnerConfig, QueueConfig, RolloutConfig
@@ -50,3 +51,17 @@ async def test_the_status_has_the_sums_that_the_metrics_need(actor) -> None:
     status = await actor.status()
     assert status["bytes_used"] == status["bytes_reserved"] > 0
     assert (status["groups_running"], status["rows_pending"], status["rows_waiting"]) == (1, 2, 0)
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+async def test_what_unfinished_rollouts_had_sampled_is_forgotten_when_the_data_may_be_another(
+    accepted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gc.set_threshold", lambda *_: None)
+    partial = tmp_path / PARTIALS_FOLDER / "rollout-0-0-0.arrow"
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(b"tokens")
+    actor = QueueActor(str(tmp_path), msgspec.to_builtins(Config(queue=QueueConfig(durability="memory"))))
+    await actor.open(0, 7, accepted)
+    await actor.close()
+    assert partial.exists() != accepted

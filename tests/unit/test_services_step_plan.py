@@ -6,7 +6,7 @@ import pytest
 from buffers.records import Lease
 from services.reward import FailureShare
 from services.rollout_rows import finite
-from services.step_plan import STOP, decode, encode, make_plan, share_of
+from services.step_plan import STOP, decode, encode, make_plan, share_of, shares_of
 from streamrl.config import Config
 from streamrl.config.schema import LearnerConfig
 from streamrl.errors import ComponentError
@@ -33,8 +33,8 @@ def lease(*, rows: int, seed: int, group_size: int = 4) -> Lease:
     )
 
 
-def config(*, ranks: int) -> Config:
-    return Config(learner=LearnerConfig(num_workers=ranks))
+def config(*, ranks: int, shares: int | None = None) -> Config:
+    return Config(learner=LearnerConfig(num_workers=ranks, shares=shares))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -52,6 +52,19 @@ def test_every_row_is_one_ranks_and_keeps_its_columns(ranks: int) -> None:
         np.testing.assert_array_equal(share.advantages, np.frombuffer(plan.advantages)[share.row])
         np.testing.assert_array_equal(share.sample_index, given.sample_index[share.row])
         np.testing.assert_array_equal(share.valid, given.valid[share.row])
+
+
+def test_shares_are_the_same_rows_in_the_same_order_whatever_the_number_of_ranks() -> None:
+    given = lease(rows=40, seed=6)
+    dealt = []
+    for ranks in (1, 2, 4):
+        settings = config(ranks=ranks, shares=4)
+        plan = make_plan(given, settings, hidden_size=64)
+        held = [shares_of(plan, rank, settings) for rank in range(ranks)]
+        assert [len(shares) for shares in held] == [4 // ranks] * ranks
+        dealt.append([share.row.tolist() for shares in held for share in shares])
+    assert dealt[0] == dealt[1] == dealt[2]
+    assert sorted(row for share in dealt[0] for row in share) == list(range(40))
 
 
 def test_advantages_and_sums_do_not_depend_on_the_number_of_ranks() -> None:

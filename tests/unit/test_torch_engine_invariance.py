@@ -196,7 +196,7 @@ def test_a_move_carries_all_of_a_rows_state():
     table = SlotTable(slots=6, max_length=8)
     sampling = SamplingParams(max_new_tokens=4)
     requests = [GenerationRequest(str(i), np.array([i, i], dtype=np.int32), i, sampling, (i,)) for i in range(6)]
-    table.assign(np.arange(6), requests, Version(0, 0))
+    table.assign(np.arange(6), requests, np.full(6, 2), Version(0, 0))
     table.take([0, 4, 2], [FinishReason.ABORT] * 3, [""] * 3)
     assert table.taken().tolist() == [False, True, False, True, False, True]
     table.move(np.array([3, 5]), np.array([0, 2]))

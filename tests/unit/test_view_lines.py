@@ -2,14 +2,14 @@
 
 import io
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from rich.console import Console
 
 from services.view import JsonView, PlainView, choose_view, page, summary_text
 from services.view_state import ViewState, human_bytes, human_seconds, number
-from streamrl.config.schema import Config, LearnerConfig, RolloutConfig
+from streamrl.config.schema import Config, LearnerConfig, QueueConfig, RolloutConfig
 
 SECOND = 10**9
 
@@ -171,3 +171,34 @@ def test_the_summary_shows_what_there_is_and_a_dash_for_the_rest() -> None:
 )
 def test_figures_are_for_people(shown: str, text: str) -> None:
     assert shown == text
+
+
+def of(durability: Literal["disk", "memory"]) -> Config:
+    return Config(name="demo", queue=QueueConfig(durability=durability))
+
+
+def test_a_run_that_a_power_cut_can_hurt_says_so_wherever_it_is_looked_at() -> None:
+    stream = io.StringIO()
+    PlainView(of("memory"), stream)
+    assert stream.getvalue() == (
+        "! durability memory: what was acknowledged survives kill -9, but not a crash of the machine or a power cut\n"
+    )
+    assert "not a crash of the machine" in " ".join(picture(ViewState(of("memory"))).split())
+    assert "survives kill -9, but not" in summary_text({"durability": of("memory").queue.promise})
+
+
+def test_a_run_on_disk_says_what_it_promises_without_a_warning() -> None:
+    stream = io.StringIO()
+    PlainView(of("disk"), stream)
+    assert stream.getvalue() == ""
+    assert "durability disk" in " ".join(picture(ViewState(of("disk"))).split())
+    assert "survives kill -9 and a power cut" in summary_text({"durability": of("disk").queue.promise})
+
+
+def test_a_resume_is_a_line_and_a_notice() -> None:
+    stream = io.StringIO()
+    view = PlainView(config(), stream)
+    event = {"kind": "resumed", "text": "resumed from the checkpoint of step 4: 1 later step is trained again"}
+    view.show(event)
+    assert stream.getvalue() == f"! {event['text']}\n"
+    assert "checkpoint of step 4" in picture(state_after(event))

@@ -1,4 +1,6 @@
-"""Which requests an engine refuses, and which of the waiting ones start in the next pass. Pure functions."""
+"""Which requests an engine refuses, which need no pass any more, and which of the waiting ones start in the next one.
+Pure functions.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamrl.engines.torch.plan import Segment
-from streamrl.types import GenerationRequest, LongArray, SamplingParams
+from streamrl.partials import fault_of
+from streamrl.types import GenerationRequest, IntArray, LongArray, SamplingParams, Version
 
 PREFILL_TOKENS = 2048
 """Prompt tokens of one pass, at most (one prompt always goes): bounds the memory of activations."""
@@ -23,6 +26,8 @@ def find_faults(requests: Sequence[GenerationRequest], max_length: int, vocab_si
         fault = _length_fault(request, max_length) or samplings[request.sampling]
         if not fault and not 0 <= request.seed < SEED_LIMIT:
             fault = f"seed {request.seed} is outside [0, 2**63)"
+        if not fault and request.so_far is not None:
+            fault = fault_of(request.so_far, request, vocab_size)
         if fault:
             faults[place] = fault
     for place in _foreign_ids(requests, vocab_size):
@@ -65,20 +70,21 @@ def _foreign_ids(requests: Sequence[GenerationRequest], vocab_size: int) -> list
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Requests that start now, and the prompts that have to be computed for them: `members[i]` are the places in
-    `requests` of those with the i-th distinct prompt."""
+    """Requests that start now, what of each is read at once (`heads`: its prompt, or also tokens that it came with),
+    and which of these are equal: `members[i]` are the places in `requests` of those with the i-th distinct head."""
 
     requests: tuple[GenerationRequest, ...]
+    heads: tuple[IntArray, ...]
     members: tuple[tuple[int, ...], ...]
 
     def lengths(self) -> LongArray:
-        """int64, prompt tokens of each request."""
-        return np.array([len(request.prompt_ids) for request in self.requests], dtype=np.int64)
+        """int64, tokens of each request that are read at once."""
+        return np.array([len(head) for head in self.heads], dtype=np.int64)
 
     def segments(self, slots: LongArray) -> tuple[Segment, ...]:
-        """What to prefill when request i goes to `slots[i]`. The last prompt token is left to the decode row,
+        """What to prefill when request i goes to `slots[i]`. The last token of a head is left to the decode row,
         which samples from it."""
-        prompts = [self.requests[places[0]].prompt_ids for places in self.members]
+        prompts = [self.heads[places[0]] for places in self.members]
         return tuple(
             Segment(prompt[:-1].astype(np.int64), tuple(slots[list(places)].tolist()))
             for prompt, places in zip(prompts, self.members, strict=True)
@@ -86,20 +92,36 @@ class Admission:
         )
 
 
-def admit(waiting: deque[GenerationRequest], room: int) -> Admission:
-    """Take from the head of `waiting` at most `room` requests, as many as fit into one pass. Requests with equal
-    prompts cost it one prompt."""
+def head_of(request: GenerationRequest, version: Version, exact: bool) -> IntArray:
+    """The tokens of a request that a pass may read at once before `version` samples.
+
+    Reading a sampled token with others rounds in another way than reading it alone, as it was when it had just been
+    sampled. So where `exact` results are promised for one version, and it is this one that sampled them, they are left
+    out, to be read again one by one.
+    """
+    so_far = request.so_far
+    if so_far is None or (exact and all(span.version == version for span in so_far.version_spans)):
+        return request.prompt_ids
+    return np.concatenate((request.prompt_ids, so_far.token_ids))
+
+
+def admit(waiting: deque[GenerationRequest], room: int, version: Version, exact: bool) -> Admission:
+    """Take from the head of `waiting` at most `room` requests, as many as fit into one pass of `version`. Requests with
+    equal heads (see `head_of`) cost it one of them."""
     taken: list[GenerationRequest] = []
+    heads: list[IntArray] = []
     members: dict[bytes, list[int]] = {}
     tokens = 0
     while waiting and len(taken) < room:
         request = waiting[0]
-        key = request.prompt_ids.tobytes()
+        head = head_of(request, version, exact)
+        key = head.tobytes()
         if key not in members:
-            tokens += len(request.prompt_ids)
+            tokens += len(head)
             if taken and tokens > PREFILL_TOKENS:
                 break
             members[key] = []
         members[key].append(len(taken))
         taken.append(waiting.popleft())
-    return Admission(tuple(taken), tuple(map(tuple, members.values())))
+        heads.append(head)
+    return Admission(tuple(taken), tuple(heads), tuple(map(tuple, members.values())))

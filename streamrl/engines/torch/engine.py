@@ -6,6 +6,9 @@ Guaranteed:
   it arrives, among requests sampled under one version on one machine; `self_test` proves it there.
 * KV memory is allocated once and stays within `kv_bytes`; a slot that frees is filled before the next token.
 * A number that is not finite ends its request as ERROR and reaches no other request.
+* A request with tokens `so_far` goes on behind them: their keys and values are computed under the version that serves.
+  With `deterministic`, if that version sampled them all, they are read one by one, as they were sampled: other ways to
+  read them round in other ways. That takes as long as sampling them did, and the bits are those of no interruption.
 
 Not known here: text, groups, rewards, and whether a version is newer than another (whoever loads it decides). The
 engine sets no thread count: `deterministic` asks for `torch.set_num_threads(1)` by the process that owns it.
@@ -32,12 +35,14 @@ from streamrl.engines.torch.selftest import prove_batch_invariance
 from streamrl.engines.torch.slots import SlotTable
 from streamrl.engines.torch.weights import FusedWeights
 from streamrl.errors import ComponentError, ConfigError
+from streamrl.partials import ended_as, unstarted
 from streamrl.types import (
     EngineStats,
     FinishReason,
     GenerationRequest,
     GenerationResult,
     LongArray,
+    PartialTokens,
     UpdateMode,
     Version,
 )
@@ -142,12 +147,11 @@ class TorchEngine:
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         self._check_open()
         faults = find_faults(requests, self._max_length, self._shape.vocab_size)
-        if not faults:
-            self._waiting.extend(requests)
-            return
         for place, request in enumerate(requests):
             if place in faults:
-                self._ended.append(_unstarted(request, FinishReason.ERROR, faults[place]))
+                self._ended.append(unstarted(request, FinishReason.ERROR, faults[place]))
+            elif (reason := ended_as(request)) is not None:
+                self._ended.append(unstarted(request, reason))
             else:
                 self._waiting.append(request)
 
@@ -160,7 +164,7 @@ class TorchEngine:
         waiting, self._waiting = self._waiting, deque()
         for request in waiting:
             if request.request_id in gone:
-                self._ended.append(_unstarted(request, FinishReason.ABORT, ""))
+                self._ended.append(unstarted(request, FinishReason.ABORT))
             else:
                 self._waiting.append(request)
         self._finish_drain()
@@ -203,6 +207,10 @@ class TorchEngine:
         while self.has_work:
             results |= {result.request_id: result for result in self.step()}
         return [results[request.request_id] for request in requests]
+
+    def partials(self, least: int) -> list[PartialTokens]:
+        self._check_open()
+        return self._table.partials(least)
 
     def self_test(self) -> None:
         """Prove on this machine, with these weights, that results do not depend on the batch. To be called once,
@@ -250,14 +258,15 @@ class TorchEngine:
         starts = self._drained is None and bool(self._waiting) and table.running < self.slots
         if not starts and table.running == table.num_rows:
             return ()
-        admission = admit(self._waiting, self.slots - table.running if starts else 0)
+        room = self.slots - table.running if starts else 0
+        admission = admit(self._waiting, room, self._version, self._min_rows == DETERMINISTIC_ROWS)
         lengths, in_order = table.length[: table.num_rows], self._decoder.sorts_rows
         sources, targets, places = arrange(lengths, table.taken(), admission.lengths(), in_order=in_order)
         self._move(sources, targets)
         self._sampling = self._draws = self._pass = None
         if not len(places):
             return ()
-        table.assign(places, admission.requests, self._version)
+        table.assign(places, admission.requests, admission.lengths(), self._version)
         return admission.segments(places)
 
     def _move(self, sources: LongArray, targets: LongArray) -> None:
@@ -284,6 +293,11 @@ class TorchEngine:
         if broken.size:
             self._cache.clear(to_device(broken, self._device))
         self._generated += len(chosen) - broken.size
+        known = table.reading()
+        if known.any():
+            # The next tokens of these rows are not those that were drawn: the pass cannot go on from them.
+            self._pass = None
+            self._generated -= int((known & np.isfinite(logprobs)).sum())
         return table.append(chosen, logprobs)
 
     def _rebuild_cache(self) -> None:
@@ -349,14 +363,3 @@ def _usable_device(name: str) -> torch.device:
             f"rollout.device is {name!r}, but torch finds no CUDA device on this machine: set it to 'cpu'"
         )
     return device
-
-
-def _unstarted(request: GenerationRequest, reason: FinishReason, error: str) -> GenerationResult:
-    return GenerationResult(
-        request_id=request.request_id,
-        token_ids=np.zeros(0, dtype=np.int32),
-        logprobs=np.zeros(0, dtype=np.float32),
-        version_spans=(),
-        finish_reason=reason,
-        error=error,
-    )

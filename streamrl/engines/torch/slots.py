@@ -2,7 +2,8 @@
 
 Guaranteed: rows 0..num_rows-1 hold the running requests and the holes that ended ones left; a move carries a row's
 whole state. There is no Python per token: `append` works on all rows at once, and only rows that end, or that
-take a new version, are touched one by one. The table knows no tensors and computes no probabilities.
+take a new version, are touched one by one. Tokens that a request came with are kept as they are, log-probs and versions
+too, whatever is drawn in their places. The table knows no tensors and computes no probabilities.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamrl.engines.torch.sampling import mix
+from streamrl.partials import cut_spans, join_spans
 from streamrl.types import (
     FinishReason,
     FloatArray,
@@ -18,6 +20,7 @@ from streamrl.types import (
     GenerationResult,
     IntArray,
     LongArray,
+    PartialTokens,
     Version,
     VersionSpan,
 )
@@ -29,9 +32,10 @@ NO_STOP = -1
 class SlotTable:
     """State of `slots` rows of at most `max_length` tokens.
 
-    token_ids int64 and logprobs float32 [slots, max_length], prompt first; length: tokens so far; start: tokens
-    of the prompt; limit: the length at which the row ends; plain: whether the row samples from the model's own
-    distribution. Slots without a request hold leftovers.
+    token_ids int64 and logprobs float32 [slots, max_length], prompt first; length: tokens so far, those that are known
+    and still to be read not counted; start: tokens of the prompt; known: the length up to which tokens came with the
+    request; told: the length up to which `partials` told them; limit: the length at which the row ends; plain: whether
+    the row samples from the model's own distribution. Slots without a request hold leftovers.
     """
 
     def __init__(self, slots: int, max_length: int) -> None:
@@ -39,6 +43,7 @@ class SlotTable:
         self.token_ids = np.zeros((slots, max_length), dtype=np.int64)
         self.logprobs = np.zeros((slots, max_length), dtype=np.float32)
         self.length, self.start, self.limit, self.top_k = (np.zeros(slots, dtype=np.int64) for _ in range(4))
+        self.known, self.told = (np.zeros(slots, dtype=np.int64) for _ in range(2))
         self.temperature, self.top_p, self.min_p = (np.ones(slots, dtype=np.float32) for _ in range(3))
         self.plain = np.ones(slots, dtype=np.bool_)
         self.stream = np.zeros(slots, dtype=np.uint64)
@@ -57,16 +62,22 @@ class SlotTable:
         return self.token_ids[np.arange(self.num_rows), position], position
 
     def token_index(self) -> LongArray:
-        """int64 [num_rows], how many tokens each row has sampled."""
+        """int64 [num_rows], which of its tokens, from 0, each row takes next."""
         return self.length[: self.num_rows] - self.start[: self.num_rows]
 
-    def assign(self, index: LongArray, requests: Sequence[GenerationRequest], version: Version) -> None:
-        """Put requests into free slots, as `arrange` placed them: afterwards no slot before the last is free."""
+    def assign(
+        self, index: LongArray, requests: Sequence[GenerationRequest], lengths: LongArray, version: Version
+    ) -> None:
+        """Put requests into free slots, as `arrange` placed them: afterwards no slot before the last is free.
+
+        lengths: int64, tokens of each that are read at once; what else is known of it is read token by token.
+        """
         sizes = np.array([len(request.prompt_ids) for request in requests])
         block = np.zeros((len(requests), int(sizes.max())), dtype=np.int64)
         block[np.arange(block.shape[1]) < sizes[:, None]] = np.concatenate([r.prompt_ids for r in requests])
         self.token_ids[index, : block.shape[1]] = block
-        self.start[index] = self.length[index] = sizes
+        self.start[index] = self.told[index] = self.known[index] = sizes
+        self.length[index] = lengths
         sampling = [request.sampling for request in requests]
         self.limit[index] = sizes + [s.max_new_tokens for s in sampling]
         self.temperature[index] = [s.temperature for s in sampling]
@@ -79,8 +90,20 @@ class SlotTable:
         for row, request in zip(index.tolist(), requests, strict=True):
             self._requests[row] = request
             self._spans[row] = [VersionSpan(0, version)]
+            if request.so_far is not None:
+                self._go_on(row, request.so_far)
         self._holes = [row for row in self._holes if self._requests[row] is None]
         self.num_rows = max(self.num_rows, int(index.max()) + 1)
+
+    def _go_on(self, row: int, so_far: PartialTokens) -> None:
+        """Put the tokens that a request came with behind its prompt; what serves now samples what is to come."""
+        first = int(self.start[row])
+        last = first + so_far.end
+        self.token_ids[row, first:last] = so_far.token_ids
+        self.logprobs[row, first:last] = so_far.logprobs
+        self.known[row] = last
+        serving = self._spans[row][-1].version
+        self._spans[row] = list(join_spans(so_far.version_spans, [VersionSpan(so_far.end, serving)]))
 
     def _assign_stops(self, index: LongArray, requests: Sequence[GenerationRequest]) -> None:
         width = max(len(request.stop_token_ids) for request in requests)
@@ -94,14 +117,19 @@ class SlotTable:
             ]
 
     def append(self, token_ids: LongArray, logprobs: FloatArray) -> list[GenerationResult]:
-        """Add one sampled token to each running row. Returns the results of the rows that end with it and frees
-        those rows; a row whose log-prob is not finite ends as ERROR without that token."""
+        """Add one sampled token to each running row, in whose place one that is known stays. Returns the results of
+        the rows that end with it and frees those rows; a row whose log-prob is not finite ends as ERROR without that
+        token."""
         rows = np.arange(self.num_rows)
         place = self.length[: self.num_rows]
+        finite = np.isfinite(logprobs)
+        known = self.reading()
+        if known.any():
+            token_ids = np.where(known, self.token_ids[rows, place], token_ids)
+            logprobs = np.where(known, self.logprobs[rows, place], logprobs)
         self.token_ids[rows, place] = token_ids
         self.logprobs[rows, place] = logprobs
         stopped = (token_ids[:, None] == self._stop[: self.num_rows]).any(axis=1)
-        finite = np.isfinite(logprobs)
         place += 1
         ended = np.flatnonzero(stopped | ~finite | (place >= self.limit[: self.num_rows]))
         if not len(ended):
@@ -112,6 +140,10 @@ class SlotTable:
             reasons[place_ended] = FinishReason.ERROR
             errors[place_ended] = self._drop_last(int(ended[place_ended]))
         return self.take(ended.tolist(), reasons, errors)
+
+    def reading(self) -> npt.NDArray[np.bool_]:
+        """bool [num_rows]: which rows take a token next that is known already."""
+        return np.asarray(self.length[: self.num_rows] < self.known[: self.num_rows])
 
     def _drop_last(self, row: int) -> str:
         """Take back a token whose log-prob is not finite. Returns what to say of it."""
@@ -124,10 +156,11 @@ class SlotTable:
     ) -> list[GenerationResult]:
         """Results of running rows, whose slots are free afterwards."""
         index = np.asarray(rows)
-        first, last = int(self.start[index].min()), int(self.length[index].max())
+        ends = np.maximum(self.length[index], self.known[index])
+        first, last = int(self.start[index].min()), int(ends.max())
         token_ids = self.token_ids[index, first:last].astype(np.int32)
         logprobs = self.logprobs[index, first:last]
-        starts, counts = self.start[index] - first, self.length[index] - self.start[index]
+        starts, counts = self.start[index] - first, ends - self.start[index]
         bounds = zip(starts.tolist(), counts.tolist(), strict=True)
         self._holes += rows
         return [
@@ -145,6 +178,25 @@ class SlotTable:
             # A version that began after the last token sampled nothing.
             spans = [span for span in spans if span.start < len(token_ids)]
         return GenerationResult(request.request_id, token_ids, logprobs, tuple(spans), reason, error)
+
+    def partials(self, least: int) -> list[PartialTokens]:
+        """What each running row got since it was last told, where that is `least` tokens or more."""
+        ends = np.maximum(self.length[: self.num_rows], self.known[: self.num_rows])
+        due = np.flatnonzero(self.taken() & (ends - self.told[: self.num_rows] >= max(1, least)))
+        pieces = [self._partial(row, int(self.told[row]), int(ends[row])) for row in due.tolist()]
+        self.told[due] = ends[due]
+        return pieces
+
+    def _partial(self, row: int, first: int, last: int) -> PartialTokens:
+        request, start = self._requests[row], int(self.start[row])
+        assert request is not None, f"slot {row} has no request"
+        return PartialTokens(
+            request.request_id,
+            first - start,
+            self.token_ids[row, first:last].astype(np.int32),
+            self.logprobs[row, first:last].copy(),
+            cut_spans(self._spans[row], first - start, last - start),
+        )
 
     def find(self, request_ids: set[str]) -> list[int]:
         """Rows of the running requests among `request_ids`, in order."""
@@ -183,13 +235,14 @@ class SlotTable:
 
     def _columns(self) -> Iterable[npt.NDArray[np.generic]]:
         return (
-            *(self.token_ids, self.logprobs, self.length, self.start, self.limit, self._stop),
+            *(self.token_ids, self.logprobs, self.length, self.start, self.known, self.told, self.limit, self._stop),
             *(self.temperature, self.top_k, self.top_p, self.min_p, self.plain, self.stream),
         )
 
     def begin_version(self, version: Version) -> None:
         """From here on `version` samples: note it in every running row, at the exact token."""
-        counts = self.token_index().tolist()
+        ends = np.maximum(self.length[: self.num_rows], self.known[: self.num_rows])
+        counts = (ends - self.start[: self.num_rows]).tolist()
         for row in self.running_rows():
             count, spans = counts[row], self._spans[row]
             if spans[-1].start == count:

@@ -1,0 +1,127 @@
+"""The nodes of a run: who is placed where, and which actor serves which node. The controller owns it.
+
+Only a run that places its replicas by `rollout.resources` has other nodes; in any other nothing here does anything. A
+node is known by the id of its folder (`services.node_folder`), which stays when Ray is started anew; so the rows of an
+earlier launch are found by asking every node that is up.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from services.deadline import within
+from services.deaths import node_is_gone
+from services.node import NodeSeat, id_on
+from services.node_folder import Visit
+from services.parts import Parts
+from services.run_folder import RunFolder
+from streamrl.config import Config
+from streamrl.errors import DeadlineError, ProcessDiedError
+
+LOOK_EVERY_S = 1.0
+"""Seconds between two looks for a node that is not up yet: Ray tells nobody when one comes."""
+
+
+class Nodes:
+    """See the module. tell: takes what a person should know."""
+
+    def __init__(self, parts: Parts, run: RunFolder, config: Config, tell: Callable[[str], None]) -> None:
+        self._parts = parts
+        self._visit = Visit(run.record, run.key())
+        self._config = config
+        self._tell = tell
+        self._store: ActorHandle | None = None
+        self._seats: dict[str, NodeSeat] = {}
+        """By Ray's id of the node."""
+        self._one = asyncio.Lock()
+        self._gone: set[str] = set()
+        self.home: ActorHandle | None = None
+
+    def make(self, queue: ActorHandle, store: ActorHandle) -> None:
+        """Start the actor of the run's own node, if there may be others. Called by the controller's actor."""
+        if self._config.rollout.resources is not None:
+            self._store = store
+            self.home = self._parts.home(ray.get_runtime_context().current_actor, queue, store)
+
+    async def seat(self, name: str, replica: ActorHandle, others_serve: Callable[[], bool]) -> NodeSeat | None:
+        """Wait until a replica has a place, and have its node ready; None on the run's own node.
+
+        Raises DeadlineError when no node has room for it, and there is no other replica to go on with meanwhile;
+        ProcessDiedError when its node is gone again.
+        """
+        if self.home is None:
+            return None
+        ray_node = await self._placed(name, replica, others_serve)
+        if ray_node == ray.get_runtime_context().get_node_id():
+            return None
+        try:
+            return await self._seat_on(ray_node)
+        except ray.exceptions.RayError as error:
+            if node_is_gone(error):
+                raise ProcessDiedError(f"{name}: its node went away while it was made ready") from error
+            raise
+
+    async def find(self, node: str) -> ActorHandle | None:
+        """The actor of a node; None when the node is gone. One of an earlier launch may come up within the start."""
+        if node in self._gone:
+            return None
+        try:
+            return await within(self._config.deadlines.start_s, self._search(node), who="controller", what="a node")
+        except DeadlineError:
+            self._gone.add(node)
+            self._tell(f"node {node} has rows of this run and did not come up; they count as lost")
+            return None
+
+    async def _search(self, node: str) -> ActorHandle:
+        while True:
+            # The newest first: a node that was away has a new id in Ray, and the same folder.
+            for seat in reversed(self._seats.values()):
+                if seat.node == node:
+                    return seat.service
+            await self._look()
+            if all(seat.node != node for seat in self._seats.values()):
+                await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _look(self) -> None:
+        """Take up every node that had a part of this run before."""
+        home = ray.get_runtime_context().get_node_id()
+        up = [one["NodeID"] for one in await asyncio.to_thread(ray.nodes) if one["Alive"]]
+        for ray_node in up:
+            if ray_node == home or ray_node in self._seats:
+                continue
+            try:
+                if await id_on(ray_node, self._visit.record.run_id) is not None:
+                    await self._seat_on(ray_node)
+            except ray.exceptions.RayError:
+                continue  # it went away while it was asked
+
+    async def _placed(self, name: str, replica: ActorHandle, others_serve: Callable[[], bool]) -> str:
+        limit, told = self._config.deadlines.start_s, False
+        asked = asyncio.ensure_future(replica.ray_node.remote())
+        while not (await asyncio.wait({asked}, timeout=limit))[0]:
+            where = f"no node has rollout.resources = {self._config.rollout.resources} free for {name}"
+            if not others_serve():
+                raise DeadlineError(f"{where}, after {limit:g} s; start Ray with them on a node")
+            if not told:
+                self._tell(f"{where}; the run goes on with the others until one has")
+            told = True
+        return asked.result()
+
+    async def _seat_on(self, ray_node: str) -> NodeSeat:
+        async with self._one:
+            if ray_node not in self._seats:
+                service = self._parts.node(ray_node, self._visit, self.home, self._store)
+                opening = within(self._config.deadlines.start_s, service.open.remote(), who="controller", what="a node")
+                self._seats[ray_node] = NodeSeat(*await opening, service)
+            return self._seats[ray_node]
+
+    async def figures(self) -> dict[str, Any]:
+        """What was fetched from other nodes; nothing in a run that has none."""
+        return {} if self.home is None else await self.home.figures.remote()
+
+    def closing(self) -> list[Any]:
+        """One call for each node that puts its things in order."""
+        return [seat.service.close.remote() for seat in self._seats.values()]

@@ -1,0 +1,152 @@
+"""A run on three nodes: rollouts on two, all other parts on the third, each with a run folder of its own."""
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from live_run import LiveRun, live_run, prepare
+from ray_cluster import RayCluster, ray_cluster
+from trained_groups import trained_groups
+
+from buffers.ledger import read_ledger
+from buffers.ledger_records import Accepted, Lost, Scored
+from buffers.places import node_of
+from buffers.records import ACCEPTED, SCORED, unpack
+from services.run_folder import SHARED_MEMORY, RunFolder
+
+pytestmark = pytest.mark.ray
+
+STEPS, GROUPS_PER_STEP, GROUP_SIZE = 40, 8, 4
+OPTIONS = (
+    # Too few slots for one replica to do it all.
+    *("--rollout.engine", "scripted", "--rollout.slots", "8", "--rollout.resources", "{ rollout-node = 1 }"),
+    *("--learner.steps", str(STEPS), "--eval.every", "1000"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder; its reward is found by the processes of every node."""
+    folder = tmp_path_factory.mktemp("three")
+    prepare(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(folder: Path) -> Iterator[RayCluster]:
+    """Each of two nodes has room for both replicas."""
+    with ray_cluster(folder, 2, {"rollout-node": 2}) as started, pytest.MonkeyPatch.context() as patch:
+        for name, value in started.environment.items():
+            patch.setenv(name, value)
+        yield started
+
+
+def until_both_serve(run: LiveRun) -> None:
+    assert run.read_until(lambda event: len(event.get("replicas", [])) == 2)
+    run.until_step(max([one["step"] for one in run.steps()], default=0) + 2)
+
+
+def on_node(cluster: RayCluster, node: int, actor: str) -> psutil.Process:
+    (found,) = (one for one in cluster.processes(node) if one.cmdline()[:1] and one.cmdline()[0].startswith(actor))
+    return found
+
+
+def replica_on(cluster: RayCluster, node: int, run: LiveRun) -> str:
+    (log,) = (cluster.folders[node] / RunFolder.open(run.folder).run_id / "logs").glob("rollout-*.log")
+    return log.stem
+
+
+def stop_reading_with_rows_unread(cluster: RayCluster, run: LiveRun, replica: str) -> list[psutil.Process]:
+    """Have no node give anything out, at a moment at which a replica has accepted rows that nobody has read.
+
+    Returns the processes that go on with `resume`. Without them the run trains on what was read, and then it waits.
+    """
+    services = [on_node(cluster, node, "ray::NodeActor") for node in range(2)]
+    for _ in range(12):
+        for service in services:
+            service.suspend()
+        for _ in range(2):  # what is under way ends within a look at the replicas, and the next one
+            assert run.read_until(lambda event: event["kind"] == "replicas")
+        if unscored_rows(run, replica):
+            return services
+        for service in services:
+            service.resume()
+        run.until_step(run.steps()[-1]["step"] + 1)
+    pytest.fail("all that the replica wrote was always read at once")
+
+
+def unscored_rows(run: LiveRun, replica: str) -> int:
+    """Accepted rows of a replica that no score was accepted for."""
+    accepted = [unpack(ACCEPTED, one.rows) for one in recorded(run, Accepted) if one.replica == replica]
+    scored = {number for one in recorded(run, Scored) for number in unpack(SCORED, one.rows)["number"].tolist()}
+    return sum(number not in scored for rows in accepted for number in rows["number"].tolist())
+
+
+def summary(run: LiveRun) -> dict[str, Any]:
+    return json.loads((run.folder / "summary.json").read_text())
+
+
+def recorded(run: LiveRun, kind: type) -> list[Any]:
+    files = read_ledger(run.folder / "queue/ledger")
+    return [record for file in files for record in file.records if isinstance(record, kind)]
+
+
+def assert_trained_once(run: LiveRun) -> None:
+    groups = trained_groups(run.folder)
+    assert len(groups) == len(set(groups)) == STEPS * GROUPS_PER_STEP
+
+
+def assert_nothing_left(run: LiveRun) -> None:
+    assert not list(SHARED_MEMORY.glob(f"{RunFolder.open(run.folder).shared_memory_prefix}*"))
+
+
+def test_rows_are_fetched_and_neither_dead_services_nor_a_resume_lose_any(
+    folder: Path, cluster: RayCluster, streamrl_path: Path
+) -> None:
+    address = ("--ray.address", cluster.address)
+    with live_run(folder, streamrl_path, "resumed", *address, *OPTIONS) as run:
+        until_both_serve(run)
+        on_node(cluster, 0, "ray::NodeActor").kill()
+        run.until_step(run.steps()[-1]["step"] + 5)
+        run.process.send_signal(signal.SIGINT)
+        code, err = run.end()
+    assert code == 130, err
+    nodes = {node_of(record.frame.path) for record in recorded(run, Accepted)}
+    assert len(nodes) == 2
+    # The copies go: what an earlier launch left on the nodes has to be found there again.
+    shutil.rmtree(run.folder / "nodes")
+
+    with live_run(folder, streamrl_path, "resumed", *address, *OPTIONS) as again:
+        code, err = again.end()
+    assert code == 0, err
+    assert_trained_once(run)
+    assert {node_of(record.frame.path) for record in recorded(run, Accepted)} == nodes
+    assert summary(run)["rows_lost"] == 0
+    steps = len(again.steps())
+    assert summary(run)["rows_fetched"] >= steps * GROUPS_PER_STEP * GROUP_SIZE
+    assert_nothing_left(run)
+
+
+def test_a_node_that_dies_takes_only_what_nobody_has_read_and_that_is_generated_again(
+    folder: Path, cluster: RayCluster, streamrl_path: Path
+) -> None:
+    with live_run(folder, streamrl_path, "plug", "--ray.address", cluster.address, *OPTIONS) as run:
+        until_both_serve(run)
+        replica = replica_on(cluster, 0, run)
+        services = stop_reading_with_rows_unread(cluster, run, replica)
+        cluster.pull_the_plug(0)
+        services[1].resume()
+        code, err = run.end()
+    assert code == 0, err
+    assert_trained_once(run)
+    lost = recorded(run, Lost)
+    assert summary(run)["rows_lost"] == sum(record.rows for record in lost) > 0
+    told = [text for text in run.notices() if "are lost with it, and are generated again" in text]
+    assert len(told) == len(lost)
+    assert any(text.startswith(f"{replica}: ") and "restart 1 of 3" in text for text in run.notices())
+    assert_nothing_left(run)
