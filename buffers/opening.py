@@ -61,10 +61,13 @@ def open_folder(
     previous = files[-1].good_bytes if files else -1
     header = RunHeader(LEDGER_SCHEMA, settings.fingerprint, settings.seed, settings.group_size, previous)
     ledger = Ledger(folder, header, durability=settings.durability, commit_interval_s=settings.commit_interval_s)
-    ledger.append(Incarnation(history.incarnation + 1, resume_step)).result()
+    written = [ledger.append(Incarnation(history.incarnation + 1, resume_step))]
     if history.withdrawn:
-        # A recovery knows it from the header; this is for those who read the ledger and make no index.
-        ledger.append(Withdrawn(history.withdrawn, resume_step)).result()
+        # A recovery knows it from the header; this is for those who read the ledger and make no index. In one commit
+        # with the record before: what that one says must not stand alone.
+        written.append(ledger.append(Withdrawn(history.withdrawn, resume_step)))
+    for record in written:
+        record.result()
     retention = Retention(run_folder, settings)
     for file in files:
         for record in file.records:

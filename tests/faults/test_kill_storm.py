@@ -12,14 +12,12 @@ import os
 import secrets
 import signal
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import psutil
 import pytest
-from live_run import LiveRun, live_run
+from live_run import live_run
+from storm import KINDS, Storm
 
 from buffers.ledger import read_ledger
 from buffers.ledger_records import Accepted, Dropped, Issued, Step
@@ -44,33 +42,6 @@ OVERRIDES = (
     *("--observe.trace", "false", "--deadlines.stop_s", "10"),
 )
 STEPS_BETWEEN = (2, 9)
-
-Victims = Callable[[LiveRun], list[psutil.Process]]
-
-
-def actor(name: str) -> Victims:
-    return lambda run: run.actors(name)
-
-
-def program(name: str) -> Victims:
-    return lambda run: run.below(lambda first, words: first.endswith(name) or name in words[:4], name)
-
-
-KINDS: dict[str, Victims] = {
-    "controller": actor("Controller"),
-    "queue": actor("QueueActor"),
-    "weight-store": actor("WeightStoreActor"),
-    "replica": actor("RolloutReplica"),
-    "reward": actor("RewardActor"),
-    "reward-child": program("streamrl.rewards.child"),
-    "learner": actor("LearnerRank"),
-    "raylet": program("raylet/raylet"),
-    "gcs": program("gcs/gcs_server"),
-    "owner": lambda run: [run.owner()],
-    "watcher": lambda run: [run.watcher()],
-    "up": lambda run: [psutil.Process(run.process.pid)],
-}
-
 
 STEPS = KILLS * STEPS_BETWEEN[1] + 6
 
@@ -101,49 +72,6 @@ def test_invariants_1_and_2_hold_when_processes_of_one_kind_are_killed_again_and
     book = Book(storm.run.folder)
     book.check(STEPS)
     assert {key: book.lengths[key] for key in calm if key in book.lengths} == calm
-
-
-class Storm:
-    """One run over all its launches. `up` is called again whenever it ended before the run was done."""
-
-    def __init__(self, folder: Path, streamrl: Path, name: str, overrides: tuple[str, ...]) -> None:
-        self._launch = lambda: live_run(folder, streamrl, name, *overrides)
-        self._context = self._launch()
-        self.run = self._context.__enter__()
-        self.events: list[dict[str, Any]] = []
-        self.newest = 0
-
-    def go_on(self, steps: int) -> None:
-        """Let the run train so many steps that it never trained before."""
-        goal = self.newest + steps
-        while not self.run.read_until(lambda event: event["kind"] == "step" and event["step"] >= goal):
-            code, err = self.run.end()
-            assert code != 2, err
-            self._again()
-        self.newest = max(self.newest, self.run.steps()[-1]["step"])
-        self._watcher = self.run.watcher()
-
-    def finish(self) -> None:
-        """To the end of the run, however many launches that takes."""
-        while True:
-            code, err = self.run.end()
-            if code == 0:
-                self._close()
-                return
-            # A killed watcher takes the owner with it as an order to stop does: 130.
-            assert code in (4, 130, -signal.SIGKILL), err
-            self._again()
-
-    def _again(self) -> None:
-        self._close()
-        # After the death of `up` alone, the rest of the launch ends within `deadlines.stop_s`; then the folder is free.
-        psutil.wait_procs([self._watcher], timeout=20)
-        self._context = self._launch()
-        self.run = self._context.__enter__()
-
-    def _close(self) -> None:
-        self.events += self.run.events
-        self._context.__exit__(None, None, None)
 
 
 class Book:

@@ -181,7 +181,8 @@ def test_too_little_for_one_request_is_configuration_and_more_than_the_machine_h
     terminal: Terminal, key: str, value: str, code: int, says: str
 ) -> None:
     large = ("--rollout.kv_bytes", str(2**50)) if key == "rollout.slots" else ()
-    done = terminal("up", "base.toml", f"--{key}", value, *large)
+    room = ("--queue.disk_budget", str(2**62)) if key == "queue.segment_bytes" else ()
+    done = terminal("up", "base.toml", f"--{key}", value, *large, *room)
     assert_refused(done, code, "rollout.kv_bytes" if large else key, says)
 
 
