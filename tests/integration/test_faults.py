@@ -97,7 +97,7 @@ def test_a_run_interrupted_then_killed_goes_on_with_the_same_batches_and_trains_
     assert_each_group_once(run.folder, steps=60, before=before)
 
 
-@pytest.mark.parametrize("part", ["LearnerRank", "QueueActor", "Controller", "WeightStoreActor"])
+@pytest.mark.parametrize("part", ["LearnerRank", "QueueActor"])
 def test_a_part_that_is_killed_comes_back_by_itself_with_the_same_batches(
     part: str, user_folder: Path, streamrl_path: Path
 ) -> None:
