@@ -207,12 +207,14 @@ class EngineThread:
         waiting = []
         for version, loaded, command in self._loading:
             error = command.exception()
-            if error is not None:
-                loaded.set_exception(error)
-            elif engine.version >= version:
-                loaded.set_result(None)
-            else:
+            if error is None and engine.version < version:
                 waiting.append((version, loaded, command))
+            elif not loaded.set_running_or_notify_cancel():
+                continue  # whoever waited has given up
+            elif error is not None:
+                loaded.set_exception(error)
+            else:
+                loaded.set_result(None)
         self._loading = waiting
 
     def _step_spare(self) -> None:

@@ -83,7 +83,12 @@ def large(completion, **_):
 
 SMALL = {"task.name": "probe_task:Small"}
 SCRIPTED = {"rollout.engine": "scripted"}
-ENDLESS = {**SCRIPTED, "rollout.scripted.latency_steps": 10**6, "rollout.sampling.max_new_tokens": 10**7}
+ENDLESS = {
+    **SCRIPTED,
+    "rollout.scripted.latency_steps": 3 * 10**6,
+    "rollout.journal_every_tokens": 0,
+    "rollout.sampling.max_new_tokens": 10**7,
+}
 SHORT_WARMUP = {
     **SMALL,
     "warmup.max_steps": 4,
