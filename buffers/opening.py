@@ -66,8 +66,8 @@ def open_folder(
         # A recovery knows it from the header; this is for those who read the ledger and make no index. In one commit
         # with the record before: what that one says must not stand alone.
         written.append(ledger.append(Withdrawn(history.withdrawn, resume_step)))
-    for record in written:
-        record.result()
+    for durable_at in written:
+        durable_at.result()
     retention = Retention(run_folder, settings)
     for file in files:
         for record in file.records:
