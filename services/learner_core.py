@@ -4,6 +4,7 @@ All methods are synchronous and belong to one thread; those marked *collective* 
 order. It reads rows by memory map, and knows neither who gives it a plan nor who takes what it publishes.
 """
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,13 +200,16 @@ class LearnerCore:
         return self._policy.num_parameters * 4 * (1 + len(MOMENTS))
 
     def save(self) -> None:
-        """Collective. One atomic checkpoint of everything that a resumed run needs."""
+        """Collective. One checkpoint, committed when this returns."""
         snapshot = self.snapshot()
         if snapshot is not None:
             self.commit(snapshot)
 
     def snapshot(self) -> checkpoint.Snapshot | None:
-        """Collective. A copy of that state, which later steps leave as it is. None on the ranks that only take part."""
+        """Collective. A copy of everything that a resumed run needs, which later steps leave as it is.
+
+        None on the ranks that only take part.
+        """
         tensors = self._backend.state_tensors()
         if self._rank != 0:
             for _ in tensors:
@@ -219,7 +223,7 @@ class LearnerCore:
         )
 
     def commit(self, snapshot: checkpoint.Snapshot) -> int:
-        """Make a snapshot a checkpoint; the only method that may run beside the others, in a thread of its own.
+        """Make a snapshot an atomic checkpoint; the only method that may run beside the others, in a thread of its own.
 
         Returns the lowest step that a resume could begin with.
         """
@@ -232,10 +236,15 @@ class LearnerCore:
         self._export(self._run.export_path)
 
     def close(self) -> None:
-        """Leave the group and take the published versions back."""
+        """Leave the group and take the published versions back. The policy goes with it."""
         if self._publisher is not None:
             self._publisher.close()
         self._group.close()
+        # The group's threads end with the last reference to it, and the policy holds some. A thread that still puts its
+        # last tensor away when the interpreter ends would abort the process.
+        for held in ("_backend", "_policy", "_group"):
+            vars(self).pop(held, None)
+        gc.collect()
         if self._rank == 0:
             self._store_path.unlink(missing_ok=True)
 

@@ -115,9 +115,10 @@ class PartialJournal:
             self._log.remove(self._files.take_free(closed=True))
 
     async def go_on(
-        self, requests: list[GenerationRequest], issued: Mapping[str, Issued], serving: Version
+        self, requests: list[GenerationRequest], issued: Mapping[str, Issued], serving: Callable[[], Version]
     ) -> list[GenerationRequest]:
-        """The requests, those that another process had begun with the tokens that they may go on from."""
+        """The requests, those that another process had begun with the tokens that they may go on from. serving: what
+        the replica serves; asked last, since reading the journals takes a while."""
         again = {one.request_id for one in requests if issued[one.request_id].ticket.attempt > 0}
         if not again or not self.every:
             return requests
@@ -125,8 +126,9 @@ class PartialJournal:
         chains = PartialChains()
         for piece in await asyncio.to_thread(read_partials, self._run_folder, self._folder, again, self._tell, own):
             chains.add(piece.attempt, piece.tokens)
+        now = serving()
         return [
-            self._with_tokens(one, issued[one.request_id], chains, serving) if one.request_id in again else one
+            self._with_tokens(one, issued[one.request_id], chains, now) if one.request_id in again else one
             for one in requests
         ]
 

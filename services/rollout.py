@@ -205,7 +205,7 @@ class RolloutReplica:
             if not tickets:
                 return
             requests = [request for ticket in tickets for request in self._requests(ticket)]
-            requests = await self._journal.go_on(requests, self._issued, self._state.version)
+            requests = await self._journal.go_on(requests, self._issued, lambda: self._state.version)
             self._state.accepted(len(requests))
             self._thread.submit(requests)
 

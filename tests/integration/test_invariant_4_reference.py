@@ -35,8 +35,10 @@ def test_invariant_4_staleness_0_is_bit_equal_to_the_reference_loop(train, strea
     monkeypatch.syspath_prepend(run.folder.parents[1])
     records = list(Reference(load(run.folder / "config.toml")).steps())
     system = run.metrics()
-    assert [record.digest for record in records] == [row["weights/digest"] for row in system]
+    # In the order of cause and effect, so that a failure names the first thing that differs.
+    sampled = sampled_ids(run.folder)
+    assert {name: ids for record in records for name, ids in record.token_ids.items()} == sampled
     assert [record.loss for record in records] == [row["loss/policy"] for row in system]
     assert [record.grad_norm for record in records] == [row["grad/norm"] for row in system]
-    assert {name: ids for record in records for name, ids in record.token_ids.items()} == sampled_ids(run.folder)
+    assert [record.digest for record in records] == [row["weights/digest"] for row in system]
     assert len({record.digest for record in records}) == len(records) == 12

@@ -1,5 +1,6 @@
 """What the learner commits, and the proof that a resumed one holds it: weights, moments, what was published."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,19 @@ def test_a_resumed_learner_publishes_the_weights_that_were_published_before_or_n
             next(iter(core._policy.shards.values())).add_(1e-3)
         with pytest.raises(DataError, match=rf"version 2\.0 has weights of digest .*version 0\.0 .* {before.digest}"):
             core.publish()
+
+
+def test_a_closed_learner_leaves_no_thread_of_its_group_behind(tmp_path: Path) -> None:
+    """A thread that is still at work when the interpreter ends would abort the process after all its work is done."""
+
+    def group_threads() -> int:
+        names = []
+        for task in Path("/proc/self/task").iterdir():
+            with suppress(OSError):  # another test's thread that ends meanwhile
+                names.append((task / "comm").read_text())
+        return sum("gloo" in name for name in names)
+
+    before = group_threads()
+    with built(CONFIG, tmp_path):
+        assert group_threads() > before
+    assert group_threads() == before

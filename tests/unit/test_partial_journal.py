@@ -1,5 +1,6 @@
 """A replica's journal: what runs is written, what ended goes, and rollouts that were issued again go on."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,7 @@ async def gone_on(
 ) -> tuple[list[int], PartialJournal]:
     """How many tokens each of three rollouts goes on from, when they are issued again."""
     one = journal(folder, epoch=1, words=words)
-    told = await one.go_on(requests(3), all_issued(3, **{"attempt": 1, **ticket}), serving)
+    told = await one.go_on(requests(3), all_issued(3, **{"attempt": 1, **ticket}), lambda: serving)
     return [0 if request.so_far is None else request.so_far.end for request in told], one
 
 
@@ -187,8 +188,18 @@ async def test_invariant_4_where_rollouts_are_of_one_version_another_one_begins_
     await died(tmp_path, piece(0, step=5))
     one = journal(tmp_path, epoch=1, **settings)
     last_step = 5 + settings.get("max_staleness", 2)
-    (request,) = await one.go_on(requests(1), all_issued(1, attempt=1, last_step=last_step), serving)
+    (request,) = await one.go_on(requests(1), all_issued(1, attempt=1, last_step=last_step), lambda: serving)
     assert (request.so_far is not None) == goes_on
+
+
+async def test_a_version_that_is_taken_up_while_the_journals_are_read_is_the_one_that_counts(tmp_path: Path) -> None:
+    await died(tmp_path, piece(0, step=5))
+    one = journal(tmp_path, epoch=1, drain=True)
+    serving = [Version(0, 5)]
+    # Due as soon as the journal waits for its reader.
+    asyncio.get_running_loop().call_soon(serving.append, Version(0, 6))
+    (request,) = await one.go_on(requests(1), all_issued(1, attempt=1), lambda: serving[-1])
+    assert request.so_far is None
 
 
 async def test_a_damaged_journal_begins_anew_and_is_told(tmp_path: Path) -> None:
@@ -208,7 +219,7 @@ async def test_what_goes_on_is_journalled_whole_under_the_new_attempt(tmp_path: 
     await died(tmp_path, piece(0))
     one = journal(tmp_path, epoch=1)
     again = all_issued(1, attempt=1)
-    (request,) = await one.go_on(requests(1), again, Version(0, 5))
+    (request,) = await one.go_on(requests(1), again, lambda: Version(0, 5))
     assert request.so_far is not None
     await written(one, piece(0, count=16), of=again)
     assert there(tmp_path, 0) == [(0, 0, 8), (1, 0, 16)]
@@ -233,7 +244,7 @@ async def test_it_is_off_where_it_could_never_write_anything(every: int, new: in
 async def test_switched_off_it_reads_nothing(tmp_path: Path) -> None:
     await died(tmp_path, piece(0))
     one = journal(tmp_path, epoch=1, every=0)
-    told: Sequence[GenerationRequest] = await one.go_on(requests(1), all_issued(1, attempt=1), Version(0, 5))
+    told: Sequence[GenerationRequest] = await one.go_on(requests(1), all_issued(1, attempt=1), lambda: Version(0, 5))
     assert told[0].so_far is None
     await one.serves(Version(0, 100))
     assert len(files(tmp_path)) == 1
