@@ -1,9 +1,17 @@
 """The compiled kernels against plain float64 arithmetic, and numbers that are not finite."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import kernel_numbers
 import numpy as np
 import pytest
+from numba import njit
 
 from streamrl.engines.torch import kernels
+from streamrl.engines.torch.kernels import LANES, dot
 
 
 def normal(*size: int, seed: int) -> np.ndarray:
@@ -32,6 +40,53 @@ def exponentials(values) -> np.ndarray:
     x = np.asarray(values, dtype=np.float32)
     kernels.exponentials(x, np.empty(len(x), dtype=np.int32))
     return x
+
+
+@njit
+def dotted(x, y):
+    return dot(x, y)
+
+
+def dot_in_order(x: np.ndarray, y: np.ndarray) -> np.float32:
+    """Lane by lane, half on half, then the rest, each operation rounded to float32."""
+    products = x * y
+    whole = len(x) // LANES * LANES
+    lanes = np.zeros(LANES, dtype=np.float32)
+    for block in products[:whole].reshape(-1, LANES):
+        lanes = lanes + block
+    while len(lanes) > 1:
+        lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+    total = lanes[0]
+    for product in products[whole:]:
+        total = total + product
+    return total
+
+
+@pytest.mark.parametrize("length", [*range(18), 32, 63, 64, 128, 1000])
+def test_a_dot_product_is_to_the_bit_the_one_in_its_order(length: int):
+    for seed in range(20):
+        x, y = normal(length, seed=seed), normal(length, seed=100 + seed)
+        assert dotted(x, y) == dot_in_order(x, y), seed
+
+
+def test_a_dot_product_of_what_it_cannot_walk_is_refused():
+    with pytest.raises(Exception, match="C-contiguous float32 vector"):
+        dotted(np.ones(8), np.ones(8))
+    with pytest.raises(Exception, match="C-contiguous float32 vector"):
+        dotted(normal(8, seed=0)[::2], normal(4, seed=1))
+
+
+def test_kernels_of_this_process_one_that_compiles_and_one_that_reads_the_cache_agree_to_the_bit(tmp_path: Path):
+    """A run and its replay, or the run that goes on after a kill, compile at different times."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, kernel_numbers.__file__]
+    seen = [
+        dict(line.split() for line in subprocess.check_output(command, env=environment, text=True).splitlines())
+        for _ in ("compiled", "read")
+    ]
+    assert list(tmp_path.rglob("*.nbc")), "the first process left nothing to read"
+    assert seen[0].keys() == kernel_numbers.compiled()
+    assert seen[0] == seen[1] == kernel_numbers.numbers(7)
 
 
 def test_exponentials_are_those_of_float64_to_two_units_in_the_last_place():

@@ -1,7 +1,8 @@
 """What the decoder does besides matrix products, in float32 on a CPU, compiled by numba.
 
 Guaranteed: a row's numbers depend on that row's inputs only, to the bit: every function walks its rows one by one,
-with loops whose length is the row's own. Sums are taken in an order that the compiler fixes once for all rows.
+with loops whose length is the row's own, and every operation is that of IEEE 754 in the order that is written here.
+So the compiler is free in nothing that shows: two processes agree, one that compiled and one that read the cache too.
 A number that is not finite makes its row's result not finite; it never disappears.
 
 Why compiled: a step of a small model is a hundred library calls of a few microseconds each, and attention through
@@ -12,20 +13,27 @@ G = H + 2 K heads of a projection, I intermediate size, C capacity of a slot, V 
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.core.errors import TypingError
+from numba.extending import intrinsic
 
 from streamrl.types import FloatArray, LongArray
 
 Bits = npt.NDArray[np.int32]
 
-# Sums may be taken in another order and a product fused with a sum; nothing may be assumed finite.
-_OPTIONS = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "cache": True, "error_model": "numpy", "nogil": True}
+LANES = 8
+_VECTOR = ir.VectorType(ir.FloatType(), LANES)
 
-# Where each element is for itself nothing is gained by another order, and the two parts of ln(2) must stay apart.
-_IN_ORDER = _OPTIONS | {"fastmath": {"contract", "nsz"}}
+# No `fastmath`: with it a function that this process compiled and the same one from the cache differ in their last
+# bits. Sums have several terms in flight by hand instead. (A cached function is compiled again when this file changes,
+# and not when another does that it takes from: so all is here.)
+_OPTIONS = {"cache": True, "error_model": "numpy", "nogil": True}
 
 # exp(x) = 2^k * exp(r) with |r| <= ln(2) / 2; the polynomial and the two parts of ln(2) are those of Cephes, expf.
 _LOG2_E = np.float32(1.44269504088896341)
@@ -36,7 +44,59 @@ _LOWEST = np.float32(-87.3)
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 
 
-@njit(**_IN_ORDER)
+@intrinsic
+def dot(_: Any, x: Any, y: Any) -> Any:
+    """sum of x[i] * y[i]: of whole eights, lane l sums the i with i % 8 == l; then the halves of the lanes on each
+    other; then the rest in order.
+
+    x, y: float32 [N], C-contiguous, of equal length (not checked). Not a loop of the language, since a compiler makes
+    such a sum wide only where it may reorder it.
+    """
+    for each in (x, y):
+        if not (isinstance(each, types.Array) and (each.dtype, each.ndim, each.layout) == (types.float32, 1, "C")):
+            raise TypingError(f"dot wants a C-contiguous float32 vector, not {each}")
+
+    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        left, right = (
+            context.make_array(each)(context, builder, value).data
+            for each, value in zip((x, y), arguments, strict=True)
+        )
+        length = builder.extract_value(context.make_array(x)(context, builder, arguments[0]).shape, 0)
+        blocks = builder.udiv(length, length.type(LANES))
+        total = cgutils.alloca_once_value(builder, _VECTOR([0.0] * LANES))
+        with cgutils.for_range(builder, blocks) as loop:
+            at = builder.mul(loop.index, length.type(LANES))
+            product = builder.fmul(_lanes(builder, left, at), _lanes(builder, right, at))
+            builder.store(builder.fadd(builder.load(total), product), total)
+        rest = cgutils.alloca_once_value(builder, _across(builder, builder.load(total)))
+        whole = builder.mul(blocks, length.type(LANES))
+        with cgutils.for_range_slice(builder, whole, length, length.type(1)) as (i, _):
+            product = builder.fmul(*(builder.load(builder.gep(data, [i])) for data in (left, right)))
+            builder.store(builder.fadd(builder.load(rest), product), rest)
+        return builder.load(rest)
+
+    return types.float32(x, y), generate
+
+
+def _lanes(builder: Any, data: Any, at: Any) -> Any:
+    """Eight neighbours from `at` on."""
+    return builder.load(builder.bitcast(builder.gep(data, [at]), _VECTOR.as_pointer()), align=4)
+
+
+def _across(builder: Any, lanes: Any) -> Any:
+    """The sum of the lanes, halves on each other."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        halves = [
+            builder.shuffle_vector(lanes, lanes, ir.Constant(ir.VectorType(ir.IntType(32), width), list(part)))
+            for part in (range(width), range(width, 2 * width))
+        ]
+        lanes = builder.fadd(*halves)
+    return builder.extract_element(lanes, ir.IntType(32)(0))
+
+
+@njit(**_OPTIONS)
 def exponentials(x: FloatArray, bits: Bits) -> None:
     """x[i] = exp(x[i]) in place, for x <= 0: 2 units in the last place; exactly 0 below -87.3. `bits` is scratch of
     the same length."""
@@ -63,10 +123,7 @@ def rms_norm(x_TE: FloatArray, weight_E: FloatArray, eps: np.float32, out_TE: Fl
 
 @njit(**_OPTIONS)
 def _norm_row(x: FloatArray, weight: FloatArray, eps: np.float32, out: FloatArray) -> None:
-    total = _ZERO
-    for e in range(x.shape[0]):
-        total += x[e] * x[e]
-    scale = _ONE / np.sqrt(total / np.float32(x.shape[0]) + eps)
+    scale = _ONE / np.sqrt(dot(x, x) / np.float32(x.shape[0]) + eps)
     for e in range(x.shape[0]):
         out[e] = x[e] * scale * weight[e]
 
@@ -135,37 +192,49 @@ def attend(
 
 @njit(**_OPTIONS)
 def _score(query: FloatArray, keys: FloatArray, scale: np.float32, scores: FloatArray) -> None:
-    """Products of one query with each key. Four keys at once: the query is loaded once for them."""
-    whole = len(scores) // 4 * 4
-    for j in range(0, whole, 4):
-        a, b, c, e = _ZERO, _ZERO, _ZERO, _ZERO
-        for d in range(query.shape[0]):
-            q = query[d]
-            a += q * keys[j, d]
-            b += q * keys[j + 1, d]
-            c += q * keys[j + 2, d]
-            e += q * keys[j + 3, d]
-        scores[j], scores[j + 1], scores[j + 2], scores[j + 3] = a * scale, b * scale, c * scale, e * scale
-    for j in range(whole, len(scores)):
-        a = _ZERO
-        for d in range(query.shape[0]):
-            a += query[d] * keys[j, d]
-        scores[j] = a * scale
+    """Products of one query with each key."""
+    for j in range(len(scores)):
+        scores[j] = dot(query, keys[j]) * scale
 
 
 @njit(**_OPTIONS)
 def _weigh(scores: FloatArray, bits: Bits) -> np.float32:
     """scores = exp(scores - max); returns their sum."""
-    top = scores[0]
-    for j in range(len(scores)):
-        top = max(top, scores[j])
+    top = _highest(scores)
     for j in range(len(scores)):
         scores[j] -= top
     exponentials(scores, bits)
-    total = _ZERO
-    for j in range(len(scores)):
-        total += scores[j]
-    return total
+    return _sum(scores)
+
+
+@njit(**_OPTIONS)
+def _highest(x: FloatArray) -> np.float32:
+    """The maximum."""
+    a, b, c, d = x[0], x[0], x[0], x[0]
+    whole = len(x) // 4 * 4
+    for i in range(0, whole, 4):
+        a = x[i] if x[i] > a else a
+        b = x[i + 1] if x[i + 1] > b else b
+        c = x[i + 2] if x[i + 2] > c else c
+        d = x[i + 3] if x[i + 3] > d else d
+    for i in range(whole, len(x)):
+        a = x[i] if x[i] > a else a
+    return max(max(a, b), max(c, d))
+
+
+@njit(**_OPTIONS)
+def _sum(x: FloatArray) -> np.float32:
+    """Four sums, that none waits for the other."""
+    a, b, c, d = _ZERO, _ZERO, _ZERO, _ZERO
+    whole = len(x) // 4 * 4
+    for i in range(0, whole, 4):
+        a += x[i]
+        b += x[i + 1]
+        c += x[i + 2]
+        d += x[i + 3]
+    for i in range(whole, len(x)):
+        a += x[i]
+    return (a + b) + (c + d)
 
 
 @njit(**_OPTIONS)
