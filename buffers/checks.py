@@ -224,13 +224,9 @@ def _uncovered(
     before = np.diff(token_offsets)
     with_span = np.diff(span_offsets) > 0
     before[with_span] = start[span_offsets[:-1][with_span]]
+    # Places of the tokens before the first span of their row, row after row; rows are long and these are few.
+    places = np.repeat(token_offsets[:-1] + before - np.cumsum(before), before) + np.arange(before.sum())
+    sampled = list_values(batch.column("token_origin"))[places] == TokenOrigin.SAMPLED
     uncovered = np.zeros(batch.num_rows, np.bool_)
-    rows = np.flatnonzero(before)
-    if len(rows):
-        sampled = list_values(batch.column("token_origin")) == TokenOrigin.SAMPLED
-        first = token_offsets[:-1][rows]
-        bounds = np.stack((first, first + before[rows]), axis=1).ravel()
-        # Every second piece is a row's tokens before its first span; the end of the last may be the end of all.
-        bounds = bounds[:-1] if bounds[-1] == len(sampled) else bounds
-        uncovered[rows] = np.maximum.reduceat(sampled.view(np.uint8), bounds)[::2]
+    uncovered[np.repeat(np.arange(batch.num_rows), before)[sampled]] = True
     return uncovered

@@ -88,8 +88,9 @@ class Tally:
         group.state = state
         self._count(group, 1)
 
-    def add_row(self, state: GroupState, sampled_tokens: int) -> None:
-        self.rows[state] += 1
+    def add_rows(self, state: GroupState, count: int, sampled_tokens: int) -> None:
+        """Book rows with so many sampled tokens in all."""
+        self.rows[state] += count
         self.tokens[state] += sampled_tokens
 
     def discard_rows(self, group: Group) -> None:

@@ -138,12 +138,13 @@ class RunningGroups:
             DataError: a group or an attempt that was never issued, a sample index out of range, a count or a
                 code that cannot be, or tokens of a version older than the ticket allows. Nothing is taken then.
         """
-        entries = rows.tolist()
-        self._check(entries)
+        if self._doubtful(rows):
+            self._check(rows.tolist())
         share = -(-frame.length // frame.num_rows)
         kept: list[int] = []
         unscored: dict[Key, int] = {}
-        for place, entry in enumerate(entries):
+        trimmed = tokens = 0
+        for place, entry in enumerate(rows.tolist()):
             number, sample, branch, attempt, row, prompt, sampled, oldest, finish = entry
             group = self.groups.get(number)
             if group is None or attempt < group.floor or (sample, branch) in group.rows:
@@ -151,15 +152,39 @@ class RunningGroups:
                 self.ignored["tokens"] += sampled
                 continue
             record = Row(frame, row, attempt, prompt, sampled, oldest)
-            self._add(group, (sample, branch), record, share)
+            trimmed += self._add(group, (sample, branch), record, share)
+            tokens += sampled
             if finish not in FAILED_FINISHES:
                 unscored[number, sample, branch, attempt] = row
             kept.append(place)
+        self._budget.trim(trimmed, len(kept) * share)
+        self._tally.add_rows(GroupState.RUNNING, len(kept), tokens)
+        self.accepted_tokens += tokens
         self.board.put(frame, unscored)
         self._fail_the_broken(rows[kept])
         return rows[kept]
 
+    def _doubtful(self, rows: Records) -> bool:
+        """Whether `_check` could refuse one of these rows: a look at all of them at once, that may be wrong only where
+        it says yes."""
+        number, sample = rows["number"], rows["sample_index"]
+        least = min(rows[name].min(initial=0) for name in ("branch", "attempt", "prompt_tokens", "sampled_tokens"))
+        most = rows["finish"].max(initial=0)
+        if least < 0 or most >= len(FINISH_REASONS) or ((sample < 0) | (sample >= self._settings.group_size)).any():
+            return True
+        if ((number < 0) | (number >= self.next_number)).any():
+            return True
+        known, place = np.unique(number, return_inverse=True)
+        groups = [self.groups.get(one) for one in known.tolist()]
+        never, always = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+        attempt = np.array([never if group is None else group.attempt for group in groups], np.int64)[place]
+        last_step = np.array([always if group is None else group.last_step for group in groups], np.int64)[place]
+        oldest = rows["oldest_step"]
+        old = (oldest >= 0) & (oldest + self._settings.max_staleness < last_step)
+        return bool((old | (rows["attempt"] > attempt)).any())
+
     def _check(self, entries: list[tuple[int, ...]]) -> None:
+        """Name the first row that cannot be, if there is one."""
         size, staleness = self._settings.group_size, self._settings.max_staleness
         for number, sample, branch, attempt, _, prompt, sampled, oldest, finish in entries:
             if not 0 <= number < self.next_number:
@@ -183,12 +208,10 @@ class RunningGroups:
                     "version that it samples with"
                 )
 
-    def _add(self, group: Group, key: tuple[int, int], row: Row, num_bytes: int) -> None:
+    def _add(self, group: Group, key: tuple[int, int], row: Row, num_bytes: int) -> int:
+        """Add a row; returns how much less the group has reserved."""
         first = key[0] not in group.samples
         trimmed = min(group.reserved, self._settings.rollout_bytes) if first else 0
-        self._budget.trim(trimmed, num_bytes)
-        self._tally.add_row(GroupState.RUNNING, row.sampled_tokens)
-        self.accepted_tokens += row.sampled_tokens
         self.num_samples += first
         group.reserved -= trimmed
         group.num_bytes += num_bytes
@@ -198,6 +221,7 @@ class RunningGroups:
         if len(group.samples) == self._settings.group_size:
             self._leave_replica(group)
             self.orphans.discard(group.number)
+        return trimmed
 
     def _fail_the_broken(self, rows: Records) -> None:
         """Rollouts that ended as abort or error have failed: nobody scores them."""

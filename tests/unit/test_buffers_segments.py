@@ -124,6 +124,82 @@ def test_a_full_segment_is_sealed_and_the_next_one_begun_in_one_commit_too(tmp_p
         assert reader.read(ref).equals(scores(start=i, count=8))
 
 
+def files(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / FOLDER).iterdir())
+
+
+def test_appends_wait_neither_for_the_seal_of_a_full_segment_nor_for_the_making_of_the_next(tmp_path, monkeypatch):
+    segments = SegmentWriter(tmp_path, FOLDER, "s", 0, SCORES, 8192, "disk", 0.0)
+    sealing, may_seal, cut = threading.Event(), threading.Event(), os.ftruncate
+
+    def slow(fd, length):
+        sealing.set()
+        assert may_seal.wait(30)
+        cut(fd, length)
+
+    monkeypatch.setattr(os, "ftruncate", slow)
+    refs = [segments.append(scores(count=8)).result(30)]
+    while not sealing.wait(0):
+        refs.append(segments.append(scores(start=len(refs), count=8)).result(30))
+    # The first segment waits to be sealed, and the second one takes rows.
+    refs.append(segments.append(scores(start=len(refs), count=8)).result(30))
+    assert refs[-1].path.endswith("s-0-1.arrow")
+    assert not SegmentReader(tmp_path).sealed(refs[0].path)
+    may_seal.set()
+    segments.close()
+    assert SegmentReader(tmp_path).sealed(refs[0].path)
+    reader = SegmentReader(tmp_path)
+    assert all(reader.read(ref).equals(scores(start=i, count=8)) for i, ref in enumerate(refs))
+    assert files(tmp_path) == ["s-0-0.arrow", "s-0-0.idx", "s-0-1.arrow", "s-0-1.idx"]
+
+
+def test_a_segment_that_was_made_ahead_and_not_needed_goes_with_the_writer(tmp_path):
+    segments = SegmentWriter(tmp_path, FOLDER, "s", 0, SCORES, 8192, "disk", 0.0)
+    ref = segments.append(scores(count=8)).result()
+    for _ in range(5000 // ref.length):
+        segments.append(scores(count=8)).result()
+    segments._beside.submit(lambda: None).result(30)
+    assert files(tmp_path) == ["s-0-0.arrow", "s-0-0.idx", "s-0-1.arrow", "s-0-1.idx"]
+    segments.close()
+    assert files(tmp_path) == ["s-0-0.arrow", "s-0-0.idx"]
+
+
+def test_a_disk_that_breaks_while_the_next_segment_is_made_ahead_is_told_though_nobody_needs_it(tmp_path, monkeypatch):
+    segments = SegmentWriter(tmp_path, FOLDER, "s", 0, SCORES, 8192, "disk", 0.0)
+
+    def fail(fd, offset, length):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    ref = segments.append(scores(count=8)).result()
+    for _ in range(5000 // ref.length):
+        segments.append(scores(count=8)).result()
+    with pytest.raises(ComponentError, match=r"allocating 8192 bytes for .*s-0-1.arrow failed"):
+        segments.close()
+    assert SegmentReader(tmp_path).sealed(ref.path)
+
+
+def test_a_seal_that_fails_ends_the_writer_and_names_the_file(tmp_path, monkeypatch):
+    segments = SegmentWriter(tmp_path, FOLDER, "s", 0, SCORES, 8192, "disk", 0.0)
+
+    def fail(fd, length):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "ftruncate", fail)
+    refs: list[FrameRef] = []
+
+    def append_for_ever() -> None:
+        while True:
+            refs.append(segments.append(scores(start=len(refs), count=8)).result(30))
+
+    with pytest.raises(ComponentError, match=r"cutting .*s-0-0.arrow to \d+ bytes failed: Input/output error"):
+        append_for_ever()
+    monkeypatch.undo()
+    segments.close()
+    reader = SegmentReader(tmp_path)
+    assert all(reader.read(ref).equals(scores(start=i, count=8)) for i, ref in enumerate(refs))
+
+
 def test_a_batch_larger_than_a_segment_names_both_sizes_and_the_key(tmp_path):
     segments = writer(tmp_path, segment_bytes=4096)
     with pytest.raises(ConfigError, match=r"200 rows takes \d+ bytes .* queue.segment_bytes"):
@@ -194,7 +270,6 @@ def test_a_failed_sync_is_fatal_and_is_not_tried_again(tmp_path, monkeypatch):
 
 def test_a_full_disk_shows_before_a_write_and_the_writer_goes_on_when_there_is_room(tmp_path, monkeypatch):
     segments = SegmentWriter(tmp_path, FOLDER, "s", 0, SCORES, 4096, "disk", 0.0)
-    refs = [segments.append(scores(count=8)).result()]
     tried, real = threading.Semaphore(0), os.posix_fallocate
 
     def full(fd, offset, length):
@@ -202,11 +277,12 @@ def test_a_full_disk_shows_before_a_write_and_the_writer_goes_on_when_there_is_r
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
+    refs = [segments.append(scores(count=8)).result()]
     room = (4096 - refs[0].offset) // refs[0].length - 1
     refs += [segments.append(scores(count=8)).result() for _ in range(room)]
     late = segments.append(scores(start=9))
-    assert tried.acquire(timeout=30)
-    assert tried.acquire(timeout=30)
+    for _ in ("ahead, in vain", "when it was needed", "again"):
+        assert tried.acquire(timeout=30)
     assert "no room for 4096 bytes of" in segments.pause
     assert not late.done()
     monkeypatch.setattr(os, "posix_fallocate", real)
