@@ -4,7 +4,7 @@
 #   make quickstart SEED=1   the same with another seed, in a run folder of its own
 #   make quickstart ARGS='--learner.steps 50 --name short'   any key, as `streamrl up` takes it
 #   make test                the layers and all tests that need no GPU
-#   make test-faults         the long fault tests: kill storms, crash points, damage, full disks; KILLS=500 for more
+#   make test-faults         the long fault tests: parts killed, crash points, damage, full disks; KILLS=500 for more
 #   make check               formatting, lint, types, layers
 #   make fmt                 format the code and repair what lint can
 #   make bench               all figures of the README; bench-quickstart, -engine, -queue and -e2e make one part each
@@ -25,7 +25,8 @@ quickstart: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration
 
 test-faults: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults

@@ -1,8 +1,11 @@
 """Settings and fixtures that every test shares."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from finished_run import Finished, run
 from hypothesis import HealthCheck, settings
 from live_run import STREAMRL, prepare
 
@@ -23,3 +26,10 @@ def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("user")
     prepare(folder)
     return folder
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Callable[..., Finished]:
+    """`terminal("up", ...)`: a command in a user's folder that no other test has."""
+    prepare(tmp_path)
+    return partial(run, tmp_path)
