@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,7 +34,7 @@ from services.named_tasks import run_all
 from services.observe import Observer
 from services.partial_journal import PartialJournal
 from services.process_environment import extend_import_path
-from services.rollout_rows import Finished, Issued, finite
+from services.rollout_rows import Finished, Issued, RunningRollouts, finite
 from services.run_folder import RunFolder
 from streamrl.config import Config, limits
 from streamrl.engines.build import build_engine
@@ -85,7 +86,7 @@ class RolloutReplica:
         self._run_folder = run_folder
         self._queue = queue
         self._store = store
-        self._issued: dict[str, Issued] = {}
+        self._running = RunningRollouts()
         self._finished: list[Finished] = []
         self._two_versions = 0
         self._updates_in_flight = 0
@@ -205,16 +206,16 @@ class RolloutReplica:
             if not tickets:
                 return
             requests = [request for ticket in tickets for request in self._requests(ticket)]
-            requests = await self._journal.go_on(requests, self._issued, lambda: self._state.version)
+            requests = await self._journal.go_on(requests, self._running.issued, lambda: self._state.version)
             self._state.accepted(len(requests))
-            self._thread.submit(requests)
+            self._thread.submit(requests).add_done_callback(self._ordered)
 
     async def _wait_for_room(self) -> int:
         """Groups that the engine can take: at least a quarter of its slots, so that prefills come in batches."""
         group_size, slots = self._config.rollout.group_size, self._config.rollout.slots
         least = max(1, slots // group_size // 4)
         while True:
-            room = (max(slots, group_size) - len(self._issued)) // group_size
+            room = (max(slots, group_size) - len(self._running)) // group_size
             if room >= least:
                 return room
             self._room.clear()
@@ -224,14 +225,17 @@ class RolloutReplica:
         prompt, prompt_ids = self._prompts.at(ticket.data_index)
         group = group_id(prompt.prompt_id, ticket.data_pass)
         now = time.time_ns()
-        requests = []
+        requests, older = [], []
         for sample_index in range(self._config.rollout.group_size):
             rollout = rollout_id(group, sample_index)
-            self._issued[rollout] = Issued(
-                ticket, sample_index, group, prompt.prompt_id, prompt_ids, prompt.payload, now
-            )
+            issued = Issued(ticket, sample_index, group, prompt.prompt_id, prompt_ids, prompt.payload, now)
+            if self._running.issue(rollout, issued):
+                older.append(rollout)
             seed = rollout_seed(self._config.seed, rollout)
             requests.append(GenerationRequest(rollout, prompt_ids, seed, self._sampling, self._stop_ids))
+        if older:
+            self._thread.abort(older).add_done_callback(self._ordered)
+            self._journal.ended(older)
         return requests
 
     @property
@@ -250,9 +254,9 @@ class RolloutReplica:
         now = time.time_ns()
         self._state.finished(len(results))
         for result in results:
-            issued = self._issued.pop(result.request_id, None)
+            issued = self._running.ended(result.request_id)
             if issued is None:
-                continue  # aborted, or issued again to another replica: nobody waits for it
+                continue  # of a request that was aborted: nobody waits for it
             self._two_versions += len(result.version_spans) > 1
             self._finished.append(Finished(issued, finite(result, self._name), now))
         if idle or len(self._finished) >= min(FRAME_ROWS, self._frame_room):
@@ -261,7 +265,10 @@ class RolloutReplica:
 
     def _report(self, pieces: list[PartialTokens]) -> None:
         """Called by the engine thread."""
-        self._loop.call_soon_threadsafe(self._journal.collect, pieces, self._issued)
+        self._loop.call_soon_threadsafe(self._collect_pieces, pieces)
+
+    def _collect_pieces(self, pieces: list[PartialTokens]) -> None:
+        self._journal.collect(self._running.of_newest(pieces), self._running.issued)
 
     async def _write_loop(self) -> None:
         sequence = 0
@@ -301,7 +308,7 @@ class RolloutReplica:
         """Verify a version, let the engine copy it between two tokens, then say so to store and queue."""
         version = Version(*manifest.version)
         self._state.update(next(self._orders), version)
-        in_flight = len(self._issued)
+        in_flight = len(self._running)
         source = self._source(await self._fetch(manifest))
         with self._observer.span("update", "weights"), source.open(manifest) as tensors:
             mode = UpdateMode(self._config.rollout.update_mode)
@@ -328,6 +335,16 @@ class RolloutReplica:
                 raise ProcessDiedError(f"{self._name}: its node {self._seat.node} is going away") from error
             raise
 
+    def _ordered(self, order: "Future[None]") -> None:
+        """Called by the engine thread. An order that it refused leaves rollouts that nobody generates."""
+        error = None if order.cancelled() else order.exception()
+        if error is not None:
+            self._engine_died(error)
+
     def _engine_died(self, error: BaseException) -> None:
         """Called by the engine thread."""
-        self._loop.call_soon_threadsafe(self._death.set_exception, error)
+        self._loop.call_soon_threadsafe(self._die, error)
+
+    def _die(self, error: BaseException) -> None:
+        if not self._death.done():
+            self._death.set_exception(error)

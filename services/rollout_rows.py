@@ -1,5 +1,7 @@
 """What a replica remembers of a rollout, and the gate that each result passes. Pure: no Ray, no Arrow, no I/O."""
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +10,7 @@ from streamrl.types import (
     FinishReason,
     GenerationResult,
     IntArray,
+    PartialTokens,
     Ticket,
 )
 
@@ -32,6 +35,46 @@ class Finished:
     issued: Issued
     result: GenerationResult
     finished_ns: int
+
+
+class RunningRollouts:
+    """The rollouts that the engine works on, by id, each as it was issued last.
+
+    A group may be issued again to the replica that still runs it (`late = "reissue"`). The engine has two requests of
+    one id then, the older of which is to be aborted; whatever comes of that one, once and first, is nobody's.
+    """
+
+    def __init__(self) -> None:
+        self._issued: dict[str, Issued] = {}
+        self._older: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._issued)
+
+    @property
+    def issued(self) -> Mapping[str, Issued]:
+        return self._issued
+
+    def issue(self, rollout: str, issued: Issued) -> bool:
+        """Note a rollout that is to be submitted; whether an older request of its id runs, to be aborted first."""
+        again = rollout in self._issued
+        if again:
+            self._older[rollout] += 1
+        self._issued[rollout] = issued
+        return again
+
+    def ended(self, rollout: str) -> Issued | None:
+        """What a result belongs to; None for one that nobody waits for."""
+        if rollout not in self._older:
+            return self._issued.pop(rollout, None)
+        self._older[rollout] -= 1
+        if not self._older[rollout]:
+            del self._older[rollout]
+        return None
+
+    def of_newest(self, pieces: Iterable[PartialTokens]) -> list[PartialTokens]:
+        """The pieces without those of older requests."""
+        return [piece for piece in pieces if piece.request_id not in self._older]
 
 
 def finite(result: GenerationResult, replica: str) -> GenerationResult:

@@ -240,7 +240,7 @@ def first_piece(config: Config, folder: Path) -> int:
     """Tokens of a rollout that has no end that a replica journals first."""
 
     async def use(replica: RolloutReplica, run: RunFolder) -> int:
-        replica._issued["r"] = finished(0, 0).issued
+        replica._running.issue("r", finished(0, 0).issued)
         request = GenerationRequest("r", np.array([1], np.int32), 0, replica._sampling, ())
         replica._thread.submit([request])
         await replica._journal._wake.wait()

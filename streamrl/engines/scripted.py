@@ -76,7 +76,6 @@ class ScriptedEngine:
         self._running: dict[str, _Running] = {}
         self._due: dict[int, list[_Running]] = {}
         self._ended: list[GenerationResult] = []
-        self._known: set[str] = set()
         self._generated_tokens = 0
         self._finished_requests = 0
         self._closed = False
@@ -96,10 +95,11 @@ class ScriptedEngine:
             ComponentError: a request id is in the engine already.
         """
         self._refuse_closed("submit")
+        known = {*self._running, *(request.request_id for request in self._waiting)}
         for request in requests:
-            if request.request_id in self._known:
+            if request.request_id in known:
                 raise ComponentError(f"scripted engine: request {request.request_id} was submitted twice")
-            self._known.add(request.request_id)
+            known.add(request.request_id)
             error = self._why_never(request)
             reason = FinishReason.ERROR if error else ended_as(request)
             if reason is not None:
@@ -110,7 +110,7 @@ class ScriptedEngine:
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests early; unknown ids are ignored, since they may have finished meanwhile."""
         self._refuse_closed("abort")
-        aborted = self._known.intersection(request_ids)
+        aborted = set(request_ids)
         waiting, self._waiting = self._waiting, deque()
         for request in waiting:
             if request.request_id in aborted:
@@ -150,7 +150,6 @@ class ScriptedEngine:
                     ended.append(self._result(running, running.script.finish_reason))
         self._switch_if_drained()
         self._finished_requests += len(ended)
-        self._known.difference_update(result.request_id for result in ended)
         return ended
 
     def partials(self, least: int) -> list[PartialTokens]:
