@@ -48,7 +48,9 @@ def verify_run(run: RunFolder) -> RunChecked:
         try:
             whole[path.name] = second_look(lambda path=path: checkpoint.verify(path)).version.step
         except DataError as error:
-            damage += _damage_of(path, run.path, error) if path.exists() else []
+            found = _damage_of(path, run.path, error)
+            # A live run removes its older checkpoints.
+            damage += found if path.exists() else []
     queue = verify_queue(run.path, min(whole.values(), default=0))
     return RunChecked(
         checkpoints=list(whole),
@@ -96,8 +98,11 @@ def _damage_line(damage: Damage) -> str:
 def _unfinished(run: RunFolder) -> Iterator[Unfinished]:
     """Checkpoints that were not committed: under way, or left by a process that ended."""
     for folder in sorted(run.checkpoints_path.glob("tmp_*")):
-        sizes = [path.stat().st_size for path in folder.iterdir()]
-        yield Unfinished(file=str(folder.relative_to(run.path)), offset=0, num_bytes=sum(sizes))
+        try:
+            num_bytes = sum(path.stat().st_size for path in folder.iterdir())
+        except FileNotFoundError:
+            continue  # it was committed or removed meanwhile
+        yield Unfinished(file=str(folder.relative_to(run.path)), offset=0, num_bytes=num_bytes)
 
 
 def _damage_of(path: Path, run_folder: Path, error: DataError) -> list[Damage]:
@@ -123,7 +128,7 @@ def _damaged_tensors(path: Path, digests: dict[str, str]) -> Iterator[tuple[int,
             for name, digest in digests.items():
                 if tensor_digest(file.get_tensor(name)) != digest:
                     yield starts[name], f"{path.name}: tensor {name} does not have its digest"
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
+    except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
         yield 0, f"{path.name}: its head cannot be read: {error}"
 
 

@@ -112,8 +112,9 @@ def _require_tensors(path: Path, entry: FileEntry) -> None:
     try:
         with safe_open(path / entry.name, framework="pt") as file:
             names = set(file.keys())
-    except SafetensorError as error:
-        raise DataError(f"checkpoint {path}: {entry.name} is not a safetensors file: {error}") from error
+    except (SafetensorError, OSError, RuntimeError) as error:
+        # RuntimeError is what torch makes of a file that is gone: a live run removes its older checkpoints.
+        raise DataError(f"checkpoint {path}: {entry.name} cannot be read as a safetensors file: {error}") from error
     if names != set(entry.tensors):
         raise DataError(f"checkpoint {path}: {entry.name} does not hold the tensors that {MANIFEST} lists")
 

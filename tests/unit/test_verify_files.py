@@ -28,6 +28,7 @@ from services.cli import run_app
 from services.run_folder import RunFolder
 from services.verify import verify_run
 from streamrl.errors import DataError
+from streamrl.learner import checkpoint_format
 from streamrl.types import PartialTokens, Ticket, Version, VersionSpan
 
 SEED = int(os.environ.get("SEED", "0"))
@@ -119,6 +120,32 @@ def test_a_damaged_tensor_is_told_with_its_name_and_offset(run: RunFolder) -> No
     damage = only(run)
     assert (damage.file, damage.offset) == (str(path.relative_to(run.path)), start)
     assert "model/trained" in damage.what
+
+
+@pytest.mark.parametrize("call", ["read_manifest", "_digest", "_require_tensors"])
+def test_a_checkpoint_that_a_live_run_removes_while_it_is_looked_at_is_no_damage(
+    call: str, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(checkpoint_format, call)
+    folders = list(run.checkpoints_path.glob("step_*"))
+
+    def removed_first(*arguments: object) -> object:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        return real(*arguments)
+
+    monkeypatch.setattr(checkpoint_format, call, removed_first)
+    checked = verify_run(run)
+    assert folders
+    assert checked.checkpoints == []
+    assert [one for one in checked.damage if "checkpoints" in one.file] == []
+
+
+def test_a_checkpoint_that_is_committed_while_its_files_are_counted_is_left_out(run: RunFolder) -> None:
+    folder = run.checkpoints_path / "tmp_step_000009"
+    folder.mkdir()
+    (folder / "tensors_00000.safetensors").symlink_to(folder / "gone")
+    assert verify_run(run).unfinished == []
 
 
 def test_damage_is_exit_code_4_and_told_in_both_forms(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
