@@ -139,6 +139,7 @@ class SegmentReader:
     def _verify_end(self, path: str, entry: IndexEntry) -> None:
         """A sealed segment ends with its marker, where its index says."""
         end = entry.offset + entry.length
+        self.forget(path)  # it may have been mapped while it was written, with room that the seal has cut
         mapping = self._mapping(path, end)
         self._verify_size(mapping, end)
         marker = mapping.data.slice(entry.offset, entry.length)

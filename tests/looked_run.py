@@ -60,5 +60,6 @@ def interrupted_run(folder: Path, *, after: str, step: int) -> tuple[RunFolder, 
     try:
         asyncio.run(small.to_the_end())
     except Enough:
+        small.rest()
         return run, small
     raise AssertionError(f"the run never said {after} of step {step}")

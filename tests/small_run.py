@@ -7,7 +7,7 @@ The learner's weights are how often it trained each group, so they say by themse
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,7 @@ class SmallRun:
 
     folder: Path
     tell: Tell
+    _writers: list[SegmentWriter] = field(default_factory=list)
 
     async def to_the_end(self) -> list[int]:
         """Train every step that is left. Returns how often each group was trained."""
@@ -188,7 +189,14 @@ class SmallRun:
         checkpoint.save(self.folder / "checkpoints", snapshot, keep=1)
 
     def _writer(self, folder: str, name: str, epoch: int, schema: Any) -> SegmentWriter:
-        return SegmentWriter(self.folder, folder, name, epoch, schema, SEGMENT_BYTES, "disk", 0.0)
+        writer = SegmentWriter(self.folder, folder, name, epoch, schema, SEGMENT_BYTES, "disk", 0.0)
+        self._writers.append(writer)
+        return writer
+
+    def rest(self) -> None:
+        """Wait for what the writers of a run that was left still do beside it: a process that ended does nothing."""
+        for writer in self._writers:
+            writer._beside.shutdown(wait=True)
 
 
 def check_rows(folder: Path, lease: Lease) -> None:

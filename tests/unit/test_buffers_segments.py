@@ -200,6 +200,15 @@ def test_a_seal_that_fails_ends_the_writer_and_names_the_file(tmp_path, monkeypa
     assert all(reader.read(ref).equals(scores(start=i, count=8)) for i, ref in enumerate(refs))
 
 
+def test_a_segment_that_is_sealed_while_a_reader_has_it_mapped_is_whole(tmp_path):
+    segments, reader = writer(tmp_path), SegmentReader(tmp_path)
+    ref = segments.append(scores()).result()
+    assert reader.verify(ref.path) == 1
+    segments.close()
+    assert reader.verify(ref.path) == 1
+    assert reader.read(ref).equals(scores())
+
+
 def test_a_batch_larger_than_a_segment_names_both_sizes_and_the_key(tmp_path):
     segments = writer(tmp_path, segment_bytes=4096)
     with pytest.raises(ConfigError, match=r"200 rows takes \d+ bytes .* queue.segment_bytes"):

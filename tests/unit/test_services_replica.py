@@ -90,7 +90,7 @@ def test_invariant_12_a_result_that_is_not_finite_reaches_the_log_as_an_error_wi
         good = finished(0, 1)
         bad = good.result
         for name, result in (("good", bad), ("bad", None)):
-            replica._issued[name] = good.issued
+            replica._running.issue(name, good.issued)
             logprobs = bad.logprobs.copy()
             if result is None:
                 logprobs[1] = np.inf
@@ -113,13 +113,14 @@ def test_invariant_12_a_result_that_is_not_finite_reaches_the_log_as_an_error_wi
 def test_a_replica_asks_for_groups_only_when_a_quarter_of_its_slots_is_free(config, tmp_path) -> None:
     async def room(replica: RolloutReplica, run: RunFolder) -> list[int]:
         rooms = [await replica._wait_for_room()]
-        replica._issued = {str(i): finished(0, 0).issued for i in range(48)}
+        for number in range(48):
+            replica._running.issue(str(number), finished(0, 0).issued)
         rooms.append(await replica._wait_for_room())
-        replica._issued["one more"] = finished(0, 0).issued
+        replica._running.issue("one more", finished(0, 0).issued)
         waiting = asyncio.ensure_future(replica._wait_for_room())
         await asyncio.sleep(0)
         assert not waiting.done()
-        replica._issued.pop("0")
+        replica._running.ended("0")
         replica._room.set()
         return [*rooms, await waiting]
 
