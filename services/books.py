@@ -117,7 +117,7 @@ class RunBook:
             steps=self._config.learner.steps,
             rollouts_per_s=trained / seconds if seconds else 0.0,
             seed=self._config.seed,
-            durability=self._config.queue.promise,
+            durability=self._config.promise,
             export=str(self._run.export_path),
             curve=str(self._run.curve_path),
             staleness_mean=self._staleness_sum / self._steps if self._steps else 0.0,

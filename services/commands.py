@@ -33,7 +33,7 @@ def status(run: RunFolder) -> dict[str, Any]:
     state = run.state()
     facts: dict[str, Any] = {"run": run.name, "folder": str(run.path), "state": str(state)}
     facts["launch"] = run.incarnation
-    facts["durability"] = load(run.config_path).queue.promise
+    facts["durability"] = load(run.config_path).promise
     if state is RunState.RUNNING and run.owner() is not None:
         with ControlClient.of(run) as client:
             return {**client.ask("status"), **facts}

@@ -56,7 +56,7 @@ class PlainView:
         self._state = ViewState(config)
         self._stream = stream
         if config.queue.durability == "memory":
-            print(f"! durability {config.queue.promise}", file=stream, flush=True)
+            print(f"! durability {config.promise}", file=stream, flush=True)
         self._last_step = -LINE_STEPS
         self._last_ns = 0
 
@@ -149,7 +149,7 @@ def page(state: ViewState) -> Any:
     parts = [progress, figures]
     parts += [replicas] if state.replicas else []
     if state.config.queue.durability == "memory":
-        parts.append(f"[yellow]{_escaped(state.config.queue.promise)}[/yellow]")
+        parts.append(f"[yellow]{_escaped(state.config.promise)}[/yellow]")
     parts += [f"[yellow]{_escaped(notice)}[/yellow]" for notice in state.notices]
     return Panel(Group(*parts), title=f"{state.config.name}: {_phase(state)}", title_align="left", width=100)
 

@@ -255,13 +255,6 @@ class QueueConfig(Table, frozen=True):
     """Free bytes of the run folder's disk under which the run pauses: no new groups until there is more again. 0 pauses
     only when the disk is full."""
 
-    @property
-    def promise(self) -> str:
-        """What `durability` promises, for whoever looks at a run."""
-        if self.durability == "disk":
-            return "disk: what was acknowledged survives kill -9 and a power cut"
-        return "memory: what was acknowledged survives kill -9, but not a crash of the machine or a power cut"
-
 
 class WeightsConfig(Table, frozen=True):
     """The versions on their way from the learner to the replicas."""
@@ -337,6 +330,17 @@ class Config(Table, frozen=True):
     @property
     def rollouts_per_step(self) -> int:
         return self.learner.groups_per_step * self.rollout.group_size
+
+    @property
+    def promise(self) -> str:
+        """What `queue.durability` promises in this run, for whoever looks at it."""
+        words = {
+            "disk": "disk: what was acknowledged survives kill -9 and a power cut",
+            "memory": "memory: what was acknowledged survives kill -9, but not a crash of the machine or a power cut",
+        }[self.queue.durability]
+        if self.rollout.resources is None:
+            return words
+        return f"{words}; rows of a replica on another node are generated again if that node's disk is lost"
 
     @property
     def journals_partials(self) -> bool:

@@ -184,7 +184,7 @@ def test_a_run_that_a_power_cut_can_hurt_says_so_wherever_it_is_looked_at() -> N
         "! durability memory: what was acknowledged survives kill -9, but not a crash of the machine or a power cut\n"
     )
     assert "not a crash of the machine" in " ".join(picture(ViewState(of("memory"))).split())
-    assert "survives kill -9, but not" in summary_text({"durability": of("memory").queue.promise})
+    assert "survives kill -9, but not" in summary_text({"durability": of("memory").promise})
 
 
 def test_a_run_on_disk_says_what_it_promises_without_a_warning() -> None:
@@ -192,7 +192,12 @@ def test_a_run_on_disk_says_what_it_promises_without_a_warning() -> None:
     PlainView(of("disk"), stream)
     assert stream.getvalue() == ""
     assert "durability disk" in " ".join(picture(ViewState(of("disk"))).split())
-    assert "survives kill -9 and a power cut" in summary_text({"durability": of("disk").queue.promise})
+    assert "survives kill -9 and a power cut" in summary_text({"durability": of("disk").promise})
+
+
+def test_a_run_with_replicas_on_other_nodes_says_whose_disk_its_rows_hang_on() -> None:
+    config = Config(name="demo", rollout=RolloutConfig(resources={"far": 1.0}))
+    assert "rows of a replica on another node are generated again" in summary_text({"durability": config.promise})
 
 
 def test_a_resume_is_a_line_and_a_notice() -> None:
