@@ -123,6 +123,9 @@ class SmallRun:
         # The first error, not one that it caused.
         for loop in [*done, *loops]:
             loop.result()
+        # Only here: a run that ended by an error leaves its segments as a killed process would, however far it was.
+        for writer in self._writers:
+            await asyncio.to_thread(writer.close)
         return self.trained.tolist()
 
     async def _rollouts(self) -> None:
@@ -138,7 +141,6 @@ class SmallRun:
                 await self.queue.accept(REPLICA, epoch, sequence, frame, AcceptedRows.of(rows, numbers))
                 self.tell({"kind": "accepted", "number": ticket.number})
                 sequence += 1
-        await asyncio.to_thread(log.close)
 
     async def _scores(self) -> None:
         epoch = await self.queue.next_epoch(SCORER)
@@ -148,7 +150,6 @@ class SmallRun:
             for part in frames:
                 await self._score(log, epoch, sequence, part)
                 sequence += 1
-        await asyncio.to_thread(log.close)
 
     async def _score(self, log: SegmentWriter, epoch: int, sequence: int, part: UnscoredFrame) -> None:
         keys = list(zip(part.number.tolist(), part.sample_index.tolist(), strict=True))
