@@ -133,7 +133,8 @@ class LearnerCore:
             rows = [self._rows(plan, share) for share in shares]
         with timer.phase("pack"):
             packs = [
-                pack(part, share.advantages, most, skip_zero=True) for part, share in zip(rows, shares, strict=True)
+                pack(part, share.advantages, most, step=plan.step, skip_zero=True)
+                for part, share in zip(rows, shares, strict=True)
             ]
         with timer.phase("forward_backward"):
             metrics = self._backend.step_shares(packs, Denominators(plan.total_tokens, plan.total_rows))

@@ -125,7 +125,7 @@ class Reference:
         """Every step, each as it is done."""
         for step in range(self.config.learner.steps):
             samples = self.generate(step)
-            rows = self.score(samples)
+            rows = self.score(step, samples)
             with threads(self.config.learner.threads):
                 loss, grad_norm = self.learn(step, rows)
             ids = {sample.result.request_id: sample.result.token_ids.tolist() for sample in samples}
@@ -152,7 +152,7 @@ class Reference:
             results = self.engine.generate(requests)
         return [Sample(*one, result) for one, result in zip(asked, results, strict=True)]
 
-    def score(self, samples: list[Sample]) -> RolloutRows:
+    def score(self, step: int, samples: list[Sample]) -> RolloutRows:
         """Score every completion, and lay the rows out as the learner takes them: ragged, never padded."""
         offsets = np.cumsum([0, *(len(sample.result.token_ids) for sample in samples)])
         texts = self.tokenizer.decode_batch(np.concatenate([s.result.token_ids for s in samples]), offsets)
@@ -173,7 +173,7 @@ class Reference:
             token_ids=np.concatenate(parts),
             token_origin=origin,
             rollout_logprobs=logprobs,
-            token_steps=np.where(origin == TokenOrigin.SAMPLED, 0, -1),
+            token_steps=np.where(origin == TokenOrigin.SAMPLED, step, -1),
             group=np.array([s.group for s in samples]),
             sample_index=np.array([s.sample_index for s in samples]),
             rewards=np.array([np.nan if score.reward is None else score.reward for score in scores]),
@@ -185,8 +185,8 @@ class Reference:
         learner = self.config.learner
         advantages = ADVANTAGES[learner.algorithm.advantage](rows.rewards, rows.valid, rows.group)
         total = count_targets(rows)
-        loss_sum = 0.0
-        for batch in pack(rows, advantages, learner.micro_batch_tokens, skip_zero=True) or [empty_pack()]:
+        loss_sum, most = 0.0, learner.micro_batch_tokens
+        for batch in pack(rows, advantages, most, step=step, skip_zero=True) or [empty_pack()]:
             loss, _ = policy_loss(self.policy, batch, total, learner.algorithm, self.sampling.temperature)
             loss.backward()
             loss_sum += loss.double().item()

@@ -1,4 +1,5 @@
-"""The algorithms, by the names that the configuration uses: advantage x loss x correction x aggregation are
+"""The algorithms, by the names that the configuration uses: advantage x loss x proximal x correction x
+aggregation are
 independent choices. A new one is a pure function in its module and a line here (and its name in the
 schema)."""
 
@@ -6,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from streamrl.algorithms import advantages, aggregation, corrections, losses
+from streamrl.algorithms import advantages, aggregation, corrections, losses, proximal
 from streamrl.algorithms.advantages import BoolArray, DoubleArray
 from streamrl.algorithms.aggregation import Denominators
 from streamrl.algorithms.corrections import Correction
@@ -23,6 +24,12 @@ LOSSES: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
     "reinforce": losses.reinforce,
 }
 
+PROXIMALS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "recompute": proximal.recompute,
+    "rollout": proximal.rollout,
+    "interpolate": proximal.interpolate,
+}
+
 CORRECTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor, float], Correction]] = {
     "none": corrections.none,
     "tis": corrections.tis,
@@ -34,4 +41,4 @@ AGGREGATIONS: dict[str, Callable[[torch.Tensor, Denominators], torch.Tensor]] = 
     "seq_mean_token_sum": aggregation.seq_mean_token_sum,
 }
 
-__all__ = ["ADVANTAGES", "AGGREGATIONS", "CORRECTIONS", "LOSSES", "Denominators"]
+__all__ = ["ADVANTAGES", "AGGREGATIONS", "CORRECTIONS", "LOSSES", "PROXIMALS", "Denominators"]

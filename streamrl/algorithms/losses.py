@@ -1,7 +1,7 @@
 """Losses: one number for each trained token, from log-probs and advantages.
 
 Pure functions of flat tensors: a token that must not be trained is not in them, so no mask and no padding
-exist here. Aggregation into a scalar is `aggregation`'s; what the ratio is against is `corrections`'.
+exist here. Aggregation into a scalar is `aggregation`'s; what the ratio is against is `proximal`'s.
 """
 
 import torch

@@ -130,6 +130,14 @@ def _algorithm_ranges(config: Config) -> Iterator[Problem]:
         yield Problem(key="learner.optimizer.betas", what=what, given=given)
 
 
+def _reinforce_has_no_ratio(config: Config) -> Iterator[Problem]:
+    algorithm = config.learner.algorithm
+    if algorithm.loss == "reinforce" and algorithm.proximal != "recompute":
+        what = '"reinforce" has no ratio that would cover a part of the way from the sampling policy; set "recompute"'
+        involves = ("learner.algorithm.loss",)
+        yield Problem(key="learner.algorithm.proximal", what=what, given=quoted(algorithm.proximal), involves=involves)
+
+
 def _warmup(config: Config) -> Iterator[Problem]:
     warmup = config.warmup
     if warmup.max_steps and warmup.target_score == 0.0:
@@ -224,6 +232,7 @@ RULES: tuple[Rule, ...] = (
     _deterministic_mode,
     _synchronous_mode,
     _algorithm_ranges,
+    _reinforce_has_no_ratio,
     _warmup,
     _ranks_have_rows,
     _shares_fit_the_ranks,

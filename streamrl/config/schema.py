@@ -162,19 +162,22 @@ class OptimizerConfig(Table, frozen=True):
 
 
 class AlgorithmConfig(Table, frozen=True):
-    """From rewards to a loss: advantage, correction, loss and aggregation are independent choices."""
+    """From rewards to a loss: advantage, proximal, correction, loss and aggregation are independent choices."""
 
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
     """How a rollout is judged against the others of its group."""
     loss: Literal["ppo", "reinforce"] = "ppo"
     """`ppo` is the clipped surrogate. `reinforce` is the plain policy gradient, without ratio and clip: only
-    `correction` stands between it and rows of older versions."""
+    `correction` stands between it and rows of older versions, so it needs `proximal = "recompute"`."""
     clip_low: NonNegativeFloat = 0.2
-    """The ratio is clipped below at 1 - `clip_low`; acts under `correction = "none"`, since under `tis` it is 1."""
+    """The ratio is clipped below at 1 - `clip_low`; without part under `proximal = "recompute"`, where it is 1."""
     clip_high: NonNegativeFloat = 0.28
     """The ratio is clipped above at 1 + `clip_high`; acts as `clip_low` does."""
+    proximal: Literal["recompute", "interpolate", "rollout"] = "interpolate"
+    """The policy that the ratio is against, and so what the clip holds the update close to: the one before the step,
+    the one that sampled, or between the two by the row's age (A-3PO)."""
     correction: Literal["none", "tis"] = "tis"
-    """Weight for the distance between the policy that sampled and the policy that is trained."""
+    """Weight of a token for the distance from the policy that sampled it to `proximal`."""
     tis_cap: PositiveFloat = 2.0
     """Upper bound of the truncated importance weight."""
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"] = "token_mean"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from streamrl.algorithms import AGGREGATIONS, CORRECTIONS, LOSSES, Denominators
+from streamrl.algorithms import AGGREGATIONS, CORRECTIONS, LOSSES, PROXIMALS, Denominators
 from streamrl.algorithms.aggregation import token_mean
 from streamrl.algorithms.corrections import LOG_RATIO_LIMIT
 from streamrl.config.schema import AlgorithmConfig
@@ -70,10 +70,11 @@ def policy_loss(
     """
     logprobs_K, entropy_K = policy(pack, temperature)
     current_K = logprobs_K.detach()
-    correction = CORRECTIONS[algorithm.correction](current_K, pack.rollout_logprobs, algorithm.tis_cap)
+    proximal_K = PROXIMALS[algorithm.proximal](current_K, pack.rollout_logprobs, pack.lags)
+    correction = CORRECTIONS[algorithm.correction](proximal_K, pack.rollout_logprobs, algorithm.tis_cap)
     loss_K, clipped_K = LOSSES[algorithm.loss](
         logprobs_K,
-        correction.proximal_T,
+        proximal_K,
         pack.advantages,
         correction.weights_T,
         algorithm.clip_low,

@@ -30,7 +30,8 @@ class PackedBatch:
 
     ids, position_ids: int64 [T]. layout: which tokens attend to which.
     predictors: int64 [K], the place in the pack whose next token is the target. targets: int64 [K], its id.
-    rollout_logprobs, advantages: float32 [K]. row_tokens: float32 [K], targets in the row that the target
+    rollout_logprobs, advantages: float32 [K]. lags: float32 [K], steps from the version that sampled the target to the
+    one that is trained. row_tokens: float32 [K], targets in the row that the target
     is of. rows: int64 [K], that row, as numbered in the rows that were packed.
     """
 
@@ -41,6 +42,7 @@ class PackedBatch:
     targets: torch.Tensor
     rollout_logprobs: torch.Tensor
     advantages: torch.Tensor
+    lags: torch.Tensor
     row_tokens: torch.Tensor
     rows: torch.Tensor
 
@@ -65,7 +67,7 @@ def empty_pack() -> PackedBatch:
     nothing, zero = torch.zeros(0), torch.zeros(1, dtype=torch.int64)
     no_index = nothing.to(torch.int64)
     layout = lay_out(np.ones(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
-    return PackedBatch(zero, zero, layout, no_index, no_index, nothing, nothing, nothing, no_index)
+    return PackedBatch(zero, zero, layout, no_index, no_index, nothing, nothing, nothing, nothing, no_index)
 
 
 def pack(
@@ -73,12 +75,14 @@ def pack(
     advantages_N: npt.NDArray[np.float64],
     max_tokens: int,
     *,
+    step: int = 0,
     share_prompts: bool = True,
     skip_zero: bool = False,
 ) -> list[PackedBatch]:
     """Packs of at most `max_tokens`, in row order.
 
-    rows: in `training_order`. advantages_N: float64 [N]. `share_prompts = False` computes each prompt in
+    rows: in `training_order`. advantages_N: float64 [N]. step: of the version that is trained, for the lags.
+    `share_prompts = False` computes each prompt in
     each row, which is slower and otherwise the same: it is what the tests compare with. `skip_zero` leaves rows out
     whose advantage is exactly 0: under a policy loss without other terms they give no gradient, and late in a run they
     are half of the batch. Denominators count them all the same.
@@ -97,7 +101,7 @@ def pack(
     used_N[row_T[targets]] = targets - rows.offsets[row_T[targets]]
     prompt_N = prompt_lengths(rows) if share_prompts else np.zeros(rows.num_rows, np.int64)
     parts = _split(rows, used_N, max_tokens)
-    return [_pack_part(rows, advantages_N, part, used_N, prompt_N, targets, row_T) for part in parts]
+    return [_pack_part(rows, advantages_N, step, part, used_N, prompt_N, targets, row_T) for part in parts]
 
 
 def _require_finite(
@@ -139,6 +143,7 @@ def _split(rows: RolloutRows, used_N: LongArray, max_tokens: int) -> list[LongAr
 def _pack_part(
     rows: RolloutRows,
     advantages_N: npt.NDArray[np.float64],
+    step: int,
     part: LongArray,
     used_N: LongArray,
     prompt_N: LongArray,
@@ -162,6 +167,7 @@ def _pack_part(
         targets=torch.from_numpy(rows.token_ids[targets].astype(np.int64)),
         rollout_logprobs=torch.from_numpy(rows.rollout_logprobs[targets]),
         advantages=torch.from_numpy(advantages_N[part][row].astype(np.float32)),
+        lags=torch.from_numpy((step - rows.token_steps[targets]).astype(np.float32)),
         row_tokens=torch.from_numpy(row_tokens[row].astype(np.float32)),
         rows=torch.from_numpy(part[row]),
     )

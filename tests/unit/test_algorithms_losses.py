@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamrl.algorithms import AGGREGATIONS, CORRECTIONS, LOSSES, Denominators
+from streamrl.algorithms import AGGREGATIONS, CORRECTIONS, LOSSES, PROXIMALS, Denominators
 
 LOGPROB = st.floats(-30.0, 0.0, width=32)
 TOKENS = st.lists(
@@ -65,23 +65,43 @@ def test_a_token_without_advantage_has_exactly_no_gradient() -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(LOGPROB, LOGPROB), min_size=1, max_size=12), st.floats(0.5, 4.0))
 def test_tis_weighs_by_the_truncated_ratio_to_the_sampling_policy(pairs: list[tuple[float, float]], cap: float) -> None:
-    current = torch.tensor([a for a, _ in pairs], dtype=torch.float64, requires_grad=True)
+    proximal = torch.tensor([a for a, _ in pairs], dtype=torch.float64, requires_grad=True)
     rollout = torch.tensor([b for _, b in pairs], dtype=torch.float64)
-    proximal, weights, truncated = CORRECTIONS["tis"](current, rollout, cap)
+    weights, truncated = CORRECTIONS["tis"](proximal, rollout, cap)
     ratios = [math.exp(min(max(a - b, -20.0), 20.0)) for a, b in pairs]
     assert weights.tolist() == pytest.approx([min(ratio, cap) for ratio in ratios])
     assert truncated.tolist() == [ratio > cap for ratio in ratios]
     assert not weights.requires_grad
-    assert not proximal.requires_grad
-    assert torch.equal(proximal, current.detach())
 
 
-def test_without_correction_the_ratio_is_against_the_sampling_policy() -> None:
-    rollout = torch.tensor([-1.0, -2.0])
-    proximal, weights, truncated = CORRECTIONS["none"](torch.tensor([-3.0, -0.5]), rollout, 2.0)
-    assert torch.equal(proximal, rollout)
+def test_without_correction_every_token_weighs_the_same() -> None:
+    weights, truncated = CORRECTIONS["none"](torch.tensor([-3.0, -0.5]), torch.tensor([-1.0, -2.0]), 2.0)
     assert weights.tolist() == [1.0, 1.0]
     assert not truncated.any()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(LOGPROB, LOGPROB, st.integers(0, 9)), min_size=1, max_size=12))
+def test_the_ratio_is_against_the_policy_that_is_named(tokens: list[tuple[float, float, int]]) -> None:
+    current = torch.tensor([a for a, _, _ in tokens], dtype=torch.float64, requires_grad=True)
+    rollout = torch.tensor([b for _, b, _ in tokens], dtype=torch.float64)
+    lags = torch.tensor([float(lag) for _, _, lag in tokens], dtype=torch.float64)
+    expected = {
+        "recompute": [a for a, _, _ in tokens],
+        "rollout": [b for _, b, _ in tokens],
+        "interpolate": [a + (b - a) / lag if lag else a for a, b, lag in tokens],
+    }
+    assert set(expected) == set(PROXIMALS)
+    for name, values in expected.items():
+        proximal = PROXIMALS[name](current, rollout, lags)
+        assert proximal.tolist() == pytest.approx(values)
+        assert not proximal.requires_grad
+
+
+def test_rows_of_the_present_version_have_a_ratio_of_exactly_1_and_those_of_the_one_before_are_not_changed() -> None:
+    current, rollout = torch.tensor([-1.7, -0.3]), torch.tensor([-1.1, -2.9])
+    assert torch.equal(PROXIMALS["interpolate"](current, rollout, torch.zeros(2)), current)
+    assert torch.equal(PROXIMALS["interpolate"](current, rollout, torch.ones(2)), rollout)
 
 
 @settings(deadline=None, max_examples=60)

@@ -98,7 +98,8 @@ SHORT_WARMUP = {
     "warmup.lr": 1e-5,
     "rollout.sampling.max_new_tokens": 2,
 }
-PPO = {"learner.algorithm.correction": "none", "learner.optimizer.lr": 1e-3}
+PPO = {"learner.algorithm.proximal": "rollout", "learner.optimizer.lr": 1e-3}
+NO_RATIO = {"learner.algorithm.proximal": "recompute"}
 RATE = {"learner.optimizer.lr": 1e-3, "learner.optimizer.warmup_steps": 1, "learner.steps": 3}
 NEVER = 1e-6
 BARELY = 2e-6
@@ -263,11 +264,12 @@ KEYS: dict[str, Key] = {
     "learner.optimizer.decay": Key(learner.learn, "constant", "linear", RATE),
     "learner.optimizer.min_lr_ratio": Key(learner.learn, 0.1, 0.5, RATE),
     "learner.algorithm.advantage": Key(learner.learn, "grpo", "rloo", RATE),
-    "learner.algorithm.loss": Key(learner.learn, "ppo", "reinforce", PPO),
+    "learner.algorithm.loss": Key(learner.learn, "ppo", "reinforce", NO_RATIO),
     "learner.algorithm.clip_low": Key(learner.learn, 0.2, 0.01, PPO),
     "learner.algorithm.clip_high": Key(learner.learn, 0.28, 0.01, PPO),
-    "learner.algorithm.correction": Key(learner.learn, "none", "tis"),
-    "learner.algorithm.tis_cap": Key(learner.learn, 2.0, 0.1),
+    "learner.algorithm.proximal": Key(learner.learn, "rollout", "recompute"),
+    "learner.algorithm.correction": Key(learner.learn, "none", "tis", NO_RATIO),
+    "learner.algorithm.tis_cap": Key(learner.learn, 2.0, 0.1, NO_RATIO),
     "learner.algorithm.aggregation": Key(learner.learn, "token_mean", "seq_mean_token_sum"),
     "checkpoint.every": Key(steps_with(checkpoint_due), 2, 5),
     "checkpoint.keep": Key(learner.learn, 1, 2),

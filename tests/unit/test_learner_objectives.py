@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamrl.algorithms import AGGREGATIONS, CORRECTIONS
+from streamrl.algorithms import AGGREGATIONS, CORRECTIONS, PROXIMALS
 from streamrl.config.schema import AlgorithmConfig
 from streamrl.learner.objectives import Objective, Sums, nll_loss, policy_loss
 from streamrl.learner.packing import PackedBatch, pack
@@ -17,6 +17,8 @@ from streamrl.learner.rows import count_targets, loss_mask
 from streamrl.types import RolloutRows
 
 PAD = EOS = 2
+STEP = 3
+"""The step that is trained; tokens are of steps 0 to 3."""
 CPU = torch.device("cpu")
 
 
@@ -52,7 +54,7 @@ def batches(draw: st.DrawFn) -> tuple[RolloutRows, np.ndarray]:
         token_ids=np.array(ids, np.int32),
         token_origin=np.array(origin, np.uint8),
         rollout_logprobs=(-0.5 - np.arange(count) / 64).astype(np.float32),
-        token_steps=np.zeros(count, np.int64),
+        token_steps=np.arange(count) % (STEP + 1),
         group=np.arange(len(lengths)),
         sample_index=np.zeros(len(lengths), np.int64),
         rewards=np.zeros(len(lengths)),
@@ -72,12 +74,13 @@ def slow_policy_loss(
         for t in range(start + 1, end):
             if rows.token_origin[t] != 1 or not rows.valid[row]:
                 continue
-            drift = math.exp(current[t] - float(rows.rollout_logprobs[t]))
-            if algorithm.correction == "tis":
-                losses.append(-advantages[row] * min(drift, algorithm.tis_cap))
-            else:
-                bounded = min(max(drift, 1 - algorithm.clip_low), 1 + algorithm.clip_high)
-                losses.append(max(-advantages[row] * drift, -advantages[row] * bounded))
+            rollout, lag = float(rows.rollout_logprobs[t]), STEP - int(rows.token_steps[t])
+            between = current[t] + (rollout - current[t]) / lag if lag else current[t]
+            proximal = {"recompute": current[t], "rollout": rollout, "interpolate": between}[algorithm.proximal]
+            weight = min(math.exp(proximal - rollout), algorithm.tis_cap) if algorithm.correction == "tis" else 1.0
+            ratio = math.exp(current[t] - proximal)
+            bounded = min(max(ratio, 1 - algorithm.clip_low), 1 + algorithm.clip_high)
+            losses.append(weight * max(-advantages[row] * ratio, -advantages[row] * bounded))
         if losses:
             per_row.append(losses)
     tokens, count = sum(map(len, per_row)), len(per_row)
@@ -94,7 +97,7 @@ def run(
     """(loss, gradient by each token's log-prob, sums) over all packs."""
     table = Table(rows)
     sums, loss = Sums.zero(CPU), 0.0
-    for packed in pack(rows, advantages, budget):
+    for packed in pack(rows, advantages, budget, step=STEP):
         part, more = objective(table, packed, count_targets(rows))
         part.backward()
         loss, sums = loss + part.item(), sums.plus(more)
@@ -102,22 +105,28 @@ def run(
     return loss, torch.zeros_like(table.logprobs) if gradient is None else gradient, sums
 
 
-def objective_of(*, correction: str = "tis", aggregation: str = "token_mean") -> Objective:
-    algorithm = AlgorithmConfig(correction=correction, aggregation=aggregation, tis_cap=1.5)
-    return partial(policy_loss, algorithm=algorithm, temperature=1.0)
+def algorithm_of(
+    *, proximal: str = "recompute", correction: str = "tis", aggregation: str = "token_mean"
+) -> AlgorithmConfig:
+    return AlgorithmConfig(proximal=proximal, correction=correction, aggregation=aggregation, tis_cap=1.5)
+
+
+def objective_of(algorithm: AlgorithmConfig | None = None) -> Objective:
+    return partial(policy_loss, algorithm=algorithm or algorithm_of(), temperature=1.0)
 
 
 @pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
 @pytest.mark.parametrize("correction", sorted(CORRECTIONS))
+@pytest.mark.parametrize("proximal", sorted(PROXIMALS))
 @settings(deadline=None, max_examples=25)
 @given(batch=batches(), budget=st.integers(7, 30))
 def test_policy_loss_matches_the_slow_reference_however_it_is_packed(
-    aggregation: str, correction: str, batch: tuple[RolloutRows, np.ndarray], budget: int
+    aggregation: str, correction: str, proximal: str, batch: tuple[RolloutRows, np.ndarray], budget: int
 ) -> None:
     rows, advantages = batch
-    objective = objective_of(correction=correction, aggregation=aggregation)
+    algorithm = algorithm_of(proximal=proximal, correction=correction, aggregation=aggregation)
+    objective = objective_of(algorithm)
     loss, gradient, sums = run(objective, rows, advantages, budget)
-    algorithm = AlgorithmConfig(correction=correction, aggregation=aggregation, tis_cap=1.5)
     current = Table(rows).logprobs.detach().numpy()
     assert loss == pytest.approx(slow_policy_loss(rows, advantages, current, algorithm), rel=1e-5, abs=1e-6)
     assert sums.metrics()["loss/policy"] == pytest.approx(loss, rel=1e-6, abs=1e-7)

@@ -23,7 +23,7 @@ def make_rows(
         token_ids=np.array([t for row in tokens for t in row], np.int32),
         token_origin=np.array([o for row in origins for o in row], np.uint8),
         rollout_logprobs=(-0.25 * np.arange(1, count + 1)).astype(np.float32),
-        token_steps=np.zeros(count, np.int64),
+        token_steps=np.arange(count) % 5,
         group=np.array(groups, np.int64),
         sample_index=np.arange(len(tokens)),
         rewards=np.zeros(len(tokens)),
@@ -92,7 +92,9 @@ def packed_targets(packs: list[PackedBatch]) -> list[tuple[int, list[int], int, 
 def test_each_trained_token_is_predicted_once_from_exactly_what_came_before_it(
     rows: RolloutRows, share: bool, budget: int
 ) -> None:
-    packs = pack(rows, np.arange(rows.num_rows) / 4, budget, share_prompts=share)
+    packs = pack(rows, np.arange(rows.num_rows) / 4, budget, share_prompts=share, step=7)
+    ages = [7 - int(rows.token_steps[rows.offsets[row] + len(before)]) for row, before, *_ in slow_targets(rows)]
+    assert [lag for p in packs for lag in p.lags.tolist()] == ages
     assert packed_targets(packs) == slow_targets(rows)
     for p in packs:
         assert p.advantages.tolist() == (p.rows / 4).tolist()
