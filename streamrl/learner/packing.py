@@ -31,8 +31,8 @@ class PackedBatch:
     ids, position_ids: int64 [T]. layout: which tokens attend to which.
     predictors: int64 [K], the place in the pack whose next token is the target. targets: int64 [K], its id.
     rollout_logprobs, advantages: float32 [K]. lags: float32 [K], steps from the version that sampled the target to the
-    one that is trained. row_tokens: float32 [K], targets in the row that the target
-    is of. rows: int64 [K], that row, as numbered in the rows that were packed.
+    one that is trained. row_tokens: float32 [K], targets in the row that the target is of. rows: int64 [K], that row,
+    as numbered in the rows that were packed.
     """
 
     ids: torch.Tensor
@@ -82,10 +82,9 @@ def pack(
     """Packs of at most `max_tokens`, in row order.
 
     rows: in `training_order`. advantages_N: float64 [N]. step: of the version that is trained, for the lags.
-    `share_prompts = False` computes each prompt in
-    each row, which is slower and otherwise the same: it is what the tests compare with. `skip_zero` leaves rows out
-    whose advantage is exactly 0: under a policy loss without other terms they give no gradient, and late in a run they
-    are half of the batch. Denominators count them all the same.
+    `share_prompts = False` computes each prompt in each row, which is slower and otherwise the same: it is what the
+    tests compare with. `skip_zero` leaves rows out whose advantage is exactly 0: under a policy loss without other
+    terms they give no gradient, and late in a run they are half of the batch. Denominators count them all the same.
 
     Raises ConfigError for a row longer than `max_tokens`, NonFiniteError for a log-prob or advantage that
     is not finite, both with the row's group and sample.
