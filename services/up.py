@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from services import watcher
+from services import run_lock, watcher
 from services.claim import claim, is_new
 from services.control_client import ControlClient
 from services.ending import EXIT_INTERRUPTED, failure_of
@@ -64,6 +64,8 @@ def up(
         if detach and last is not None and last["kind"] != "end":
             return _tell_up(run, as_json=as_json)
         code = launched.process.wait()
+        # A watcher that was killed is gone before the owner is.
+        run_lock.wait_until_free(run.lock_path, claimed.config.deadlines.stop_s)
     stopped = (interrupts.asked and last is None) or (last is not None and last.get("how") == "stopped")
     return _tell_end(run, EXIT_INTERRUPTED if stopped else code, last, as_json=as_json)
 

@@ -53,7 +53,7 @@ class Storm:
             assert code != 2, err
             self._again()
         self.newest = max(self.newest, self.run.steps()[-1]["step"])
-        self._guards = [self.run.watcher(), self.run.owner()]
+        self._watcher = self.run.watcher()
 
     def finish(self) -> None:
         """To the end of the run, however many launches that takes."""
@@ -68,9 +68,8 @@ class Storm:
 
     def _again(self) -> None:
         self._close()
-        # After the death of `up` or of the watcher the rest of the launch ends within `deadlines.stop_s`; then the
-        # folder is free.
-        psutil.wait_procs(self._guards, timeout=20)
+        # After the death of `up` alone, the rest of the launch ends within `deadlines.stop_s`; then the folder is free.
+        psutil.wait_procs([self._watcher], timeout=20)
         self._context = self._launch()
         self.run = self._context.__enter__()
 

@@ -31,8 +31,8 @@ def rollout(current_T: torch.Tensor, rollout_T: torch.Tensor, lags_T: torch.Tens
 
 def interpolate(current_T: torch.Tensor, rollout_T: torch.Tensor, lags_T: torch.Tensor) -> torch.Tensor:
     """The version one step before the trained one, guessed on the line between the two ends:
-    `current + (rollout - current) / lag`, and `current` for a lag of 0. At a lag of 1 it is `rollout`; the older the row,
-    the closer to `current`.
+    `current + (rollout - current) / lag`, and `current` for a lag of 0. At a lag of 1 it is `rollout`; the older the
+    row, the closer to `current`.
 
     Source: Li et al. 2025, A-3PO; the method `loglinear` of AReaL, whose alpha counts from the other end.
     """

@@ -65,8 +65,8 @@ class Traces:
         assert launch is not None
         self.runtime = Path(launch.runtime)
         self.owner = psutil.Process(launch.owner.pid)
-        watcher = psutil.Process(launch.watcher.pid)
-        self.processes = [watcher, *watcher.children(recursive=True)]
+        self.watcher = psutil.Process(launch.watcher.pid)
+        self.processes = [self.watcher, *self.watcher.children(recursive=True)]
 
     def assert_gone_in_time(self) -> None:
         started = time.monotonic()
@@ -132,6 +132,18 @@ def test_a_second_ctrl_c_ends_a_run_that_does_not_stop(tmp_path: Path) -> None:
         up.process.send_signal(signal.SIGINT)
         assert up.end()[0] == 130
         traces.assert_gone_in_time()
+
+
+def test_up_ends_with_the_owner_when_the_watcher_is_killed_and_goes_on_at_once(tmp_path: Path) -> None:
+    with running(tmp_path) as up:
+        up.wait_for(kind="step")
+        traces = Traces(up.run)
+        traces.watcher.kill()
+        assert up.end()[0] == 130
+        assert RunFolder.open(up.run).state() is not RunState.RUNNING
+    with running(tmp_path, steps=3) as again:
+        code, err = again.end()
+        assert code == 0, err
 
 
 @pytest.mark.parametrize("victim", ["up", "owner"])
