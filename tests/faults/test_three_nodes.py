@@ -21,7 +21,8 @@ from services.run_folder import SHARED_MEMORY, RunFolder
 
 pytestmark = pytest.mark.ray
 
-STEPS, GROUPS_PER_STEP, GROUP_SIZE = 40, 8, 4
+# The second replica may begin many steps after the first: it starts slowly on a busy machine.
+STEPS, GROUPS_PER_STEP, GROUP_SIZE = 150, 8, 4
 OPTIONS = (
     # Too few slots for one replica to do it all.
     *("--rollout.engine", "scripted", "--rollout.slots", "8", "--rollout.resources", "{ rollout-node = 1 }"),
