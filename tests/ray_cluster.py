@@ -77,6 +77,7 @@ def ray_cluster(folder: Path, nodes: int, resources: dict[str, float]) -> Iterat
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
         "OMP_NUM_THREADS": "1",
     }
     folders = [folder / f"node-{number}" for number in range(nodes)]

@@ -93,6 +93,7 @@ def test_ours_is_on_loopback_with_a_token_and_leaves_a_stranger_alone(tmp_path: 
         assert any("RAY_ADDRESS" in notice for notice in notices)
         assert run.token_path.stat().st_mode & 0o777 == 0o600
         assert_loopback_only(psutil.Process(ours.popen.pid))
+        assert_no_worker_is_starved(psutil.Process(ours.popen.pid))
     finally:
         ours.end()
         shutil.rmtree(runtime)
@@ -108,6 +109,12 @@ def assert_loopback_only(root: psutil.Process) -> None:
     assert len(listening) >= 4, "gcs, raylet, agents and driver listen; none seen means none looked at"
     outside = {port: str(ip) for port, ip in listening.items() if not is_loopback(ip)}
     assert outside == {}
+
+
+def assert_no_worker_is_starved(root: psutil.Process) -> None:
+    workers = [one for one in root.children(recursive=True) if one.name().startswith("ray::IDLE")]
+    assert workers
+    assert {one.nice() for one in workers} == {root.nice()}
 
 
 def is_loopback(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
