@@ -19,7 +19,7 @@ from services import warm_up
 from services.layout import model_folder, start_folder
 from services.run_folder import RunFolder
 from services.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, shares_of
-from streamrl.algorithms import Denominators
+from streamrl.algorithms.aggregation import Denominators
 from streamrl.config import Config
 from streamrl.disk_room import DiskRoom
 from streamrl.errors import ConfigError, DataError

@@ -144,7 +144,8 @@ def _weights_of_step(
     """float64 [2, N] for the rows of one step. reward: NaN where the score failed."""
     import torch
 
-    from streamrl.algorithms import ADVANTAGES, AGGREGATIONS, Denominators
+    from streamrl.algorithms.advantages import ADVANTAGES
+    from streamrl.algorithms.aggregation import AGGREGATIONS, Denominators
 
     algorithm = config.learner.algorithm
     valid = ~np.isnan(reward)

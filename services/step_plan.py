@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from buffers.records import Lease
-from streamrl.algorithms import ADVANTAGES
+from streamrl.algorithms.advantages import ADVANTAGES
 from streamrl.config import Config
 from streamrl.learner.balance import split_rows
 from streamrl.types import FrameRef, LongArray

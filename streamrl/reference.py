@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from streamrl.algorithms import ADVANTAGES
+from streamrl.algorithms.advantages import ADVANTAGES
 from streamrl.config import Config
 from streamrl.config.load import load_args
 from streamrl.engines.torch.engine import TorchEngine

@@ -8,6 +8,7 @@ with (verl's GRPO gives the score itself there, TRL gives 0). Knows nothing of t
 group, or of group size: groups may be of any size.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,3 +85,10 @@ def rloo(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray) -> Doub
     groups = _groups(rewards_N, valid_N, group_N)
     scale_G = groups.count_G / np.maximum(groups.count_G - 1.0, 1.0)
     return groups.centred() * scale_G[groups.place_N]
+
+
+ADVANTAGES: dict[str, Callable[[DoubleArray, BoolArray, LongArray], DoubleArray]] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+}

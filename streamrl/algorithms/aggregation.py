@@ -5,6 +5,7 @@ sum of `weight * loss` over any split of the batch is the same number. Rows with
 count.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -35,3 +36,10 @@ def seq_mean_token_sum(row_tokens_T: torch.Tensor, total: Denominators) -> torch
     """`1 / rows`: a row weighs as much as it is long (REINFORCE over rows; Dr.GRPO up to a constant). As
     `token_mean`."""
     return torch.full_like(row_tokens_T, 1.0 / max(total.rows, 1))
+
+
+AGGREGATIONS: dict[str, Callable[[torch.Tensor, Denominators], torch.Tensor]] = {
+    "token_mean": token_mean,
+    "seq_mean_token_mean": seq_mean_token_mean,
+    "seq_mean_token_sum": seq_mean_token_sum,
+}

@@ -5,6 +5,7 @@ ratio is against and under the one that sampled. Ratio and weight together reach
 trained one. Knows nothing of clipping, advantages or aggregation.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -35,3 +36,9 @@ def tis(proximal_T: torch.Tensor, rollout_T: torch.Tensor, cap: float) -> Correc
     log_ratio_T = (proximal_T - rollout_T).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     ratio_T = log_ratio_T.exp()
     return Correction(ratio_T.clamp(max=cap), ratio_T > cap)
+
+
+CORRECTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor, float], Correction]] = {
+    "none": none,
+    "tis": tis,
+}

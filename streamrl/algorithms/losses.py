@@ -4,6 +4,8 @@ Pure functions of flat tensors: a token that must not be trained is not in them,
 exist here. Aggregation into a scalar is `aggregation`'s; what the ratio is against is `proximal`'s.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from streamrl.algorithms.corrections import LOG_RATIO_LIMIT
@@ -46,3 +48,9 @@ def reinforce(
     Arguments and result as `ppo`; `proximal_T` and the bounds have no part, and no token is clipped.
     """
     return -weights_T * advantages_T * logprobs_T, torch.zeros_like(logprobs_T, dtype=torch.bool)
+
+
+LOSSES: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
+    "ppo": ppo,
+    "reinforce": reinforce,
+}

@@ -9,6 +9,8 @@ float32 [T], without gradient. On rows of the present version all three give the
 Knows nothing of clipping and of weights: what is lost by `proximal` not being the sampling policy is `corrections`'.
 """
 
+from collections.abc import Callable
+
 import torch
 
 
@@ -39,3 +41,10 @@ def interpolate(current_T: torch.Tensor, rollout_T: torch.Tensor, lags_T: torch.
     share_T = torch.where(lags_T > 0, 1.0 / lags_T.clamp(min=1.0), 0.0)
     # Exact at both ends, which a sum of a product is not.
     return torch.lerp(current_T.detach(), rollout_T.detach().to(current_T.dtype), share_T.to(current_T.dtype))
+
+
+PROXIMALS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "recompute": recompute,
+    "rollout": rollout,
+    "interpolate": interpolate,
+}

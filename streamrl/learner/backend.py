@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from streamrl.algorithms import Denominators
+from streamrl.algorithms.aggregation import Denominators
 from streamrl.learner.packing import PackedBatch
 
 

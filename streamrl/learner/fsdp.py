@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from streamrl.algorithms import Denominators
+from streamrl.algorithms.aggregation import Denominators
 from streamrl.clock import Clock, SystemClock
 from streamrl.config.schema import AlgorithmConfig, OptimizerConfig
 from streamrl.errors import DataError, NonFiniteError

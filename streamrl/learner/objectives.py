@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from streamrl.algorithms import AGGREGATIONS, CORRECTIONS, LOSSES, PROXIMALS, Denominators
-from streamrl.algorithms.aggregation import token_mean
-from streamrl.algorithms.corrections import LOG_RATIO_LIMIT
+from streamrl.algorithms.aggregation import AGGREGATIONS, Denominators, token_mean
+from streamrl.algorithms.corrections import CORRECTIONS, LOG_RATIO_LIMIT
+from streamrl.algorithms.losses import LOSSES
+from streamrl.algorithms.proximal import PROXIMALS
 from streamrl.config.schema import AlgorithmConfig
 from streamrl.learner.packing import PackedBatch
 from streamrl.learner.policy import PolicyModel

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from streamrl.algorithms import ADVANTAGES
+from streamrl.algorithms.advantages import ADVANTAGES
 from streamrl.config.schema import AlgorithmConfig, OptimizerConfig
 from streamrl.errors import NonFiniteError
 from streamrl.learner import checkpoint

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamrl.algorithms import ADVANTAGES
+from streamrl.algorithms.advantages import ADVANTAGES
 from streamrl.errors import NonFiniteError
 
 

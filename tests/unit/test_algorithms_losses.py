@@ -7,7 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamrl.algorithms import AGGREGATIONS, CORRECTIONS, LOSSES, PROXIMALS, Denominators
+from streamrl.algorithms.aggregation import AGGREGATIONS, Denominators
+from streamrl.algorithms.corrections import CORRECTIONS
+from streamrl.algorithms.losses import LOSSES
+from streamrl.algorithms.proximal import PROXIMALS
 
 LOGPROB = st.floats(-30.0, 0.0, width=32)
 TOKENS = st.lists(

@@ -9,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamrl.algorithms import AGGREGATIONS, CORRECTIONS, PROXIMALS
+from streamrl.algorithms.aggregation import AGGREGATIONS
+from streamrl.algorithms.corrections import CORRECTIONS
+from streamrl.algorithms.proximal import PROXIMALS
 from streamrl.config.schema import AlgorithmConfig
 from streamrl.learner.objectives import Objective, Sums, nll_loss, policy_loss
 from streamrl.learner.packing import PackedBatch, pack
