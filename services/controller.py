@@ -62,7 +62,8 @@ class Controller:
         self._restarts = RestartBudget()
         self._replicas: dict[int, ActorHandle] = {}
         self._reward_seat = Seat()
-        self._ready = asyncio.Event()
+        self._opened = asyncio.Event()
+        self._training = False
         self._stopping = False
         self._ended = asyncio.Event()
         self._fenced: dict[str, str] = {}
@@ -84,7 +85,7 @@ class Controller:
 
     async def status(self) -> dict[str, Any]:
         """What each part says of itself."""
-        counts = await _quick(self._queue.look.remote()) if self._ready.is_set() else None
+        counts = await _quick(self._queue.look.remote()) if self._opened.is_set() else None
         fetched = await _quick(self._nodes.figures())
         return {**self._book.status(), "replicas": await self._replica_statuses(), "queue": counts, "fetched": fetched}
 
@@ -132,7 +133,7 @@ class Controller:
             return await work
         except (ray.exceptions.RayError, StreamRLError) as error:
             death = explain_death(component, error)
-            phase = "run" if self._ready.is_set() else "start"
+            phase = "run" if self._training else "start"
             report = FailureReport.now(component, phase, str(death), self._book.version)
             if report_failure(self._run.path, report):
                 self._book.events.add({"kind": "failure", **msgspec.to_builtins(report)})
@@ -206,7 +207,7 @@ class Controller:
         me = ray.get_runtime_context().current_actor
         built = await self._learners.first("build", me)
         step = built["checkpoint"]
-        if self._ready.is_set():
+        if self._opened.is_set():
             incarnation = await self._queue.resume_from.remote(step or 0)
         else:
             accepted = self._run.record.accept_changed_data
@@ -214,11 +215,12 @@ class Controller:
             incarnation = await self._in_time("the queue", opened)
         await self._learners.first("enter", incarnation)
         await self._tell_resumed(step, built["skipped"])
+        self._longest_prompt = built["longest_prompt"]
+        # The other parts get ready meanwhile: loading an engine takes seconds, and it is idle until there is a version.
+        self._opened.set()
         if step is None:
             self._book.report("phase", {"name": "warm-up"})
             await self._learners.first("warm_up")
-        self._longest_prompt = built["longest_prompt"]
-        self._ready.set()
 
     async def _tell_resumed(self, step: int | None, passed_over: list[str]) -> None:
         """Say by count what was found; nothing in a fresh run."""
@@ -233,6 +235,7 @@ class Controller:
 
     async def _learn(self) -> dict[str, Any]:
         self._restarts.served("learner", self._book.newest_step)
+        self._training = True
         result = await self._learners.first("run")
         if result["finished"]:
             await self._evaluator.all_scored()
@@ -252,7 +255,7 @@ class Controller:
     async def _keep_replica(self, index: int) -> None:
         """Run one replica; after the death of its process fence it and start another under the same name."""
         name = _replica_name(index)
-        await self._ready.wait()
+        await self._opened.wait()
         while True:
             # Whatever had this name before can write no more, and its groups are issued again.
             epoch = await self._queue.next_epoch.remote(name)
@@ -273,7 +276,7 @@ class Controller:
 
     async def _keep_reward(self) -> None:
         """The same for the reward stage: what it had not scored is handed out again."""
-        await self._ready.wait()
+        await self._opened.wait()
         while True:
             epoch = await self._queue.next_epoch.remote("reward")
             reward = self._reward
@@ -307,7 +310,7 @@ class Controller:
     async def _watch(self) -> None:
         """The heartbeat: tells the view how the replicas are, fences those that are past a deadline, and has the run
         pause while the disk is nearly full. No group is overdue because of such a pause."""
-        await self._ready.wait()
+        await self._opened.wait()
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
             for name, why in (await self._store.late.remote()).items():

@@ -141,7 +141,7 @@ async def test_no_group_is_overdue_while_the_disk_is_full(full: bool, tmp_path: 
     controller._reward = Handle(status=lambda: {"paused": ""})
     controller._disk = DiskWatch(tmp_path, config, controller._queue, controller._tell)
     controller._evaluator = Evaluator(config, controller._store, controller._reward_seat, controller._book)
-    controller._ready.set()
+    controller._opened.set()
     watch = asyncio.ensure_future(controller._watch())
     looked = asyncio.ensure_future(_heartbeat(controller))
     await asyncio.wait({watch, looked}, return_when=asyncio.FIRST_COMPLETED)
