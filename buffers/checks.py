@@ -70,12 +70,7 @@ def check_batch(batch: pa.RecordBatch, schema: pa.Schema) -> None:
         raise DataError("a batch without rows: there is nothing to write, and a frame of none cannot be referred to")
     _refuse_nulls(batch)
     table = table_of(schema)
-    for name, pattern in _NAMES.get(table, {}).items():
-        column = batch.column(name)
-        # Most names stand in many rows: a look at the different ones is enough, unless one of them is bad.
-        if not pc.all(pc.match_substring_regex(column.unique(), pattern), min_count=0).as_py():
-            plain = pc.match_substring_regex(column, pattern).to_numpy(zero_copy_only=False)
-            _refuse(~plain, batch, f"{name} is no plain name: letters, digits and any of '_.:@+=-'")
+    _check_names(batch, _NAMES.get(table, {}))
     if table == "completions":
         _check_tokens(batch)
         _check_spans(batch)
@@ -85,6 +80,19 @@ def check_batch(batch: pa.RecordBatch, schema: pa.Schema) -> None:
         _check_rewards(batch)
     elif table == "partials":
         _check_pieces(batch)
+
+
+def _check_names(batch: pa.RecordBatch, patterns: dict[str, str]) -> None:
+    """patterns: by column. Most names stand in many rows, and a call costs more than a hundred names: all different
+    names of a pattern are looked at at once, and only if one of them is bad is it searched for."""
+    for pattern in dict.fromkeys(patterns.values()):
+        names = [name for name, of in patterns.items() if of == pattern]
+        different = pa.concat_arrays([batch.column(name).unique() for name in names])
+        if pc.all(pc.match_substring_regex(different, pattern), min_count=0).as_py():
+            continue
+        for name in names:
+            plain = pc.match_substring_regex(batch.column(name), pattern).to_numpy(zero_copy_only=False)
+            _refuse(~plain, batch, f"{name} is no plain name: letters, digits and any of '_.:@+=-'")
 
 
 def _refuse(bad_rows: Bools, batch: pa.RecordBatch, what: str, error: type[Exception] = DataError) -> None:
@@ -158,9 +166,10 @@ def _check_tokens(batch: pa.RecordBatch) -> None:
     offsets = list_offsets(ids)
     _check_lengths(batch, "token_origin")
     _check_logprobs(batch)
-    unknown = list_values(origin) > max(TokenOrigin)
-    what = "a token_origin that is none of 0 (prompt), 1 (sampled), 2 (environment)"
-    _refuse_value(unknown, offsets, batch, what)
+    origins = list_values(origin)
+    if origins.max(initial=0) > max(TokenOrigin):
+        what = "a token_origin that is none of 0 (prompt), 1 (sampled), 2 (environment)"
+        _refuse_value(origins > max(TokenOrigin), offsets, batch, what)
 
 
 def _check_lengths(batch: pa.RecordBatch, name: str) -> None:
@@ -171,8 +180,13 @@ def _check_lengths(batch: pa.RecordBatch, name: str) -> None:
 def _check_logprobs(batch: pa.RecordBatch) -> None:
     _check_lengths(batch, "rollout_logprobs")
     logprobs = batch.column("rollout_logprobs")
-    what = "a rollout_logprob is NaN or infinite; end such a rollout as `error`, with log-probs of 0"
-    _refuse_value(~np.isfinite(list_values(logprobs)), list_offsets(logprobs), batch, what, NonFiniteError)
+    values = list_values(logprobs)
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = values.sum()
+    # A sum is finite only if every value is; huge values may add up to infinity, and then each is looked at.
+    if not np.isfinite(total):
+        what = "a rollout_logprob is NaN or infinite; end such a rollout as `error`, with log-probs of 0"
+        _refuse_value(~np.isfinite(values), list_offsets(logprobs), batch, what, NonFiniteError)
 
 
 def _check_pieces(batch: pa.RecordBatch) -> None:

@@ -83,11 +83,11 @@ def read_index(data: bytes, source: str) -> list[IndexEntry]:
     Raises:
         DataError: not an index file, a damaged entry, or a file that was cut. Names `source` and the offset.
     """
-    if is_zero(data[len(MAGIC) - 1 :]):
-        return []
-    if data[: len(MAGIC)] != MAGIC:
-        raise DataError(f"{source}: offset 0: {data[: len(MAGIC)]!r} is not {MAGIC!r}; no index file of this release")
     view = memoryview(data)
+    if data[: len(MAGIC)] != MAGIC:
+        if is_zero(view[len(MAGIC) - 1 :]):
+            return []
+        raise DataError(f"{source}: offset 0: {data[: len(MAGIC)]!r} is not {MAGIC!r}; no index file of this release")
     entries: list[IndexEntry] = []
     for place in range((len(view) - len(MAGIC)) // ENTRY_BYTES):
         entry = unpack_entry(view[_offset(place) :], place)

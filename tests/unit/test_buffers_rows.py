@@ -260,6 +260,15 @@ def test_invariant_12_a_logprob_that_is_not_finite_is_refused_by_its_row(value):
         check_batch(broken("rollout_logprobs", logprobs), COMPLETIONS)
 
 
+def test_huge_logprobs_pass_though_their_sum_is_infinite_and_infinities_that_cancel_do_not():
+    check_batch(
+        broken("rollout_logprobs", column("rollout_logprobs", [[0, 0, -3e38, -3e38, -1], [0, -1]])), COMPLETIONS
+    )
+    cancelling = column("rollout_logprobs", [[0, 0, float("inf"), float("-inf"), -1], [0, -1]])
+    with pytest.raises(NonFiniteError, match="row 0"):
+        check_batch(broken("rollout_logprobs", cancelling), COMPLETIONS)
+
+
 def test_a_null_inside_a_token_list_is_refused_by_its_row():
     values = pa.array([7, 8, 1, 2, 3, None, 4], pa.int32())
     kind = COMPLETIONS.field("token_ids").type
