@@ -18,7 +18,7 @@ from buffers.segment_reader import SegmentReader
 from services import warm_up
 from services.layout import model_folder, start_folder
 from services.run_folder import RunFolder
-from services.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, shares_of
+from services.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, num_shares, shares_of
 from streamrl.algorithms.aggregation import Denominators
 from streamrl.config import Config
 from streamrl.disk_room import DiskRoom
@@ -113,6 +113,7 @@ class LearnerCore:
                 held_apart=warm_up.items_held_apart(task),
                 seed=self._config.seed,
                 micro_batch_tokens=self._config.learner.micro_batch_tokens,
+                shares=num_shares(self._config),
             ).run(report)
         torch.set_num_threads(self._config.learner.threads)
         self._export(start_folder(self._run.path, self._config))

@@ -1,9 +1,9 @@
 """Supervised warm-up: the policy learns a task's own demonstrations until it scores well enough to explore.
 
-Guarantees: the same seed, data and settings give the same weights, on any number of ranks up to rounding;
-items that are held apart for the score are never trained on; it stops at the first look that reaches the
-target. The prompt is context, the demonstration and the end token are trained. Knows nothing of how the
-score is made: a function is given.
+Guarantees: the same seed, data and settings give the same weights, on any number of ranks up to rounding (to the
+bit where the number of shares is given, see `learner.shares`); items that are held apart for the score are never
+trained on; it stops at the first look that reaches the target. The prompt is context, the demonstration and the end
+token are trained. Knows nothing of how the score is made: a function is given.
 """
 
 import math
@@ -63,10 +63,12 @@ class Warmup:
         held_apart: Collection[int],
         seed: int,
         micro_batch_tokens: int,
+        shares: int | None = None,
     ) -> None:
         """evaluate: the greedy score in [0, 1] of the policy as it is, on the training items `held_apart`.
-        With several ranks each calls it and each must get the same number. Raises ConfigError when no
-        training item is left for the update."""
+        With several ranks each calls it and each must get the same number. shares: parts of a batch over all
+        ranks, a multiple of their number; one for each when None. Raises ConfigError when no training item is left
+        for the update."""
         apart = set(held_apart)
         self._items = np.array([i for i in range(task.num_train) if i not in apart], dtype=np.int64)
         if not len(self._items):
@@ -80,6 +82,7 @@ class Warmup:
         self._evaluate = evaluate
         self._seed = seed
         self._micro_batch_tokens = micro_batch_tokens
+        self._num_shares = shares or policy.group.world_size
         self._demonstrations = _Demonstrations(task, tokenizer)
         optimizer = OptimizerConfig(lr=config.lr, warmup_steps=0, decay="linear", min_lr_ratio=config.min_lr_ratio)
         self._backend = FsdpBackend(policy, nll_loss, optimizer, config.max_steps)
@@ -101,10 +104,11 @@ class Warmup:
 
     def _step(self, items: LongArray) -> float:
         rows = self._demonstrations.rows(items)
-        shares = split_rows(rows.lengths(), rows.group, self._group.world_size, self._hidden_size)
-        mine = select_rows(rows, shares[self._group.rank])
-        packs = pack(mine, np.zeros(mine.num_rows), self._micro_batch_tokens)
-        return self._backend.step(packs, count_targets(rows))["loss/policy"]
+        shares = split_rows(rows.lengths(), rows.group, self._num_shares, self._hidden_size)
+        each = self._num_shares // self._group.world_size
+        mine = [select_rows(rows, share) for share in shares[self._group.rank * each : (self._group.rank + 1) * each]]
+        packs = [pack(part, np.zeros(part.num_rows), self._micro_batch_tokens) for part in mine]
+        return self._backend.step_shares(packs, count_targets(rows))["loss/policy"]
 
 
 class _Demonstrations:

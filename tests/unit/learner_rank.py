@@ -3,7 +3,8 @@
     python learner_rank.py STORE RANK WORLD CHECKPOINTS OUT
 
 Trains 20 steps; with several ranks it saves a checkpoint after 16. Then a fresh backend resumes from the checkpoint
-and trains the last 4 again. Last, one weight of one rank's shard becomes NaN. OUT gets all of it as JSON.
+and trains the last 4 again. Then it warms another model up on two shares, whatever the number of ranks. Last, one
+weight of one rank's shard becomes NaN. OUT gets all of it as JSON.
 """
 
 import json
@@ -15,7 +16,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from streamrl.algorithms.advantages import ADVANTAGES
-from streamrl.config.schema import AlgorithmConfig, OptimizerConfig
+from streamrl.config.schema import AlgorithmConfig, OptimizerConfig, WarmupConfig
 from streamrl.errors import NonFiniteError
 from streamrl.learner import checkpoint
 from streamrl.learner.balance import split_rows
@@ -23,10 +24,16 @@ from streamrl.learner.fsdp import FsdpBackend, build
 from streamrl.learner.packing import PackedBatch, pack
 from streamrl.learner.process_group import LearnerGroup, open_group
 from streamrl.learner.rows import count_targets, select_rows
-from streamrl.types import RolloutRows, Version
+from streamrl.learner.sharding import ShardedPolicy
+from streamrl.learner.warmup import Warmup
+from streamrl.models.tokenizer import load_tokenizer, write_character_tokenizer
+from streamrl.tasks.base import Prompt
+from streamrl.types import RolloutRows, Version, prompt_digest
 
 TOTAL_STEPS = 40
 STEPS, SAVED_AT = 20, 16
+EVEN_SIZES = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
+"""Each rank's part of each parameter is a multiple of 8 elements: the fused AdamW rounds what is over differently."""
 GREETING = "rank 0 says \N{GREEK SMALL LETTER PI}"
 
 
@@ -109,6 +116,46 @@ def train_on_two_shares(backend: FsdpBackend, steps: int) -> list[dict[str, floa
     return metrics
 
 
+class Doubled:
+    """`c=` -> `cc`: eight prompts."""
+
+    name = "doubled"
+    num_train = 8
+    num_held_out = 0
+
+    def train(self, index: int) -> Prompt:
+        return Prompt(prompt_digest(self.name, index), f"{chr(97 + index)}=")
+
+    def held_out(self, index: int) -> Prompt:
+        raise IndexError(index)
+
+    def demonstration(self, prompt: Prompt) -> str:
+        return 2 * prompt.text[0]
+
+    def fingerprint(self) -> str:
+        return self.name
+
+
+def warm_up_on_two_shares(group: LearnerGroup, folder: Path) -> str:
+    """The digest of the weights that six steps leave."""
+    folder.mkdir()
+    write_character_tokenizer("abcdefgh=", 16, folder)
+    policy = ShardedPolicy(make_model(**EVEN_SIZES), group, torch.float32)
+    settings = WarmupConfig(max_steps=6, batch_size=6, lr=1e-2, eval_every=3)
+    Warmup(
+        policy,
+        settings,
+        Doubled(),
+        load_tokenizer(folder),
+        evaluate=lambda: 0.0,
+        held_apart=(),
+        seed=0,
+        micro_batch_tokens=8,
+        shares=2,
+    ).run()
+    return policy.weight_digest()
+
+
 def break_on_last_rank(backend: FsdpBackend) -> dict[str, object]:
     """One NaN weight in one rank's shard; what a step says, and that it changed nothing."""
     rows, group = make_batch(0), backend.group
@@ -150,8 +197,7 @@ def main(store: str, rank: str, world: str, checkpoints: str, out: str) -> None:
     resumed, info = make_backend(group), checkpoint.find_newest(root).newest
     assert info is not None
     resumed.load_state(info.tensor, info.extra)
-    # Each rank's part of each parameter is a multiple of 8 elements: the fused AdamW rounds what is over differently.
-    shared = make_backend(group, hidden_size=32, intermediate_size=48, head_dim=16)
+    shared = make_backend(group, **EVEN_SIZES)
     shared_metrics = train_on_two_shares(shared, STEPS)
     heard = group.broadcast_bytes(GREETING.encode() if group.rank == 0 else None).decode()
     result = {
@@ -161,6 +207,7 @@ def main(store: str, rank: str, world: str, checkpoints: str, out: str) -> None:
         "resumed_digest": resumed.weight_digest(),
         "shared_metrics": shared_metrics,
         "shared_digest": shared.weight_digest(),
+        "warm_digest": warm_up_on_two_shares(group, Path(out).with_suffix(".tokenizer")),
         "heard": heard,
         "broken": break_on_last_rank(resumed),
     }

@@ -90,3 +90,8 @@ def test_on_two_shares_one_rank_and_two_make_equal_weights(runs: Runs) -> None:
     assert len(runs.one["shared_metrics"]) == 20
     assert [m["grad/norm"] for m in runs.one["shared_metrics"]] == [m["grad/norm"] for m in first["shared_metrics"]]
     assert runs.one["shared_digest"] == first["shared_digest"] == second["shared_digest"]
+
+
+def test_on_two_shares_a_warm_up_leaves_equal_weights_on_one_rank_and_two(runs: Runs) -> None:
+    first, second = runs.two
+    assert runs.one["warm_digest"] == first["warm_digest"] == second["warm_digest"]
