@@ -336,6 +336,7 @@ def _replica_name(index: int) -> str:
 async def _quick(call: Any) -> dict[str, Any] | None:
     """What a part says of itself, or None when it does not answer at once: a status must not wait for anybody."""
     try:
-        return await asyncio.wait_for(call, 2.0)
+        async with asyncio.timeout(2.0):
+            return await call
     except (TimeoutError, ray.exceptions.RayError):
         return None

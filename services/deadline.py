@@ -17,8 +17,10 @@ async def within(seconds: float, awaitable: Awaitable[T], *, who: str, what: str
 
     Raises DeadlineError that names who waited, for what, and how long; the awaited thing is cancelled.
     """
+    # Not `asyncio.wait_for`: before Python 3.12 it forgets a cancellation that comes as the awaited thing ends.
     try:
-        return await asyncio.wait_for(awaitable, seconds)
+        async with asyncio.timeout(seconds):
+            return await awaitable
     except TimeoutError as error:
         if isinstance(error, DeadlineError):
             raise
@@ -45,6 +47,7 @@ async def within_or_paused(
 
 async def _answered(question: Awaitable[str], seconds: float) -> str:
     try:
-        return await asyncio.wait_for(question, seconds)
+        async with asyncio.timeout(seconds):
+            return await question
     except TimeoutError:
         return ""

@@ -139,7 +139,8 @@ class Owner:
     async def _stop_system(self, system: System) -> None:
         limit = max(1.0, owner_grace_s(self._config.deadlines.stop_s) - _RAY_STOP_S)
         try:
-            await asyncio.wait_for(system.stop(), limit)
+            async with asyncio.timeout(limit):
+                await system.stop()
         except TimeoutError:
             self._notice(f"the system did not stop within {limit:g} s and is ended as it is")
         except StreamRLError as error:

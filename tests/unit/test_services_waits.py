@@ -101,3 +101,22 @@ async def test_a_late_reader_gets_the_newest_events_and_the_log_stays_bounded() 
     assert number == 3 * KEPT
     assert len(events) <= KEPT
     assert events[-1]["n"] == 3 * KEPT - 1
+
+
+async def test_a_cancellation_that_comes_as_the_awaited_thing_ends_is_not_forgotten() -> None:
+    """Else a loop that is cancelled when a start succeeds would go on for ever, and its run with it."""
+    started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    went_on = False
+
+    async def loop() -> None:
+        nonlocal went_on
+        await within(5.0, started, who="rollout-0", what="the start")
+        went_on = True
+
+    task = asyncio.create_task(loop())
+    await asyncio.sleep(0)
+    started.set_result("started")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not went_on
