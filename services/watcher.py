@@ -26,6 +26,8 @@ PR_SET_CHILD_SUBREAPER = 36
 POLITE_S = 1.0
 # A process that survives SIGKILL this long hangs in the kernel; waiting longer would not end it.
 GIVE_UP_S = 5.0
+NUM_THREADS = 17
+"""Its place among the fields of `stat_fields`."""
 ASK, INSIST = signal.SIGTERM, signal.SIGQUIT
 WAKING = (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, ASK, INSIST)
 
@@ -98,17 +100,21 @@ def end_descendants() -> None:
 def descendants() -> set[int]:
     """Pids of all live processes below this one, zombies left out, from one pass over /proc."""
     parents: dict[int, int] = {}
+    alive: set[int] = set()
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and (stat := stat_fields(int(entry))) and stat[0] != "Z":
+        if entry.isdigit() and (stat := stat_fields(int(entry))):
             parents[int(entry)] = int(stat[1])
+            # A process whose first thread has ended is a zombie too: it lives while others do, and has its children.
+            if stat[0] != "Z" or int(stat[NUM_THREADS]) > 1:
+                alive.add(int(entry))
     found = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
-    return found - {os.getpid()}
+    return found & alive - {os.getpid()}
 
 
 def stat_fields(pid: int) -> list[str]:
-    """State, parent, ... of a process from proc(5); empty when it is gone."""
+    """State, parent, ... of a process from proc(5), as many as `NUM_THREADS` says and more; empty when it is gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             stat = file.read()

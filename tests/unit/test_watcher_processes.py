@@ -23,6 +23,23 @@ child = subprocess.Popen(
      "print(1, flush=True)\\nwhile True: signal.pause()"], start_new_session=True, stdout=subprocess.PIPE)
 child.stdout.read(1)
 """
+# The same, but the child's parent is a process between: its first thread has ended, another lives.
+CHILD_OF_A_HALF_DEAD = (
+    STUBBORN_CHILD
+    + """
+import ctypes, threading
+if sys.argv[1:] == ["between"]:
+    threading.Thread(target=threading.Event().wait).start()
+    print(child.pid, flush=True)
+    ctypes.CDLL(None).pthread_exit(None)
+child.kill()
+between = subprocess.Popen([sys.executable, "-S", "-c", open("/proc/self/cmdline").read().split(chr(0))[3], "between"],
+    stdout=subprocess.PIPE)
+child.pid = int(between.stdout.readline())
+while ") Z " not in open(f"/proc/{between.pid}/stat").read():
+    pass
+"""
+)
 OBEDIENT = "signal.signal(signal.SIGINT, lambda *_: os._exit(7))\n"
 DEAF = "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
 READY = "print(os.getpid(), child.pid, flush=True)\nwhile True: signal.pause()\n"
@@ -50,10 +67,12 @@ class Watched:
 
 
 @contextmanager
-def watched(*, behaviour: str, folders: list[str], prefixes: list[str], grace_s: float = 5.0) -> Iterator[Watched]:
+def watched(
+    *, behaviour: str, folders: list[str], prefixes: list[str], grace_s: float = 5.0, child: str = STUBBORN_CHILD
+) -> Iterator[Watched]:
     reader, writer = os.pipe()
     order = {
-        "owner": [sys.executable, "-S", "-c", STUBBORN_CHILD + behaviour + READY],
+        "owner": [sys.executable, "-S", "-c", child + behaviour + READY],
         "fds": [],
         "owner_only_fds": [],
         "lifeline_fd": reader,
@@ -101,6 +120,12 @@ def test_a_killed_owner_takes_everything_with_it(outside: tuple[Path, Path, Path
         started.owner.kill()
         assert started.code() == 128 + signal.SIGKILL
     assert not runtime.exists()
+
+
+def test_a_child_whose_parent_is_half_dead_is_ended_too() -> None:
+    with watched(behaviour=OBEDIENT, folders=[], prefixes=[], child=CHILD_OF_A_HALF_DEAD) as started:
+        started.owner.kill()
+        assert started.code() == 128 + signal.SIGKILL
 
 
 def test_an_owner_that_ignores_the_order_is_killed_when_its_grace_is_over() -> None:
