@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from buffers.checks import check_batch
+from buffers.checks import RowGate
 from buffers.places import HOME, node_of, resolve
 from buffers.schema import check_readable
 from buffers.segment_format import END_OF_STREAM, IndexEntry, frame_checksum, is_end, read_index
@@ -28,6 +28,7 @@ class _Mapping(NamedTuple):
     path: Path
     data: pa.Buffer
     schema: pa.Schema
+    gate: RowGate
     verified: dict[int, FrameRef]
     """Frames that passed, by offset."""
 
@@ -61,7 +62,7 @@ class SegmentReader:
         self._verify_size(mapping, frame.offset + frame.length)
         if frame_checksum(frame.salt, memoryview(data)) != frame.checksum:
             raise DataError(f"{frame.path}: offset {frame.offset}: {frame.length} bytes do not have their checksum")
-        batch = _decode(data, mapping.schema, frame)
+        batch = _decode(data, mapping, frame)
         mapping.verified[frame.offset] = frame
         return batch
 
@@ -125,7 +126,8 @@ class SegmentReader:
                 data = source.read_buffer()
         except OSError as error:
             raise DataError(f"{path}: cannot be mapped: {error}") from error
-        return _Mapping(resolved, data, _read_schema(data, entries[0], path), {})
+        schema = _read_schema(data, entries[0], path)
+        return _Mapping(resolved, data, schema, RowGate(schema), {})
 
     def _verify_size(self, mapping: _Mapping, needed: int) -> None:
         """A map outlives a cut of its file, and reading past the cut would end the process: look first."""
@@ -167,16 +169,16 @@ def _read_schema(data: pa.Buffer, entry: IndexEntry, path: str) -> pa.Schema:
     return schema
 
 
-def _decode(data: pa.Buffer, schema: pa.Schema, frame: FrameRef) -> pa.RecordBatch:
+def _decode(data: pa.Buffer, mapping: _Mapping, frame: FrameRef) -> pa.RecordBatch:
     try:
-        batch = pa.ipc.read_record_batch(data, schema)
+        batch = pa.ipc.read_record_batch(data, mapping.schema)
         batch.validate(full=True)
     except _ARROW_ERRORS as error:
         raise DataError(f"{frame.path}: offset {frame.offset}: not a valid record batch: {error}") from error
     if batch.num_rows != frame.num_rows:
         raise DataError(f"{frame.path}: offset {frame.offset}: {batch.num_rows} rows, expected {frame.num_rows}")
     try:
-        check_batch(batch, schema)
+        mapping.gate.check(batch)
     except (DataError, NonFiniteError) as error:
         raise DataError(f"{frame.path}: offset {frame.offset}: {error}") from error
     return batch

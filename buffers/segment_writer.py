@@ -17,7 +17,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from buffers.checks import check_batch
+from buffers.checks import RowGate
 from buffers.group_commit import GroupCommitter
 from buffers.open_segment import Frame, OpenSegment
 from buffers.segment_format import END_OF_STREAM
@@ -62,7 +62,7 @@ class SegmentWriter:
             raise ConfigError(f"writer name {writer!r} cannot be part of a file name: use letters, digits, '-' and '_'")
         self._run_folder = run_folder
         self._stem = f"{relative_dir}/{writer}-{writer_epoch}"
-        self._schema = schema
+        self._gate = RowGate(schema)
         self._schema_message = memoryview(schema.serialize())
         self._segment_bytes = segment_bytes
         self._sync = durability == "disk"
@@ -91,11 +91,11 @@ class SegmentWriter:
         with ResourceError, and no reference to the batch exists then.
 
         Raises:
-            DataError, NonFiniteError: the batch may not be written (`check_batch`).
+            DataError, NonFiniteError: the batch may not be written (`RowGate`).
             ConfigError: the batch alone is larger than a segment.
             ComponentError: closed, or failed before.
         """
-        check_batch(batch, self._schema)
+        self._gate.check(batch)
         data = memoryview(batch.serialize())
         room = self._segment_bytes - len(self._schema_message) - len(END_OF_STREAM)
         if len(data) > room:

@@ -16,7 +16,7 @@ from run_files import (
     write_segment,
 )
 
-from buffers.checks import check_batch
+from buffers.checks import RowGate
 from buffers.fence import WriterFence
 from buffers.ledger import read_ledger
 from buffers.queue import ReplayQueue
@@ -50,21 +50,21 @@ def with_column(batch: pa.RecordBatch, name: str, values: list) -> pa.RecordBatc
 def test_a_name_with_path_characters_or_nuls_is_refused_by_its_row(name, value):
     batch = with_column(completions(), name, ["p", value, "p"])
     with pytest.raises(DataError, match=rf"row 1 \(rollout '0/1'\) is refused: {name} is no plain name"):
-        check_batch(batch, COMPLETIONS)
+        RowGate(COMPLETIONS).check(batch)
 
 
 @pytest.mark.parametrize("value", ["g", "g/", "g/one", "../g/1", "g/1/2", "g/1\0", "/1"])
 def test_a_rollout_id_that_is_not_group_and_number_is_refused(value):
     for batch, schema in ((completions(), COMPLETIONS), (scores(), SCORES)):
         with pytest.raises(DataError, match=r"row 2 .*rollout_id is no plain name"):
-            check_batch(with_column(batch, "rollout_id", ["0/0", "0/1", value]), schema)
+            RowGate(schema).check(with_column(batch, "rollout_id", ["0/0", "0/1", value]))
 
 
 def test_an_unknown_word_is_refused_by_its_row():
     with pytest.raises(DataError, match=r"row 1 .*a finish_reason that is none of stop, length, abort, error"):
-        check_batch(with_column(completions(), "finish_reason", ["stop", "tired", "stop"]), COMPLETIONS)
+        RowGate(COMPLETIONS).check(with_column(completions(), "finish_reason", ["stop", "tired", "stop"]))
     with pytest.raises(DataError, match=r"row 0 .*a status that is none of ok, failed"):
-        check_batch(with_column(scores(), "status", ["maybe", "failed", "ok"]), SCORES)
+        RowGate(SCORES).check(with_column(scores(), "status", ["maybe", "failed", "ok"]))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_an_unknown_word_is_refused_by_its_row():
 )
 def test_a_verdict_that_contradicts_itself_is_refused_by_its_row(rewards, error, message):
     with pytest.raises(error, match=message):
-        check_batch(with_column(scores(), "reward", rewards), SCORES)
+        RowGate(SCORES).check(with_column(scores(), "reward", rewards))
 
 
 def test_a_null_deep_inside_a_row_is_refused_by_its_row():
@@ -89,15 +89,16 @@ def test_a_null_deep_inside_a_row_is_refused_by_its_row():
     spans[2][0]["step"] = None
     for name, values, row in (("sampling", sampling, 1), ("version_spans", spans, 2)):
         with pytest.raises(DataError, match=rf"row {row} .*null inside column '{name}'"):
-            check_batch(with_column(batch, name, values), COMPLETIONS)
+            RowGate(COMPLETIONS).check(with_column(batch, name, values))
 
 
 def test_the_reader_refuses_a_row_that_the_writer_would_have_refused(tmp_path, monkeypatch):
     """Bytes under a good checksum may come from another program, or from a release with a hole in its gate."""
-    monkeypatch.setattr("buffers.segment_writer.check_batch", lambda batch, schema: None)
     writer = SegmentWriter(tmp_path, COMPLETIONS_FOLDER, "w", 0, COMPLETIONS, 2**16, "memory", 0.0)
     short = with_column(completions(), "token_origin", [[0, 0, 1], [0, 0, 1], [0]])
-    ref = writer.append(short).result()
+    with monkeypatch.context() as patch:
+        patch.setattr(RowGate, "check", lambda gate, batch: None)
+        ref = writer.append(short).result()
     writer.close()
     with pytest.raises(DataError, match=rf"w-0-0.arrow: offset {ref.offset}: row 1 .*differ in length"):
         SegmentReader(tmp_path).read(ref)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buffers.checks import check_batch
+from buffers.checks import RowGate
 from buffers.gather import rollout_rows, score_columns, scoring_rows
 from buffers.records import AcceptedRows
 from buffers.rows import CompletionRows, TokenColumns, completions_batch, scores_batch, token_columns
@@ -85,7 +85,7 @@ def test_a_prompt_and_a_completion_become_one_row_with_origins_and_zero_logprobs
 
 def test_a_built_batch_passes_the_writers_checks_and_has_the_schema_with_its_version():
     batch = completions_batch(completion_rows(tokens=two_rows()))
-    check_batch(batch, COMPLETIONS)
+    RowGate(COMPLETIONS).check(batch)
     batch.validate(full=True)
     assert batch.schema.metadata[b"streamrl.schema"] == b"1.0"
     assert batch.column("sampling")[1].as_py()["temperature"] == 0.7
@@ -141,7 +141,7 @@ def test_vectorised_gathering_equals_a_plain_loop_over_ragged_rows(shapes, rando
         spans = ((0, step), (cut, step + 1)) if 0 < cut < sampled else ((0, step),)
         results.append(result(list(range(sampled)), spans=spans if sampled else ()))
     batch = completions_batch(completion_rows(tokens=token_columns(prompts, results)))
-    check_batch(batch, COMPLETIONS)
+    RowGate(COMPLETIONS).check(batch)
     order = list(range(len(shapes)))
     random.shuffle(order)
     rows = gather([batch], [0] * len(order), order)
@@ -180,7 +180,7 @@ def test_environment_tokens_after_a_turn_are_neither_prompt_nor_sampled():
         span_step=np.array([3]),
     )
     batch = completions_batch(completion_rows(tokens=tokens))
-    check_batch(batch, COMPLETIONS)
+    RowGate(COMPLETIONS).check(batch)
     rows = scoring_rows(batch)
     assert rows.sampled_ids.tolist() == [1, 4]
     assert rows.prompt_ids.tolist() == [0]
@@ -190,7 +190,7 @@ def test_environment_tokens_after_a_turn_are_neither_prompt_nor_sampled():
 def test_a_failed_score_is_a_null_reward_with_a_reason_and_comes_back_invalid():
     scores = [Score.ok(0.5, {"exact": 0.5}), Score.failed("timeout")]
     batch = scores_batch(["g/0", "g/1"], np.zeros(2, np.int32), scores, scorer="s", scored_ns=5)
-    check_batch(batch, SCORES)
+    RowGate(SCORES).check(batch)
     assert batch.column("reward").to_pylist() == [0.5, None]
     assert batch.column("components")[0].as_py() == [("exact", 0.5)]
     assert batch.column("reason").to_pylist() == ["", "timeout"]
@@ -212,7 +212,7 @@ def test_what_the_index_is_told_of_the_rows_is_derived_from_what_was_written():
 
 def test_a_rollout_without_a_token_has_no_span_and_no_oldest_step():
     tokens = token_columns([np.array([1, 2], np.int32)], [result([], finish=FinishReason.ERROR)])
-    check_batch(completions_batch(completion_rows(tokens=tokens)), COMPLETIONS)
+    RowGate(COMPLETIONS).check(completions_batch(completion_rows(tokens=tokens)))
     assert tokens.oldest_steps().tolist() == [-1]
 
 
@@ -250,23 +250,23 @@ def span(start, step=4):
 )
 def test_a_row_that_does_not_add_up_is_refused_by_its_number(name, values, message):
     with pytest.raises(DataError, match=message):
-        check_batch(broken(name, column(name, values)), COMPLETIONS)
+        RowGate(COMPLETIONS).check(broken(name, column(name, values)))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_invariant_12_a_logprob_that_is_not_finite_is_refused_by_its_row(value):
     logprobs = column("rollout_logprobs", [[0, 0, -1, -1, -1], [0, value]])
     with pytest.raises(NonFiniteError, match="row 1"):
-        check_batch(broken("rollout_logprobs", logprobs), COMPLETIONS)
+        RowGate(COMPLETIONS).check(broken("rollout_logprobs", logprobs))
 
 
 def test_huge_logprobs_pass_though_their_sum_is_infinite_and_infinities_that_cancel_do_not():
-    check_batch(
-        broken("rollout_logprobs", column("rollout_logprobs", [[0, 0, -3e38, -3e38, -1], [0, -1]])), COMPLETIONS
+    RowGate(COMPLETIONS).check(
+        broken("rollout_logprobs", column("rollout_logprobs", [[0, 0, -3e38, -3e38, -1], [0, -1]]))
     )
     cancelling = column("rollout_logprobs", [[0, 0, float("inf"), float("-inf"), -1], [0, -1]])
     with pytest.raises(NonFiniteError, match="row 0"):
-        check_batch(broken("rollout_logprobs", cancelling), COMPLETIONS)
+        RowGate(COMPLETIONS).check(broken("rollout_logprobs", cancelling))
 
 
 def test_a_null_inside_a_token_list_is_refused_by_its_row():
@@ -274,23 +274,23 @@ def test_a_null_inside_a_token_list_is_refused_by_its_row():
     kind = COMPLETIONS.field("token_ids").type
     ids = pa.ListArray.from_arrays(pa.array([0, 5, 7], pa.int32()), values, type=kind)
     with pytest.raises(DataError, match=r"row 1 .*null inside column 'token_ids'"):
-        check_batch(broken("token_ids", ids), COMPLETIONS)
+        RowGate(COMPLETIONS).check(broken("token_ids", ids))
 
 
 def test_a_slice_of_a_batch_is_checked_by_its_own_rows():
     logprobs = column("rollout_logprobs", [[0, 0, -1, -1, float("nan")], [0, -1]])
     batch = broken("rollout_logprobs", logprobs)
-    check_batch(batch.slice(1), COMPLETIONS)
+    RowGate(COMPLETIONS).check(batch.slice(1))
     with pytest.raises(NonFiniteError, match="row 0"):
-        check_batch(batch.slice(0, 1), COMPLETIONS)
+        RowGate(COMPLETIONS).check(batch.slice(0, 1))
 
 
 def test_another_schema_and_an_empty_batch_are_refused():
     batch = completions_batch(completion_rows(tokens=two_rows()))
     with pytest.raises(DataError, match="schema"):
-        check_batch(batch, SCORES)
+        RowGate(SCORES).check(batch)
     with pytest.raises(DataError, match="without rows"):
-        check_batch(batch.slice(0, 0), COMPLETIONS)
+        RowGate(COMPLETIONS).check(batch.slice(0, 0))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from buffers.checks import flat
+from buffers.columns import flat
 from buffers.rows import scores_batch
 from buffers.schema import SCORES
 from buffers.segment_format import END_OF_STREAM, ENTRY_BYTES, MAGIC

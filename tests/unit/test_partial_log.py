@@ -185,13 +185,13 @@ def test_a_foreign_file_and_a_file_without_an_index_are_no_journals(tmp_path: Pa
     ],
 )
 def test_a_row_that_is_no_piece_is_not_written(tmp_path: Path, column: str, value, error, message: str) -> None:
-    from buffers.checks import check_batch
+    from buffers.checks import RowGate
 
     batch = partials_batch([piece(1)])
     place = PARTIALS.get_field_index(column)
     broken = batch.set_column(place, PARTIALS.field(column), pa.array(value, PARTIALS.field(column).type))
     with pytest.raises(error, match=message):
-        check_batch(broken, PARTIALS)
+        RowGate(PARTIALS).check(broken)
 
 
 # ---- which segments are needed
