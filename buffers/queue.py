@@ -315,7 +315,8 @@ class ReplayQueue:
         Steps trained after it are leased again, with the same groups.
 
         Raises:
-            ComponentError: the queue does not have the rows of those steps any more: open it anew.
+            StartAgainError: the queue does not have the rows of those steps in memory any more: open it anew.
+            ComponentError: the steps before were never trained.
         """
         self._journal.check()
         self._index.go_to(step)

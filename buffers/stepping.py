@@ -14,7 +14,7 @@ from buffers.group import Group, GroupState, Tally
 from buffers.leasing import build_lease
 from buffers.ready import ReadyGroups
 from buffers.records import Lease, QueueSettings
-from streamrl.errors import ComponentError
+from streamrl.errors import ComponentError, StartAgainError
 from streamrl.staleness import Candidate, late_groups
 
 Running = Callable[[], Collection[Candidate]]
@@ -164,14 +164,14 @@ class StepBooks:
         """Make `step` the next one: later steps are planned again, earlier planned ones count as trained.
 
         Raises:
-            ComponentError: rows of that step are let go already, or the steps before it were never trained.
+            StartAgainError: rows of that step are let go already. ComponentError: steps before it were never trained.
         """
         last_known = max([self.next_step, *(planned + 1 for planned in self._planned)])
-        if not self.covered_step <= step <= last_known:
-            raise ComponentError(
-                f"cannot resume from step {step}: the queue has steps {self.covered_step}..{last_known}; "
-                "open it anew from the ledger, with the checkpoint's step"
-            )
+        what = f"cannot resume from step {step}: the queue has steps {self.covered_step}..{last_known}"
+        if step < self.covered_step:
+            raise StartAgainError(f"{what} in memory; those before are in its log")
+        if step > last_known:
+            raise ComponentError(f"{what}; a checkpoint of a step that was never trained is none of this run's")
         self._give_back_lease()
         for trained in [s for s in self._trained if s >= step]:
             groups = self._trained.pop(trained)

@@ -34,7 +34,7 @@ from services.system_api import StartSystem, System
 from streamrl.append_file import AppendFile
 from streamrl.config import load
 from streamrl.config.schema import Config
-from streamrl.errors import ProcessDiedError, RunFolderError, StreamRLError
+from streamrl.errors import ProcessDiedError, RunFolderError, StartAgainError, StreamRLError
 from streamrl.failure import FailureReport, report_failure
 from streamrl.log_shares import log_shares
 
@@ -91,11 +91,12 @@ class Owner:
         return self._end("done", 0, summary=summary)
 
     async def _train_on(self) -> dict[str, Any]:
-        """Train to the end, on another system when a process that the system cannot replace itself dies."""
+        """Train to the end; on another system when a process that the system cannot replace itself dies, or when a part
+        needs what only the disk has."""
         while True:
             try:
                 return await self._train()
-            except ProcessDiedError as death:
+            except (ProcessDiedError, StartAgainError) as death:
                 number = self._restarts.died(SYSTEM, self._newest_step)
                 if number is None or self._stop.is_set():
                     raise

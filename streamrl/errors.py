@@ -6,6 +6,7 @@
     +-- ComponentError       a part of the running system failed              exit code 4
     |   +-- DeadlineError    a wait passed its deadline
     |   +-- ProcessDiedError a process of ours ended without a word; starting it again may help
+    |   +-- StartAgainError  memory does not have what the disk has; from there the system can go on
     |   +-- FencedError      a replaced part tried to act
     |   +-- NonFiniteError   a number that must be finite is not
     +-- DataError            bytes on disk or on the wire are not what they claim to be   exit code 4
@@ -50,6 +51,10 @@ class DeadlineError(ComponentError, TimeoutError):
 
 class ProcessDiedError(ComponentError):
     """The process of a part ended without an error of its own: killed, crashed, or its machine is gone."""
+
+
+class StartAgainError(ComponentError):
+    """A part needs what it has let go from memory and what lies on disk: the system must start again from there."""
 
 
 class FencedError(ComponentError):

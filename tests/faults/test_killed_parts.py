@@ -8,6 +8,8 @@ import pytest
 from live_run import live_run
 from trained_groups import trained_groups
 
+from streamrl.learner.checkpoint import find_newest
+
 pytestmark = pytest.mark.ray
 
 # The learner trains, whatever samples: no torch engine to start.
@@ -69,6 +71,35 @@ def test_a_part_that_is_killed_comes_back_by_itself_with_the_same_batches(
     assert any("died" in text for text in run.notices())
     assert not (run.folder / "failure.json").exists()
     assert_each_group_once(run.folder, steps=60, before=before)
+
+
+def test_a_learner_that_dies_over_a_damaged_checkpoint_goes_on_from_the_one_before_by_itself(
+    user_folder: Path, streamrl_path: Path
+) -> None:
+    """The queue in memory has let go what the older checkpoint needs; its log has not."""
+    overrides = (*SCRIPTED, "--learner.steps", "60", "--checkpoint.every", "8")
+    with live_run(user_folder, streamrl_path, "damaged", *overrides) as run:
+        run.until_step(16, kind="checkpoint")
+        learner = run.actors("LearnerRank")[0]
+        learner.send_signal(signal.SIGSTOP)  # it commits no further one meanwhile
+        before = trained_groups(run.folder)
+        newest = find_newest(run.folder / "checkpoints").newest
+        assert newest is not None
+        flip_last_byte(max(newest.path.iterdir(), key=lambda file: file.stat().st_size))
+        learner.send_signal(signal.SIGKILL)
+        code, err = run.end()
+    assert code == 0, err
+    notices = " ".join(run.notices())
+    assert "in memory; those before are in its log; the system starts again from what is on disk" in notices
+    assert "checkpoint passed over: " in notices
+    assert str(newest.path) in notices
+    assert_each_group_once(run.folder, steps=60, before=before)
+
+
+def flip_last_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
 
 
 def assert_each_group_once(folder: Path, *, steps: int, before: list[int]) -> None:

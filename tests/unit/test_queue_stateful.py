@@ -32,7 +32,7 @@ from buffers.ledger import read_ledger
 from buffers.ledger_facts import RowState, ledger_facts
 from buffers.ledger_frames import pack_frame, read_frames
 from buffers.queue import COMPLETIONS_DIR, LEDGER_DIR
-from streamrl.errors import ComponentError, DataError, FencedError
+from streamrl.errors import ComponentError, DataError, FencedError, StartAgainError
 from streamrl.types import FrameRef, Version
 
 
@@ -307,7 +307,11 @@ class QueueBeside(BookedQueue):
         """The learner alone starts again, from a checkpoint before or after the step that comes next."""
         step, incarnation = max(0, self.step - back), self.queue.incarnation
         if not self.covered <= step <= max(self.step, len(self.history)):
-            with pytest.raises(ComponentError, match="open it anew"):
+            gone = step < self.covered
+            refused = (
+                (StartAgainError, "in its log") if gone else (ComponentError, "never trained is none of this run's")
+            )
+            with pytest.raises(refused[0], match=refused[1]):
                 self.wait(self.queue.resume_from(step))
             return
         assert self.wait(self.queue.resume_from(step)) == incarnation + 1
