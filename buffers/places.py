@@ -14,6 +14,8 @@ from streamrl.errors import DataError
 HOME: Final = ""
 """The node that `streamrl up` was called on: the run folder itself."""
 NODES_DIR: Final = "nodes"
+PARTIALS_DIR: Final = "queue/partials"
+"""The journals of a node, in its folder."""
 _NODE = re.compile(r"[0-9a-f]{12}")
 
 

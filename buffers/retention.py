@@ -2,8 +2,9 @@
 
 Guaranteed: a file stays as long as it has rows of a group that is neither trained nor dropped, or that was trained at
 or after the lowest step that a resume could begin with; so does the file that a writer is on, and every later one. The
-books follow from the ledger's records alone, so they are the same after a restart. Files of other nodes are not looked
-at. Removing is the caller's to do: nothing is removed while one is asked what could be.
+books follow from the ledger's records alone, so they are the same after a restart. Each node has the budget for itself;
+of another node's files only those are known from which rows were taken, as far as the last of these. Removing is the
+caller's to do: nothing is removed while one is asked what could be.
 """
 
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from buffers.ledger_records import Accepted, Dropped, Lost, Record, Scored, Step
+from buffers.places import HOME, PARTIALS_DIR, node_of
 from buffers.records import ACCEPTED, SCORED, QueueSettings, unpack
 
 _FOLDERS: Final = ("queue/completions", "queue/scores")
@@ -50,6 +52,8 @@ class Retention:
         """The files of each group of a step that a resume could go back to."""
         self._newest: dict[tuple[str, int], int] = {}
         """Number of the newest file, by writer and epoch, with rows that were taken."""
+        self._ends: dict[str, int] = {}
+        """Bytes of each file of another node up to its last row that was taken, in the order of the first ones."""
         self.lack = ""
         """Why the files take more than their budget, in words with the figures; "" when they do not."""
 
@@ -58,6 +62,8 @@ class Retention:
         match record:
             case Accepted(frame=frame, rows=rows):
                 self._add(frame.path, set(unpack(ACCEPTED, rows)["number"].tolist()))
+                if node_of(frame.path) != HOME:
+                    self._ends[frame.path] = max(self._ends.get(frame.path, 0), frame.offset + frame.length)
             case Scored(frame=frame, rows=rows):
                 self._add(frame.path, set(unpack(SCORED, rows)["number"].tolist()))
             case Step(step, numbers):
@@ -103,16 +109,18 @@ class Retention:
         """
         for step in [step for step in self._trained if step < oldest]:
             del self._trained[step]
-        files = self._files()
-        may_go = [file for file in files if self._may_go(file, oldest, epochs)]
-        if self._settings.retain == "covered":
-            going = may_go
-        else:
-            going = self._over_budget(may_go, sum(file.num_bytes for file in files) + growth)
-        self._tell(sum(file.num_bytes for file in files) - sum(file.num_bytes for file in going))
+        going: list[LogFile] = []
+        lacks = []
+        for node, files in self._by_node().items():
+            may_go = [file for file in files if self._may_go(file, oldest, epochs)]
+            taken = sum(file.num_bytes for file in files) + (self._journal_bytes() if node == HOME else 0)
+            chosen = may_go if self._settings.retain == "covered" else self._over_budget(may_go, taken + growth)
+            lacks.append(self._lack_of(node, taken - sum(file.num_bytes for file in chosen)))
+            going += chosen
+        self.lack = "; ".join(filter(None, lacks))
         for file in going:
-            self._open.pop(file.path, None)
-            self._until.pop(file.path, None)
+            for known in (self._open, self._until, self._ends):
+                known.pop(file.path, None)
         return [file.path for file in going]
 
     def _may_go(self, file: LogFile, oldest: int, epochs: dict[str, int]) -> bool:
@@ -132,14 +140,29 @@ class Retention:
             total -= file.num_bytes
         return going
 
-    def _tell(self, left: int) -> None:
+    def _lack_of(self, node: str, left: int) -> str:
         budget = self._settings.disk_budget
-        over = left > budget
+        if left <= budget:
+            return ""
+        where = "the queue's log files" if node == HOME else f"the queue's log files on node {node}"
         why = "and all of them have rows that a resume could need, or are being written"
-        self.lack = f"the queue's log files take {left:,} bytes, queue.disk_budget is {budget:,}, {why}" if over else ""
+        return f"{where} take {left:,} bytes, queue.disk_budget is {budget:,}, {why}"
 
-    def _files(self) -> list[LogFile]:
-        """All files of this node, the oldest first."""
+    def _by_node(self) -> dict[str, list[LogFile]]:
+        """The files of each node, the oldest first."""
+        nodes = {HOME: self._files_here()}
+        for path, size in self._ends.items():
+            name = _NAME.fullmatch(path.rpartition("/")[2])
+            if name is not None:
+                file = LogFile(path, name["writer"], int(name["epoch"]), int(name["number"]), size)
+                nodes.setdefault(node_of(path), []).append(file)
+        return nodes
+
+    def _journal_bytes(self) -> int:
+        """What the journals of unfinished rollouts take here: a few segments for each replica."""
+        return sum(_size_of(path) for path in (self._run_folder / PARTIALS_DIR).glob("*"))
+
+    def _files_here(self) -> list[LogFile]:
         found: list[tuple[int, LogFile]] = []
         for folder in _FOLDERS:
             for path in (self._run_folder / folder).glob("*.arrow"):

@@ -13,7 +13,6 @@ from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import numpy as np
@@ -21,14 +20,13 @@ import numpy as np
 from buffers.ledger import LedgerFile, check_end, ledger_files, read_ledger_file
 from buffers.ledger_facts import NONE, LedgerFacts, ledger_facts
 from buffers.opening import COMPLETIONS_DIR, LEDGER_DIR, SCORES_DIR
-from buffers.places import HOME, node_of
+from buffers.places import HOME, PARTIALS_DIR, node_of
 from buffers.second_look import second_look
 from buffers.segment_format import ENTRY_BYTES, MAGIC, IndexEntry, read_index
 from buffers.segment_reader import SegmentReader
 from streamrl.errors import DataError
 from streamrl.types import FrameRef
 
-PARTIALS_DIR: Final = "queue/partials"
 """Journals of rollouts that have not ended. The ledger names nothing in them."""
 _OFFSET = re.compile(r"offset (\d+)")
 

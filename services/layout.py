@@ -6,7 +6,6 @@ from streamrl.config import Config
 
 COMPLETIONS_FOLDER = "queue/completions"
 SCORES_FOLDER = "queue/scores"
-PARTIALS_FOLDER = "queue/partials"
 TRACE_FOLDER = "logs/trace"
 MODEL_FOLDER = "model"
 

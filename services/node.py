@@ -16,6 +16,7 @@ import ray
 from ray.actor import ActorHandle
 
 from buffers.places import node_of
+from buffers.retention import remove_segments
 from buffers.segment_copies import read_head, read_range
 from services import leave_nothing
 from services.home import file_digests
@@ -68,6 +69,12 @@ class NodeActor:
         """Bytes of a segment of this node."""
         self._check_ours(path)
         return await asyncio.to_thread(read_range, self._run.path, path, offset, length)
+
+    async def remove(self, paths: list[str]) -> None:
+        """Remove segments of this node that no resume can need. One that is not there is no error."""
+        for path in paths:
+            self._check_ours(path)
+        await asyncio.to_thread(remove_segments, self._run.path, paths)
 
     async def fetch_version(self, manifest: bytes) -> str:
         """Have a version in this node's shared memory; returns the folder that it is in. Those that nobody needs go."""

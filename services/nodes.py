@@ -7,11 +7,13 @@ earlier launch are found by asking every node that is up.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
+from buffers.places import node_of
 from services.deadline import within
 from services.deaths import node_is_gone
 from services.node import NodeSeat, id_on
@@ -117,6 +119,14 @@ class Nodes:
                 opening = within(self._config.deadlines.start_s, service.open.remote(), who="controller", what="a node")
                 self._seats[ray_node] = NodeSeat(*await opening, service)
             return self._seats[ray_node]
+
+    async def remove(self, paths: list[str]) -> None:
+        """Have the nodes that are up remove these log files; what a node that is not up has of them stays."""
+        for node in sorted({node_of(path) for path in paths}):
+            seat = next((one for one in reversed(self._seats.values()) if one.node == node), None)
+            if seat is not None:
+                with suppress(ray.exceptions.RayError):
+                    await seat.service.remove.remote([path for path in paths if node_of(path) == node])
 
     async def figures(self) -> dict[str, Any]:
         """What was fetched from other nodes; nothing in a run that has none."""

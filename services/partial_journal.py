@@ -16,8 +16,7 @@ import msgspec
 
 from buffers.partial_log import EarlierJournals, PartialFiles, PartialLog, read_partials
 from buffers.partial_rows import Piece
-from buffers.places import on_node
-from services.layout import PARTIALS_FOLDER
+from buffers.places import PARTIALS_DIR, on_node
 from services.rollout_rows import Issued
 from streamrl.config import Config
 from streamrl.partials import PartialChains, usable
@@ -54,7 +53,7 @@ class PartialJournal:
         self.figures = JournalFigures()
         self._max_staleness = config.learner.max_staleness
         self._one_version = config.learner.max_staleness == 0 or config.rollout.update_mode == UpdateMode.DRAIN
-        self._run_folder, self._folder = run_folder, on_node(node, PARTIALS_FOLDER)
+        self._run_folder, self._folder = run_folder, on_node(node, PARTIALS_DIR)
         self._replica, self._epoch = replica, epoch
         self._durably, self._tell = durably, tell
         queue = config.queue

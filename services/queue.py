@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
+from buffers.places import HOME, PARTIALS_DIR, node_of
 from buffers.queue import ReplayQueue
 from buffers.records import AcceptedRows, Lease, QueueSettings, ScoredRows, UnscoredFrame
 from buffers.retention import remove_segments
-from services.layout import PARTIALS_FOLDER
 from services.process_environment import extend_import_path
 from streamrl.clock import SystemClock
 from streamrl.config import Config, limits
@@ -37,6 +37,7 @@ class QueueActor:
         self._config = msgspec.convert(config, Config)
         self._folder = Path(run_folder)
         self._over_budget = ""
+        self._far_going: list[str] = []
 
     async def open(self, resume_step: int, longest_prompt: int, accept_changed_data: bool = False) -> int:
         """Open the queue, fresh or from its ledger. Returns the incarnation of what is published from now on.
@@ -50,7 +51,7 @@ class QueueActor:
         clock = SystemClock()
         if accept_changed_data:
             # What unfinished rollouts had sampled was sampled for a prompt that may be another one now.
-            shutil.rmtree(self._folder / PARTIALS_FOLDER, ignore_errors=True)
+            shutil.rmtree(self._folder / PARTIALS_DIR, ignore_errors=True)
         self._queue = ReplayQueue.open(self._folder, settings, order, clock, resume_step, accept_changed_data)
         return self._queue.incarnation
 
@@ -97,8 +98,15 @@ class QueueActor:
         lets go are removed. Returns why they still take more than their budget, or ""."""
         await self._queue.covered(step)
         going, self._over_budget = self._queue.removable(oldest)
-        await asyncio.to_thread(remove_segments, self._folder, going)
+        here = [path for path in going if node_of(path) == HOME]
+        self._far_going += [path for path in going if node_of(path) != HOME]
+        await asyncio.to_thread(remove_segments, self._folder, here)
         return self._over_budget
+
+    async def far_files_going(self) -> list[str]:
+        """Log files of other nodes that `covered` let go since this was asked last: for the nodes to remove."""
+        going, self._far_going = self._far_going, []
+        return going
 
     async def overdue(self, limit_s: float) -> dict[str, str]:
         """Replicas that hold a group for longer than the limit, each with its oldest one in words. Under "": groups

@@ -68,11 +68,13 @@ def _queue_fits(config: Config, prompt_tokens: int) -> Iterator[Problem]:
 def _log_fits(config: Config) -> Iterator[Problem]:
     """The files that are written now cannot go, nor those with rows that are not covered yet."""
     writers = config.rollout.replicas + 1
-    needed = config.queue.byte_budget + 2 * writers * config.queue.segment_bytes
+    journals = limits.JOURNAL_FILES * config.rollout.replicas if config.journals_partials else 0
+    needed = config.queue.byte_budget + (2 * writers + journals) * config.queue.segment_bytes
     if config.queue.disk_budget < needed:
+        more = f" and {journals} of the replicas' journals" if journals else ""
         what = (
-            f"must hold queue.byte_budget and two files of each of {writers} writers (replicas and the reward stage); "
-            f"set at least {needed}"
+            f"must hold queue.byte_budget and two files of each of {writers} writers (replicas and the reward stage)"
+            f"{more}; set at least {needed}"
         )
         involves = ("queue.byte_budget", "queue.segment_bytes", "rollout.replicas")
         yield Problem(key="queue.disk_budget", what=what, given=str(config.queue.disk_budget), involves=involves)

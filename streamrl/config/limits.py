@@ -17,6 +17,8 @@ SPAN_BYTES = 16
 """A version's span in a row: int32 start, int32 incarnation, int64 step."""
 SCORE_BYTES = 512
 """A row of scores, its reason cut to a line."""
+JOURNAL_FILES = 4
+"""Most segments of one replica's journal at once: two that are kept, the one that is written, the next one."""
 FRAME_BYTES = 3072
 """What a frame takes beside its rows: Arrow's metadata, the offsets and the padding of each column. A rollout that ends
 when no other does has a frame to itself."""

@@ -5,11 +5,13 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from resumed_run import ResumedRun, Shape
 
 from buffers.ledger_records import Accepted, Dropped, Lost, Record, Step
+from buffers.places import PARTIALS_DIR
 from buffers.queue import COMPLETIONS_DIR, SCORES_DIR
 from buffers.records import AcceptedRows, QueueSettings
 from buffers.retention import Retention, remove_segments
@@ -97,6 +99,43 @@ class Files:
         paths = self.books.removable(oldest, epochs, 0)
         remove_segments(self.folder, paths)
         return [Path(path).stem for path in paths]
+
+
+FAR = "nodes/0123456789ab"
+
+
+def far_rows(files: Files, file: str, *numbers: int) -> Accepted:
+    """Rows of these groups in a file of another node, 100 bytes long."""
+    record = files.rows(file, *numbers)
+    frame = msgspec.structs.replace(record.frame, path=f"{FAR}/{record.frame.path}")
+    return Accepted("r", frame, record.rows)
+
+
+def test_a_file_of_another_node_goes_when_no_resume_can_need_it(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    files.note(far_rows(files, "r-0-0", 0), far_rows(files, "r-0-1", 1), Step(0, [0]), Step(1, [1]))
+    (tmp_path / COMPLETIONS_DIR / "r-0-0.arrow").unlink()
+    assert files.books.removable(0, {}, 0) == []
+    assert files.books.removable(2, {}, 0) == [f"{FAR}/{COMPLETIONS_DIR}/r-0-0.arrow"]
+    assert files.books.removable(2, {}, 0) == []
+
+
+def test_each_node_has_the_budget_for_itself_and_journals_count_where_they_are(tmp_path: Path) -> None:
+    files = Files(tmp_path, retain="all", disk_budget=150)
+    for number in range(3):
+        files.note(far_rows(files, f"r-0-{number}", number), Step(number, [number]))
+    for path in (tmp_path / COMPLETIONS_DIR).iterdir():
+        path.unlink()
+    assert files.books.removable(3, {}, 0) == [f"{FAR}/{COMPLETIONS_DIR}/r-0-{number}.arrow" for number in (0, 1)]
+    assert files.books.lack == ""
+    journals = tmp_path / PARTIALS_DIR
+    journals.mkdir()
+    (journals / "r-0-0.arrow").write_bytes(bytes(151))
+    assert files.books.removable(3, {}, 0) == []
+    assert "the queue's log files take 151 bytes" in files.books.lack
+    files.note(far_rows(files, "r-0-2", 9), far_rows(files, "r-0-3", 3))
+    assert files.books.removable(3, {}, 0) == []
+    assert "on node 0123456789ab take 200 bytes" in files.books.lack
 
 
 def test_a_file_goes_when_all_its_groups_are_covered_by_every_checkpoint(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.layout import PARTIALS_FOLDER
+from buffers.places import PARTIALS_DIR
 from services.queue import QueueActor
 from streamrl.config import Config
 from streamrl.config.schema import LearnerConfig, QueueConfig, RolloutConfig
@@ -58,7 +58,7 @@ async def test_what_unfinished_rollouts_had_sampled_is_forgotten_when_the_data_m
     accepted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gc.set_threshold", lambda *_: None)
-    partial = tmp_path / PARTIALS_FOLDER / "rollout-0-0-0.arrow"
+    partial = tmp_path / PARTIALS_DIR / "rollout-0-0-0.arrow"
     partial.parent.mkdir(parents=True)
     partial.write_bytes(b"tokens")
     actor = QueueActor(str(tmp_path), msgspec.to_builtins(Config(queue=QueueConfig(durability="memory"))))

@@ -18,12 +18,13 @@ from buffers.ledger_frames import pack_frame, read_frames
 from buffers.ledger_records import Covered, RunHeader
 from buffers.opening import COMPLETIONS_DIR, LEDGER_DIR, SCORES_DIR
 from buffers.partial_rows import Piece, partials_batch
+from buffers.places import PARTIALS_DIR
 from buffers.rows import completions_batch
 from buffers.schema import COMPLETIONS, PARTIALS
 from buffers.second_look import LOOKS, second_look
 from buffers.segment_format import ENTRY_BYTES, MAGIC, read_index
 from buffers.segment_writer import SegmentWriter
-from buffers.verify import PARTIALS_DIR, Damage
+from buffers.verify import Damage
 from services.cli import run_app
 from services.run_folder import RunFolder
 from services.verify import verify_run
