@@ -28,8 +28,11 @@ def flat(column: pa.ListArray) -> pa.Array:
 
 
 def text_bytes(column: pa.StringArray) -> tuple[npt.NDArray[np.uint8], IntArray]:
-    """The UTF-8 bytes of a text column without nulls, uint8 [B], and where its texts begin and end, int32 [N + 1]."""
+    """The UTF-8 bytes of a text column without nulls, uint8 [B], and where its texts begin and end, int32 [N + 1].
+
+    N is 1 or more. The buffers of a valid column may be longer than what it needs of them, by any number of bytes.
+    """
     _, offset_buffer, data_buffer = column.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int32)[column.offset : column.offset + len(column) + 1]
+    offsets = np.frombuffer(offset_buffer, np.int32, len(column) + 1, column.offset * np.dtype(np.int32).itemsize)
     data = np.frombuffer(data_buffer if data_buffer is not None else b"", np.uint8)
     return data[offsets[0] : offsets[-1]], offsets - offsets[0]
