@@ -38,8 +38,14 @@ class RayCluster:
     """address: of the head. folders: of the other nodes, below which runs lie. environment: what a client needs."""
 
     def __init__(
-        self, address: str, folders: list[Path], raylets: list[list[psutil.Process]], environment: dict[str, str]
+        self,
+        process: psutil.Process,
+        address: str,
+        folders: list[Path],
+        raylets: list[list[psutil.Process]],
+        environment: dict[str, str],
     ) -> None:
+        self._process = process
         self.address = address
         self.folders = folders
         self.environment = environment
@@ -49,6 +55,11 @@ class RayCluster:
         """All that runs on a node."""
         return [one for raylet in self._raylets[node] for one in (raylet, *_below(raylet))]
 
+    def actor(self, name: str) -> psutil.Process:
+        """The process of the only actor of a class, on whichever node."""
+        (found,) = (one for one in _below(self._process) if _title(one).startswith(f"ray::{name}"))
+        return found
+
     def pull_the_plug(self, node: int) -> None:
         """End a node at once, with all that runs on it, and take its disk away."""
         for process in self.processes(node):
@@ -57,6 +68,13 @@ class RayCluster:
             except psutil.NoSuchProcess:
                 continue
         self.folders[node].rename(self.folders[node].with_name(f"{self.folders[node].name}-gone"))
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return "".join(process.cmdline()[:1])
+    except psutil.Error:
+        return ""
 
 
 def _below(process: psutil.Process) -> list[psutil.Process]:
@@ -98,7 +116,7 @@ def ray_cluster(folder: Path, nodes: int, resources: dict[str, float]) -> Iterat
         try:
             address, pids = json.loads(process.stdout.readline())
             raylets = [[psutil.Process(pid) for pid in of_node] for of_node in pids]
-            yield RayCluster(address, folders, raylets, environment)
+            yield RayCluster(psutil.Process(process.pid), address, folders, raylets, environment)
         finally:
             everything = psutil.Process(process.pid).children(recursive=True)
             process.communicate()

@@ -13,9 +13,8 @@ from live_run import LiveRun, live_run, prepare
 from ray_cluster import RayCluster, ray_cluster
 
 from buffers.ledger import read_ledger
-from buffers.ledger_records import Accepted, Lost, Scored, Step
+from buffers.ledger_records import Accepted, Lost, Step
 from buffers.places import node_of
-from buffers.records import ACCEPTED, SCORED, unpack
 from services.run_folder import SHARED_MEMORY, RunFolder
 
 pytestmark = pytest.mark.ray
@@ -61,30 +60,26 @@ def replica_on(cluster: RayCluster, node: int, run: LiveRun) -> str:
     return log.stem
 
 
-def stop_reading_with_rows_unread(cluster: RayCluster, run: LiveRun, replica: str) -> list[psutil.Process]:
-    """Have no node give anything out, at a moment at which a replica has accepted rows that nobody has read.
+def stop_scoring_with_rows_unread(cluster: RayCluster, run: LiveRun, replica: str) -> psutil.Process:
+    """Suspend the reward stage, the first reader of every row, at a moment after which a replica still gives rows.
 
-    Returns the processes that go on with `resume`. Without them the run trains on what was read, and then it waits.
+    Returns what goes on with `resume`. Without it the run trains on what was scored, and then it waits.
     """
-    services = [on_node(cluster, node, "ray::NodeActor") for node in range(2)]
+    reward = cluster.actor("RewardActor")
     for _ in range(12):
-        for service in services:
-            service.suspend()
+        reward.suspend()
+        before = accepted_rows(run, replica)
         for _ in range(2):  # what is under way ends within a look at the replicas, and the next one
             assert run.read_until(lambda event: event["kind"] == "replicas")
-        if unscored_rows(run, replica):
-            return services
-        for service in services:
-            service.resume()
+        if accepted_rows(run, replica) > before:
+            return reward
+        reward.resume()
         run.until_step(run.steps()[-1]["step"] + 1)
-    pytest.fail("all that the replica wrote was always read at once")
+    pytest.fail("the replica gave no rows whenever nobody read them")
 
 
-def unscored_rows(run: LiveRun, replica: str) -> int:
-    """Accepted rows of a replica that no score was accepted for."""
-    accepted = [unpack(ACCEPTED, one.rows) for one in recorded(run, Accepted) if one.replica == replica]
-    scored = {number for one in recorded(run, Scored) for number in unpack(SCORED, one.rows)["number"].tolist()}
-    return sum(number not in scored for rows in accepted for number in rows["number"].tolist())
+def accepted_rows(run: LiveRun, replica: str) -> int:
+    return sum(one.frame.num_rows for one in recorded(run, Accepted) if one.replica == replica)
 
 
 def far_file(cluster: RayCluster, node: int, run: LiveRun, path: str) -> Path:
@@ -150,9 +145,9 @@ def test_a_node_that_dies_takes_only_what_nobody_has_read_and_that_is_generated_
     with live_run(folder, streamrl_path, "plug", "--ray.address", cluster.address, *OPTIONS) as run:
         until_both_serve(run)
         replica = replica_on(cluster, 0, run)
-        services = stop_reading_with_rows_unread(cluster, run, replica)
+        reward = stop_scoring_with_rows_unread(cluster, run, replica)
         cluster.pull_the_plug(0)
-        services[1].resume()
+        reward.resume()
         code, err = run.end()
     assert code == 0, err
     assert_trained_once(run)
