@@ -317,7 +317,7 @@ class Controller:
                 self._fence(name, f"{why}; deadlines.update_s is {self._config.deadlines.update_s:g}")
             replicas = await self._replica_statuses()
             reward = await _quick(self._reward.status.remote())
-            await self._nodes.remove(await self._queue.far_files_going.remote())
+            await self._nodes.tidy(self._queue)
             await self._disk.look(status["paused"] for status in (*replicas, reward) if status)
             limit = self._config.deadlines.rollout_s
             if self._disk.well_for_s() > limit:

@@ -120,8 +120,9 @@ class Nodes:
                 self._seats[ray_node] = NodeSeat(*await opening, service)
             return self._seats[ray_node]
 
-    async def remove(self, paths: list[str]) -> None:
-        """Have the nodes that are up remove these log files; what a node that is not up has of them stays."""
+    async def tidy(self, queue: ActorHandle) -> None:
+        """Have the nodes remove the log files that the queue let go; what a node that is not up has of them stays."""
+        paths = [] if self.home is None else await queue.far_files_going.remote()
         for node in sorted({node_of(path) for path in paths}):
             seat = next((one for one in reversed(self._seats.values()) if one.node == node), None)
             if seat is not None:
