@@ -95,6 +95,7 @@ def end_descendants() -> None:
             # Wakes at the end of a child; the limit is for grandchildren, whose end nobody tells us.
             signal.sigtimedwait([signal.SIGCHLD], 0.05)
             reap()
+    reap()
 
 
 def descendants() -> set[int]:

@@ -19,8 +19,8 @@ WAIT_S = 10.0
 STUBBORN_CHILD = """
 import os, signal, subprocess, sys
 child = subprocess.Popen(
-    [sys.executable, "-S", "-c", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\\n"
-     "print(1, flush=True)\\nwhile True: signal.pause()"], start_new_session=True, stdout=subprocess.PIPE)
+    [sys.executable, "-S", "-c", "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\\n"
+     "os.write(1, b'1')\\nwhile True: signal.pause()"], start_new_session=True, stdout=subprocess.PIPE)
 child.stdout.read(1)
 """
 # The same, but the child's parent is a process between: its first thread has ended, another lives.
