@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from live_run import LiveRun, live_run
 from safetensors.torch import load_file, save_file
@@ -46,17 +47,24 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 def killed_while_it_samples(run: LiveRun, wanted: int) -> int:
     """Kill a replica once it has written `wanted` tokens of rollouts that still run; what it had written."""
-    seen: list[int] = []
+    written: dict[str, int] = {}
 
     def enough(event: dict[str, Any]) -> bool:
         if event["kind"] == "replicas":
-            seen[:] = [one["tokens_journalled"] for one in event["replicas"] if one["running"]]
-        return bool(seen) and max(seen) >= wanted
+            written.clear()
+            written.update({one["name"]: one["tokens_journalled"] for one in event["replicas"] if one["running"]})
+        return max(written.values(), default=0) >= wanted
 
     assert run.read_until(enough), run.events[-3:]
-    (number, process) = max((one, process) for one, process in zip(seen, run.actors("RolloutReplica"), strict=False))
-    process.send_signal(signal.SIGKILL)
-    return number
+    name = max(written, key=written.__getitem__)
+    process_of(run, name).send_signal(signal.SIGKILL)
+    return written[name]
+
+
+def process_of(run: LiveRun, name: str) -> psutil.Process:
+    """The process of a replica, by its log: the other one may have nothing to do."""
+    lines = (run.folder / "logs" / f"{name}.log").read_text().splitlines()
+    return psutil.Process([json.loads(line)["pid"] for line in lines if '"started"' in line][-1])
 
 
 def metrics(folder: Path, *keys: str) -> list[list[Any]]:
