@@ -38,6 +38,7 @@ from services.restarts import RestartBudget
 from services.resumed import EVENT, resumed_event, worth_telling
 from services.run_folder import RunFolder
 from services.seat import Seat
+from services.teller import Event
 from services.weights import EVALUATION
 from streamrl.config import Config
 from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError, StreamRLError
@@ -106,9 +107,10 @@ class Controller:
 
     # ---- called by the learner
 
-    async def report(self, kind: str, facts: dict[str, Any]) -> None:
-        """What the learner did: `phase`, `warmup` or `step`. A step's version may be due for evaluation."""
-        self._book.report(kind, facts)
+    async def report(self, events: list[Event]) -> None:
+        """What the learner did, in this order: `warmup`, `step`, `checkpoint` or `notice`, with its facts."""
+        for kind, facts in events:
+            self._book.report(kind, facts)
 
     async def published(self, version: Version) -> None:
         """A version that is to be evaluated was published, pinned for it."""

@@ -25,6 +25,7 @@ from services.process_environment import extend_import_path
 from services.run_folder import RunFolder
 from services.saver import Saver
 from services.step_plan import SAVE, STOP, StepPlan
+from services.teller import Teller
 from services.weights import EVALUATION
 from streamrl.clock import SystemClock
 from streamrl.config import Config
@@ -78,6 +79,7 @@ class LearnerRank:
     async def build(self, controller: ActorHandle) -> dict[str, Any]:
         """Load model and checkpoint; returns what `LearnerCore.build` does."""
         self._controller = controller
+        self._teller = Teller(controller.report.remote)
         limit = self._config.deadlines.start_s
         return await within(limit, self._in_thread(self._core.build), who=self._name, what="loading the model")
 
@@ -96,6 +98,7 @@ class LearnerRank:
 
         await self._in_thread(self._core.warm_up, report)
         await self._in_thread(self._core.save)
+        await self._told()
 
     async def run(self) -> dict[str, Any]:
         """Train to the last step, or until the queue is closed. Returns `finished` and the step reached."""
@@ -113,6 +116,7 @@ class LearnerRank:
         finished = self._core.step >= self._config.learner.steps
         if finished:
             await self._in_thread(self._core.export)
+        await self._told()
         return {"finished": finished, "step": self._core.step}
 
     async def stop(self) -> None:
@@ -148,6 +152,7 @@ class LearnerRank:
             self._checkpoint_wanted = counts["checkpoint_wanted"]
             times = timer.finish()
             facts = self._facts(lease, counts, times["time/step"])
+            await self._told()  # of the step before, so no more than one step is untold at any time
             self._tell("step", {**metrics, **published, **facts, **times, **self._saver.take_facts()})
         return True
 
@@ -197,7 +202,7 @@ class LearnerRank:
         gone = await self._store.publish.remote(encode(manifest), EVALUATION if due else None)
         self._core.unlink(gone)
         if due:
-            self._controller.published.remote(self._core.version)
+            await self._controller.published.remote(self._core.version)
         size = manifest.total_bytes
         return {"weights/bytes": size, "weights/full_bytes": size, "weights/digest": manifest.digest}
 
@@ -247,7 +252,11 @@ class LearnerRank:
         return await asyncio.get_running_loop().run_in_executor(self._compute, call, *args)
 
     def _tell(self, kind: str, facts: dict[str, Any]) -> None:
-        self._controller.report.remote(kind, facts)
+        self._teller.tell(kind, facts)
+
+    async def _told(self) -> None:
+        limit = self._config.deadlines.step_s
+        await within(limit, self._teller.told(), who="controller", what="what the learner tells it")
 
     def _facts(self, lease: Lease, counts: dict[str, Any], seconds: float) -> dict[str, Any]:
         """What the step's line of metrics says beside the learner's own numbers."""

@@ -6,6 +6,7 @@ program fills. The short form takes 12 places, `FAULT_SCALE=1` all of them. `SEE
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,7 +83,9 @@ def test_a_run_whose_disk_another_program_fills_says_so_and_goes_on_when_there_i
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout)
     assert told["code"] == 0, told
-    assert any("nearly full: 0 MB free, needs 34 MB. Paused" in notice for notice in told["notices"]), told["notices"]
+    # How much was free when the run looked depends on what had just been removed; what it needs does not.
+    paused = re.compile(r"nearly full: \d+ MB free, needs 34 MB\. Paused")
+    assert any(paused.search(notice) for notice in told["notices"]), told["notices"]
     assert any("has room again" in notice for notice in told["notices"]), told["notices"]
     assert not any("restart" in notice for notice in told["notices"]), told["notices"]
     assert told["full_at"] < 100

@@ -16,7 +16,7 @@ from streamrl.models.load import prepare_model_folder
 
 pytestmark = pytest.mark.ray
 
-NEW_TOKENS, GROUP_SIZE, GROUPS, STEPS = 1500, 4, 2, 2
+NEW_TOKENS, GROUP_SIZE, GROUPS, STEPS = 2500, 4, 2, 2
 END = 2
 
 LONG = (

@@ -78,11 +78,12 @@ async def steps(config: Config, folder: Path, count: int, wanted: tuple[bool, bo
     rank = LearnerRank(0, str(folder), msgspec.to_builtins(config), str(folder / "store"), queue, store)
     threads = torch.get_num_threads()
     try:
-        await rank.build(Handle(report=lambda kind, facts: heard.append((kind, facts)), published=lambda _: None))
+        await rank.build(Handle(report=heard.extend, published=lambda _: None))
         timer = StepTimer(SystemClock(), PHASES)
         for _ in range(count):
             assert await rank._step(timer)
         await rank._saver.finish()
+        await rank._told()
     except NonFiniteError as error:
         heard.append(("refused", str(error), saved(1)))
     finally:

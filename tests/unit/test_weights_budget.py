@@ -123,15 +123,20 @@ async def waiting(folder: Path, **store: Any) -> tuple[list[str], str]:
         budget = core._version_bytes() * 9 // 4
     config = msgspec.structs.replace(CONFIG, weights=WeightsConfig(byte_budget=budget))
     run = open_run(config, folder / "run")
-    threads, told = torch.get_num_threads(), []
+    threads = torch.get_num_threads()
+    told: list[str] = []
     handle = Handle(publish=lambda *_: [], **store)
     rank = LearnerRank(0, str(run.path), msgspec.to_builtins(config), str(run.path / "store"), Handle(), handle)
     ended = "published"
     try:
-        await rank.build(Handle(report=lambda _, facts: told.append(facts["text"]), published=lambda _: None))
+        heard = Handle(
+            report=lambda events: told.extend(facts["text"] for _, facts in events), published=lambda _: None
+        )
+        await rank.build(heard)
         for incarnation in range(3):
             await rank.enter(incarnation)
             await rank._publish()
+        await rank._told()
     except (ResourceError, DeadlineError) as error:
         ended = str(error)
     finally:
