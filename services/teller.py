@@ -36,9 +36,12 @@ class Teller:
 
     async def told(self) -> None:
         """Wait until everything has arrived. Raises what a delivery has failed with."""
-        if self._telling is not None:
-            await asyncio.wait({self._telling})
-            self._telling.result()
+        telling = None
+        while telling is not self._telling:  # more may be told before we hear that the last delivery came back
+            telling = self._telling
+            assert telling is not None
+            await asyncio.wait({telling})
+            telling.result()
 
     async def _tell_all(self) -> None:
         while self._untold:

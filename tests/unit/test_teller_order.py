@@ -71,6 +71,26 @@ def test_a_delivery_that_failed_is_raised_to_whoever_waits_and_nothing_leaves_af
     asyncio.run(scenario())
 
 
+def test_who_waits_hears_only_after_what_was_told_as_a_delivery_came_back() -> None:
+    async def scenario() -> None:
+        arrived: list[int] = []
+
+        async def deliver(events: Sequence[Event]) -> None:
+            if arrived:
+                await settle()
+            arrived.extend(facts["step"] for _, facts in events)
+            if arrived == [1]:
+                # Runs when this delivery is over, and before anyone who waits for it.
+                asyncio.get_running_loop().call_soon(teller.tell, "step", {"step": 2})
+
+        teller = Teller(deliver)
+        teller.tell("step", {"step": 1})
+        await teller.told()
+        assert arrived == [1, 2]
+
+    asyncio.run(scenario())
+
+
 def test_waiting_with_nothing_told_comes_back() -> None:
     async def scenario() -> None:
         await Teller(Deliveries().deliver).told()
