@@ -2,9 +2,9 @@
 
 Guaranteed: `read` returns a batch whose bytes have the checksum that the reference names, that Arrow has
 validated in full, and whose rows pass the gate of the writer (`buffers.checks`), checked once for each frame; a
-path outside the run folder is refused. `scan` yields the frames that a segment's own index vouches for, `verify`
-reads each of them. Batches stay valid after `forget`. One thread uses a reader. Nothing here knows which frames
-the ledger accepted.
+path outside the run folder is refused. A segment whose file was removed is let go when the next one is mapped. `scan`
+yields the frames that a segment's own index vouches for, `verify` reads each of them. Batches stay valid after
+`forget`. One thread uses a reader. Nothing here knows which frames the ledger accepted.
 """
 
 from collections.abc import Iterator
@@ -110,11 +110,17 @@ class SegmentReader:
     def _mapping(self, path: str, needed: int) -> _Mapping:
         mapping = self._mappings.get(path)
         if mapping is None or mapping.data.size < needed:
+            self._forget_removed()
             mapping = self._map(path)
             self._mappings[path] = mapping
         if mapping.data.size < needed:
             raise DataError(f"{path}: {mapping.data.size} bytes, but a frame ends at {needed}: the file was cut")
         return mapping
+
+    def _forget_removed(self) -> None:
+        """A file that was let go takes its place on the disk as long as somebody has it mapped."""
+        for path in [path for path, mapping in self._mappings.items() if not mapping.path.exists()]:
+            del self._mappings[path]
 
     def _map(self, path: str) -> _Mapping:
         resolved = self._resolve(path)

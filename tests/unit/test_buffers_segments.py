@@ -177,6 +177,24 @@ def test_a_segment_that_is_sealed_while_a_reader_has_it_mapped_is_whole(tmp_path
     assert reader.read(ref).equals(scores())
 
 
+def test_a_removed_segment_gives_its_place_on_the_disk_back_when_the_next_one_is_read(tmp_path):
+    reader = SegmentReader(tmp_path)
+    (first,) = write(tmp_path, frames=1, name="first")
+    (second,) = write(tmp_path, frames=1, name="second")
+    reader.read(first)
+    (tmp_path / first.path).unlink()
+    assert mapped(first)
+    kept = reader.read(second)
+    assert not mapped(first)
+    assert mapped(second)
+    assert kept.num_rows == 4
+
+
+def mapped(frame: FrameRef) -> bool:
+    """Whether this process has the frame's segment mapped, removed or not."""
+    return frame.path in Path("/proc/self/maps").read_text()
+
+
 def test_a_batch_larger_than_a_segment_names_both_sizes_and_the_key(tmp_path):
     segments = writer(tmp_path, segment_bytes=4096)
     with pytest.raises(ConfigError, match=r"200 rows takes \d+ bytes .* queue.segment_bytes"):
