@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import queue_index
@@ -52,6 +53,7 @@ def line(
     in_flight: int = 16,
     pause_s: float = 0.0,
     rows: int = 256,
+    retain: Literal["all", "covered"] = "covered",
 ) -> tuple[Measured, Path]:
     """One run of the queue in a fresh run folder. Returns what was measured, and the folder."""
     run = Path(tempfile.mkdtemp(dir=folder))
@@ -62,27 +64,25 @@ def line(
             words = [socket, run, f"replica-{number}", durability, frames, in_flight, pause_s]
             started.append(subprocess.Popen([sys.executable, LINE, *map(str, words)]))
 
-    measured = asyncio.run(Consumer(run, durability, rows).consume(start, producers, frames))
+    measured = asyncio.run(Consumer(run, durability, rows, retain).consume(start, producers, frames))
     for process in started:
         if process.wait(60):
             raise RuntimeError(f"a producer ended with exit code {process.returncode}")
     return measured, run
 
 
-def throughput(report: Report, folder: Path, rounds: int, frames: int) -> Path:
-    """Ours on disk and in memory and the peer, in turns. Returns a run folder that is full.
+def throughput(report: Report, folder: Path, rounds: int, frames: int) -> None:
+    """Ours on disk and in memory and the peer, in turns.
 
-    The folder of a run goes before the next one, so that its memory serves again as that of a log with retention
-    does: on a virtual machine the first touch of a page of the disk cache costs up to ten times the write. The run
-    that touches them first is not counted.
+    As in a running system a log file goes when a checkpoint covers it, and its memory serves again: on a virtual
+    machine the first touch of a page of the disk cache costs up to ten times the write.
     """
     rates: dict[str, list[float]] = {name: [] for name in ("disk", "memory", "one", "batch")}
     cpu: list[float] = []
-    _, run = line(folder, "disk", frames=frames)
     for _ in range(rounds):
         for durability in ("disk", "memory"):
-            shutil.rmtree(run)
             measured, run = line(folder, durability, frames=frames)
+            shutil.rmtree(run)
             rates[durability].append(measured.records / measured.wall_s)
             if durability == "disk":
                 cpu.append(1e6 * measured.cpu_s / measured.records)
@@ -96,7 +96,6 @@ def throughput(report: Report, folder: Path, rounds: int, frames: int) -> Path:
     report.add("disk over ray.util.queue in batches of 64", ratio(rates, "disk", "batch"), "x", at_least=5)
     report.add("disk over memory", ratio(rates, "disk", "memory"), "x", at_least=0.7)
     report.add("processor time of both sides for a record", statistics.median(cpu), "microseconds", at_most=25)
-    return run
 
 
 def ratio(rates: dict[str, list[float]], ours: str, other: str) -> float:
@@ -177,7 +176,7 @@ def best_rate(size: int, rounds: int, call: Callable[[], object]) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description="the replay queue against ray.util.queue and the machine")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds; figures are medians")
-    parser.add_argument("--frames", type=int, default=200, help="frames of 256 records in one run")
+    parser.add_argument("--frames", type=int, default=400, help="frames of 256 records in one run")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the index figures")
     parser.add_argument("--folder", type=Path, help="where the runs are written: the disk that is measured")
     options = parser.parse_args()
@@ -187,11 +186,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-queue-") as name:
         folder = Path(name)
         ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-        run = throughput(report, folder, options.rounds, options.frames)
+        throughput(report, folder, options.rounds, options.frames)
         ray.shutdown()
         latency(report, folder)
         producers(report, folder, min(options.rounds, 3), options.frames)
-        reading(report, run, options.rounds)
+        reading(report, line(folder, "disk", frames=200, retain="all")[1], options.rounds)
     queue_index.measure(report, options.rows)
     report.add("processor time of this benchmark", processor_s(), "s")
     return report.finish()

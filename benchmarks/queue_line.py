@@ -2,7 +2,7 @@
 
 The producer makes rollouts of 1,280 tokens for the groups it was given, encodes and writes them as a replica does,
 and announces each durable frame. The consumer hosts the queue: it accepts, scores, leases, reads every byte of every
-token column, and commits. Nothing is left out but Ray's calls between the two.
+token column, commits, and removes what a checkpoint would let go. Nothing is left out but Ray's calls between the two.
 """
 
 import asyncio
@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from buffers.queue import COMPLETIONS_DIR, SCORES_DIR, ReplayQueue
 from buffers.records import AcceptedRows, QueueSettings, ScoredRows, UnscoredFrame
+from buffers.retention import remove_segments
 from buffers.rows import CompletionRows, TokenColumns, completions_batch, scores_batch
 from buffers.schema import COMPLETIONS, SCORES
 from buffers.segment_reader import SegmentReader
@@ -33,6 +34,7 @@ RECORD_BYTES = TOKENS * 8
 GROUP_SIZE = 8
 GROUPS_PER_STEP = 64
 SCORED_AT_ONCE = 1024
+STEPS_PER_CHECKPOINT = 16
 FRAMES_OUT = 24
 """Frames whose groups a producer has at once."""
 COMMIT_INTERVAL_S = 0.005
@@ -66,7 +68,7 @@ class Wanted(msgspec.Struct, array_like=True):
     cpu_s: float = 0.0
 
 
-def settings(durability: Durability) -> QueueSettings:
+def settings(durability: Durability, retain: Literal["all", "covered"] = "all") -> QueueSettings:
     """No bound but the producer's own speed: what is measured is the queue."""
     return QueueSettings(
         group_size=GROUP_SIZE,
@@ -76,6 +78,7 @@ def settings(durability: Durability) -> QueueSettings:
         rollout_bytes=2 * RECORD_BYTES,
         durability=durability,
         commit_interval_s=COMMIT_INTERVAL_S,
+        retain=retain,
     )
 
 
@@ -204,10 +207,12 @@ class Measured:
 class Consumer:
     """Hosts the queue, and is its scorer and its learner."""
 
-    def __init__(self, run: Path, durability: Durability, rows_per_frame: int) -> None:
+    def __init__(
+        self, run: Path, durability: Durability, rows_per_frame: int, retain: Literal["all", "covered"] = "covered"
+    ) -> None:
         self._run = run
         self._groups = rows_per_frame // GROUP_SIZE
-        self._queue = ReplayQueue.open(run, settings(durability), Order(), SystemClock())
+        self._queue = ReplayQueue.open(run, settings(durability, retain), Order(), SystemClock())
         self._scores = SegmentWriter(run, SCORES_DIR, "scorer", 0, SCORES, 2**24, durability, COMMIT_INTERVAL_S)
         self._reader = SegmentReader(run)
         self._steps = 0
@@ -306,6 +311,14 @@ class Consumer:
             for index in np.unique(lease.frame_index).tolist():
                 touch(self._reader, lease.frames[index])
             await self._queue.commit(step)
+            if (step + 1) % STEPS_PER_CHECKPOINT == 0:
+                await self._cover(step + 1)
+
+    async def _cover(self, step: int) -> None:
+        """What a checkpoint lets go: a running system writes into the memory of the log files that it removed."""
+        await self._queue.covered(step)
+        going, _ = self._queue.removable(step)
+        await asyncio.to_thread(remove_segments, self._run, going)
 
 
 def scored_rows(parts: list[UnscoredFrame]) -> ScoredRows:

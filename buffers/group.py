@@ -1,12 +1,15 @@
 """One group and its rows, as the index keeps them in memory, and the tallies that close the books. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from streamrl.staleness import Candidate
 from streamrl.types import FrameRef
+
+if TYPE_CHECKING:
+    from buffers.handout import Bundle
 
 
 class GroupState(StrEnum):
@@ -18,10 +21,13 @@ class GroupState(StrEnum):
     TRAINED = "trained"
     DROPPED = "dropped"
 
+    __hash__ = str.__hash__  # an enum's own is no builtin, and the tallies look states up for every group
+
 
 @dataclass(slots=True)
 class Row:
-    """One accepted row. reward counts only where valid; valid only once scored."""
+    """One accepted row. reward counts only where valid; valid only once scored. bundle: the scoring board's; None where
+    nobody is to score it."""
 
     frame: FrameRef
     row: int
@@ -32,6 +38,7 @@ class Row:
     scored: bool = False
     valid: bool = False
     reward: float = float("nan")
+    bundle: "Bundle | None" = None
 
 
 @dataclass(slots=True)
@@ -64,10 +71,6 @@ class Group:
     def num_valid_samples(self) -> int:
         """Rollouts with a valid score on some branch."""
         return len({sample for (sample, _), row in self.rows.items() if row.valid})
-
-    def keys(self) -> Iterator[tuple[int, int, int, int]]:
-        """(number, sample index, branch, attempt) of each row."""
-        return ((self.number, sample, branch, row.attempt) for (sample, branch), row in self.rows.items())
 
 
 @dataclass(slots=True)

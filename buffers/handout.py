@@ -1,46 +1,46 @@
 """Which rows wait for a score, and which scorer has them.
 
 Guaranteed: a row is handed to one scorer at a time, in the order of arrival; what a lost scorer had comes
-first again; a row that is no longer wanted is not handed out. Pure; linear in the rows of a call.
+first again; a row that is no longer wanted is not handed out. Pure; what a call costs for each row is a look at it.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
-from buffers.records import UnscoredFrame
+from buffers.group import Row
+from buffers.records import Records, UnscoredFrame
 from streamrl.types import FrameRef
 
-Key = tuple[int, int, int, int]
-"""(group number, sample index, branch, attempt)"""
 
-
-@dataclass(slots=True)
-class _Bundle:
-    """Rows of one frame: their keys, and their places in it."""
+@dataclass(slots=True, eq=False)
+class Bundle:
+    """Rows of one frame that are handed out together. names: of each row, type ACCEPTED. num_wanted: of them.
+    scorer: who has them; None while they wait."""
 
     frame: FrameRef
-    rows: dict[Key, int]
+    names: Records
+    rows: list[Row]
+    num_wanted: int
+    scorer: str | None = None
 
 
 class ScoringBoard:
-    """Rows to score, first in, first out."""
+    """Rows to score, first in, first out. A row is on it once at most: `row.bundle` is the board's."""
 
     def __init__(self) -> None:
-        self._queue: deque[_Bundle] = deque()
-        self._holder: dict[Key, str] = {}
-        """Who has a row that is wanted; "" while it waits."""
-        self._out: dict[str, dict[Key, FrameRef]] = {}
-        self._row: dict[Key, int] = {}
+        self._queue: deque[Bundle] = deque()
+        self._out: dict[str, dict[Bundle, None]] = {}
+        """What each scorer has, in the order in which it was handed out."""
         self.num_waiting = 0
 
-    def put(self, frame: FrameRef, rows: dict[Key, int]) -> None:
-        """Add rows of one frame at the end: their places in it, by key."""
+    def put(self, frame: FrameRef, names: Records, rows: list[Row]) -> None:
+        """Add rows of one frame at the end. names: of the same rows, type ACCEPTED."""
         if rows:
-            self._queue.append(_Bundle(frame, rows))
-            self._holder.update(dict.fromkeys(rows, ""))
+            self._queue.append(_bundle(frame, names, rows))
             self.num_waiting += len(rows)
 
     def take(self, scorer: str, max_rows: int) -> list[UnscoredFrame]:
@@ -48,52 +48,69 @@ class ScoringBoard:
         taken: list[UnscoredFrame] = []
         room = max_rows
         while room > 0 and self._queue:
-            bundle = self._queue.popleft()
-            wanted = [(key, row) for key, row in bundle.rows.items() if key in self._holder]
-            if len(wanted) > room:
-                self._queue.appendleft(_Bundle(bundle.frame, dict(wanted[room:])))
-                wanted = wanted[:room]
-            if wanted:
-                room -= len(wanted)
-                self._hand_out(scorer, bundle.frame, dict(wanted))
-                taken.append(_as_columns(bundle.frame, dict(wanted)))
+            bundle = _wanted(self._queue.popleft())
+            if len(bundle.rows) > room:
+                bundle, rest = _split(bundle, room)
+                self._queue.appendleft(rest)
+            if bundle.rows:
+                room -= len(bundle.rows)
+                self.num_waiting -= len(bundle.rows)
+                bundle.scorer = scorer
+                self._out.setdefault(scorer, {})[bundle] = None
+                taken.append(_as_columns(bundle))
         return taken
 
-    def done(self, keys: Iterable[Key]) -> None:
-        """These rows need no score any more: scored by whomever, or dropped. Unknown ones are skipped."""
-        for key in keys:
-            scorer = self._holder.pop(key, None)
-            if scorer == "":
-                self.num_waiting -= 1
-            elif scorer is not None:
-                del self._out[scorer][key]
-                del self._row[key]
+    def done(self, rows: Iterable[Row]) -> None:
+        """These rows need no score any more: scored by whomever, or dropped. Those that are not here are skipped."""
+        for row in rows:
+            bundle = row.bundle
+            if bundle is not None:
+                row.bundle = None
+                bundle.num_wanted -= 1
+                if bundle.scorer is None:
+                    self.num_waiting -= 1
+                elif not bundle.num_wanted:
+                    del self._out[bundle.scorer][bundle]
 
     def give_back(self, scorer: str) -> int:
         """Put what `scorer` still has in front again, in its order; returns how many rows."""
-        held = self._out.pop(scorer, {})
-        bundles: dict[FrameRef, _Bundle] = {}
-        for key, frame in held.items():
-            self._holder[key] = ""
-            bundles.setdefault(frame, _Bundle(frame, {})).rows[key] = self._row.pop(key)
-        self._queue.extendleft(reversed(bundles.values()))
-        self.num_waiting += len(held)
-        return len(held)
-
-    def _hand_out(self, scorer: str, frame: FrameRef, rows: dict[Key, int]) -> None:
-        self._holder.update(dict.fromkeys(rows, scorer))
-        self._out.setdefault(scorer, {}).update(dict.fromkeys(rows, frame))
-        self._row.update(rows)
-        self.num_waiting -= len(rows)
+        bundles = [_wanted(bundle) for bundle in self._out.pop(scorer, {})]
+        for bundle in bundles:
+            bundle.scorer = None
+        count = sum(len(bundle.rows) for bundle in bundles)
+        self._queue.extendleft(reversed(bundles))
+        self.num_waiting += count
+        return count
 
 
-def _as_columns(frame: FrameRef, rows: dict[Key, int]) -> UnscoredFrame:
-    number, sample_index, branch, attempt = np.array(list(rows), np.int64).T
+def _bundle(frame: FrameRef, names: Records, rows: list[Row]) -> Bundle:
+    bundle = Bundle(frame, names, rows, len(rows))
+    for row in rows:
+        row.bundle = bundle
+    return bundle
+
+
+def _wanted(bundle: Bundle) -> Bundle:
+    """The bundle without the rows that nobody wants any more."""
+    if bundle.num_wanted == len(bundle.rows):
+        return bundle
+    wanted = np.array([row.bundle is bundle for row in bundle.rows], np.bool_)
+    return _bundle(bundle.frame, bundle.names[wanted], list(compress(bundle.rows, wanted)))
+
+
+def _split(bundle: Bundle, count: int) -> tuple[Bundle, Bundle]:
+    """The first `count` rows, and the others."""
+    frame, names, rows = bundle.frame, bundle.names, bundle.rows
+    return _bundle(frame, names[:count], rows[:count]), _bundle(frame, names[count:], rows[count:])
+
+
+def _as_columns(bundle: Bundle) -> UnscoredFrame:
+    names = bundle.names
     return UnscoredFrame(
-        frame=frame,
-        row=np.fromiter(rows.values(), np.int32, len(rows)),
-        number=number.copy(),
-        sample_index=sample_index.astype(np.int32),
-        branch=branch.astype(np.int32),
-        attempt=attempt.astype(np.int32),
+        frame=bundle.frame,
+        row=names["row"].copy(),
+        number=names["number"].copy(),
+        sample_index=names["sample_index"].copy(),
+        branch=names["branch"].copy(),
+        attempt=names["attempt"].copy(),
     )

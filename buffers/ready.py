@@ -7,7 +7,7 @@ many are ready. Pure.
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from buffers.group import Group
 from streamrl.staleness import Candidate, select_batch
@@ -52,15 +52,17 @@ class ReadyGroups:
     def candidates(self) -> list[Candidate]:
         return [group.candidate for group in self._groups.values()]
 
-    def choose(self, step: int, groups_per_step: int, running: Collection[Candidate]) -> list[Group] | None:
-        """Take the batch of `step` out, ascending by number, or None: wait.
+    def choose(
+        self, step: int, groups_per_step: int, running: Callable[[], Collection[Candidate]]
+    ) -> list[Group] | None:
+        """Take the batch of `step` out, ascending by number, or None: wait. running: asked only when enough are ready.
 
         Raises:
             ComponentError: the ready groups cannot all be trained in time any more.
         """
         if self._hopeless(step, groups_per_step):
-            select_batch(step, groups_per_step, self.candidates(), running)
-        if len(self._groups) < groups_per_step or not self._in_time(step, groups_per_step, running):
+            select_batch(step, groups_per_step, self.candidates(), running())
+        if len(self._groups) < groups_per_step or not self._in_time(step, groups_per_step, running()):
             return None
         taken = [self._oldest() for _ in range(groups_per_step)]
         return sorted(taken, key=lambda group: group.number)

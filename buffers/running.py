@@ -7,13 +7,14 @@ is given. Nothing here decides how many groups may run, or what becomes of a fin
 """
 
 from collections import Counter
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
 
 from buffers.budget import ByteBudget
 from buffers.group import Group, GroupState, Row, Tally
-from buffers.handout import Key, ScoringBoard
+from buffers.handout import ScoringBoard
 from buffers.records import FAILED_FINISHES, QueueSettings, Records
 from buffers.schema import FINISH_REASONS
 from streamrl.clock import Clock
@@ -120,7 +121,7 @@ class RunningGroups:
         self.orphans.discard(group.number)
         del self.groups[group.number]
         if group.num_scored < len(group.rows):
-            self.board.done(group.keys())
+            self.board.done(group.rows.values())
         self.num_scored -= group.num_scored
         self.num_samples -= len(group.samples)
         self._budget.free(group.reserved, 0)
@@ -142,10 +143,10 @@ class RunningGroups:
             self._check(rows.tolist())
         share = -(-frame.length // frame.num_rows)
         kept: list[int] = []
-        unscored: dict[Key, int] = {}
+        added: list[Row] = []
         trimmed = tokens = 0
         for place, entry in enumerate(rows.tolist()):
-            number, sample, branch, attempt, row, prompt, sampled, oldest, finish = entry
+            number, sample, branch, attempt, row, prompt, sampled, oldest, _ = entry
             group = self.groups.get(number)
             if group is None or attempt < group.floor or (sample, branch) in group.rows:
                 self.ignored["rows"] += 1
@@ -154,15 +155,25 @@ class RunningGroups:
             record = Row(frame, row, attempt, prompt, sampled, oldest)
             trimmed += self._add(group, (sample, branch), record, share)
             tokens += sampled
-            if finish not in FAILED_FINISHES:
-                unscored[number, sample, branch, attempt] = row
             kept.append(place)
+            added.append(record)
+        taken = rows if len(kept) == len(rows) else rows[kept]
         self._budget.trim(trimmed, len(kept) * share)
         self._tally.add_rows(GroupState.RUNNING, len(kept), tokens)
         self.accepted_tokens += tokens
-        self.board.put(frame, unscored)
-        self._fail_the_broken(rows[kept])
-        return rows[kept]
+        self._have_scored(frame, taken, added)
+        return taken
+
+    def _have_scored(self, frame: FrameRef, names: Records, rows: list[Row]) -> None:
+        """Put rows on the board. Rollouts that ended as abort or error have failed: nobody scores them."""
+        broken = np.isin(names["finish"], list(FAILED_FINISHES))
+        if not broken.any():
+            self.board.put(frame, names, rows)
+            return
+        self.board.put(frame, names[~broken], list(compress(rows, ~broken)))
+        self.scores[False] += int(broken.sum())
+        for number, row in zip(names["number"][broken].tolist(), compress(rows, broken), strict=True):
+            self._set_score(self.groups[number], row, False, float("nan"))
 
     def _doubtful(self, rows: Records) -> bool:
         """Whether `_check` could refuse one of these rows: a look at all of them at once, that may be wrong only where
@@ -223,14 +234,6 @@ class RunningGroups:
             self.orphans.discard(group.number)
         return trimmed
 
-    def _fail_the_broken(self, rows: Records) -> None:
-        """Rollouts that ended as abort or error have failed: nobody scores them."""
-        broken = rows[np.isin(rows["finish"], list(FAILED_FINISHES))]
-        names = zip(broken["number"].tolist(), broken["sample_index"].tolist(), broken["branch"].tolist(), strict=True)
-        for number, sample, branch in names:
-            group = self.groups[number]
-            self._set_score(group, group.rows[sample, branch], False, float("nan"))
-
     def score(self, rows: Records, valid: npt.NDArray[np.bool_], reward: npt.NDArray[np.float64]) -> Records:
         """Take verdicts (type SCORED); returns those that are new.
 
@@ -245,7 +248,7 @@ class RunningGroups:
                 f"{reward[place]}; a score that is no finite number is a failed one"
             )
         kept: list[int] = []
-        scored: list[Key] = []
+        scored: list[Row] = []
         verdicts = zip(rows.tolist(), valid.tolist(), reward.tolist(), strict=True)
         for place, ((number, sample, branch, attempt, _), is_valid, value) in enumerate(verdicts):
             group = self.groups.get(number)
@@ -254,10 +257,12 @@ class RunningGroups:
                 self.ignored["scores"] += 1
                 continue
             self._set_score(group, row, is_valid, value)
-            scored.append((number, sample, branch, attempt))
+            scored.append(row)
             kept.append(place)
         self.board.done(scored)
-        return rows[kept]
+        num_valid = sum(row.valid for row in scored)
+        self.scores.update({True: num_valid, False: len(scored) - num_valid})
+        return rows if len(kept) == len(rows) else rows[kept]
 
     def _set_score(self, group: Group, row: Row, valid: bool, reward: float) -> None:
         row.scored, row.valid = True, valid
@@ -265,6 +270,5 @@ class RunningGroups:
             row.reward = reward
         group.num_scored += 1
         self.num_scored += 1
-        self.scores[valid] += 1
         if len(group.samples) == self._settings.group_size and group.num_scored == len(group.rows):
             self.finished.append(group)

@@ -101,7 +101,7 @@ class StepBooks:
         return lease
 
     def _choose(self, step: int, running: Running) -> list[Group] | None:
-        return self._ready.choose(step, self._settings.groups_per_step, running())
+        return self._ready.choose(step, self._settings.groups_per_step, running)
 
     def late(self, step: int, running: Running) -> list[int]:
         """The running groups that hold up the batch of `step`."""

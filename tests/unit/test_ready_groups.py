@@ -39,7 +39,7 @@ def test_step_after_step_the_choice_is_that_of_the_rule(ready, running, gone, pe
     for step in range(data.draw(st.integers(0, 3)), 10):
         candidates = [one.candidate for one in held.values()]
         expected = answer(lambda s=step, c=candidates: select_batch(s, per_step, c, in_flight))
-        chosen = answer(lambda s=step: books.choose(s, per_step, in_flight))
+        chosen = answer(lambda s=step: books.choose(s, per_step, lambda: in_flight))
         if not isinstance(expected, list):
             assert chosen == expected
             assert sorted(one.number for one in books) == sorted(held)
@@ -57,13 +57,13 @@ def test_a_group_that_left_and_came_back_with_another_last_step_counts_once() ->
         books.add(group(number, 5))
     books.pop(0)
     books.add(group(0, 7))
-    chosen = books.choose(0, 2, [])
+    chosen = books.choose(0, 2, list)
     assert chosen is not None
     assert [one.number for one in chosen] == [1, 2]
     assert [one.number for one in books] == [0]
     books.pop(0)
     books.add(group(0, 7))
-    assert [one.number for one in books.choose(1, 1, []) or []] == [0]
+    assert [one.number for one in books.choose(1, 1, list) or []] == [0]
     assert len(books) == 0
 
 
@@ -75,4 +75,4 @@ def test_groups_that_are_too_late_are_named() -> None:
     books = ReadyGroups()
     books.add(group(1, 0))
     with pytest.raises(ComponentError, match="cannot be trained in time"):
-        books.choose(1, 1, [])
+        books.choose(1, 1, list)
