@@ -84,8 +84,11 @@ class LearnerRank:
         return await within(limit, self._in_thread(self._core.build), who=self._name, what="loading the model")
 
     async def enter(self, incarnation: int) -> None:
-        """Make versions of this incarnation from now on."""
+        """Make versions of this incarnation from now on. What an earlier learner published and nobody can need any more
+        would take its part of the budget for ever: whom it was handed back to is gone."""
         self._core.incarnation = incarnation
+        if self._rank == 0:
+            self._core.keep_only(await self._store.kept.remote())
 
     async def warm_up(self) -> None:
         """The supervised phase of a fresh run, then the checkpoint that a resume begins with."""

@@ -173,6 +173,10 @@ class LearnerCore:
         for version in versions:
             self._shared_memory().unlink(Version(*version))
 
+    def keep_only(self, versions: list[Version]) -> None:
+        """Give back the memory of all other versions, those of an earlier learner too."""
+        self._shared_memory().keep_only([Version(*version) for version in versions])
+
     def _shared_memory(self) -> ShmPublisher:
         if self._publisher is None:
             budget = self._config.weights.byte_budget

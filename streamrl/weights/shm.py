@@ -10,7 +10,7 @@ import contextlib
 import errno
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -104,6 +104,12 @@ class ShmPublisher:
         """Give a version's memory back once its last reader is done. Readers that have it open keep their
         view."""
         version_file(self._folder, version).unlink(missing_ok=True)
+
+    def keep_only(self, versions: Collection[Version]) -> None:
+        """Unlink all others: those that a publisher before this one left behind, whatever ended it."""
+        kept = {version_file(self._folder, version) for version in versions}
+        for path in set(self._folder.glob("*.weights")) - kept:
+            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Remove the run's folder and all versions in it."""

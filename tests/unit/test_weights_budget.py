@@ -1,6 +1,8 @@
 """Shared memory has a budget: the learner waits, and says so, until nobody needs an older version."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ from probe_learner import built, open_run
 from probe_parts import Handle
 
 from services.learner import LearnerRank
+from services.run_folder import RunFolder
 from services.weights import WeightStoreActor
 from streamrl.config.schema import Config, ModelConfig, WeightsConfig
 from streamrl.errors import DeadlineError, ResourceError
 from streamrl.logs import release
 from streamrl.types import Version
+from streamrl.weights.folder import shm_folder
 from streamrl.weights.manifest import encode
 from streamrl.weights.shm import ShmPublisher
 
@@ -117,35 +121,53 @@ def test_a_core_says_what_a_further_version_waits_for(tmp_path: Path) -> None:
         assert core.lack_of_memory() == ""
 
 
-async def waiting(folder: Path, **store: Any) -> tuple[list[str], str]:
-    """What is told while the third version of a learner with room for two waits, and how it ended."""
-    with built(CONFIG, folder / "size") as core:
-        budget = core._version_bytes() * 9 // 4
-    config = msgspec.structs.replace(CONFIG, weights=WeightsConfig(byte_budget=budget))
-    run = open_run(config, folder / "run")
-    threads = torch.get_num_threads()
-    told: list[str] = []
+@asynccontextmanager
+async def built_rank(config: Config, run: RunFolder, controller: Handle, **store: Any) -> AsyncIterator[LearnerRank]:
+    """Rank 0 of a learner whose model is loaded."""
     handle = Handle(publish=lambda *_: [], **store)
     rank = LearnerRank(0, str(run.path), msgspec.to_builtins(config), str(run.path / "store"), Handle(), handle)
-    ended = "published"
+    threads = torch.get_num_threads()
     try:
-        heard = Handle(
-            report=lambda events: told.extend(facts["text"] for _, facts in events), published=lambda _: None
-        )
-        await rank.build(heard)
-        for incarnation in range(3):
-            await rank.enter(incarnation)
-            await rank._publish()
-        await rank._told()
-    except (ResourceError, DeadlineError) as error:
-        ended = str(error)
+        await rank.build(controller)
+        yield rank
     finally:
         await rank.close()
         await asyncio.to_thread(rank._compute.shutdown)
         rank._observer.close()
         release()
         torch.set_num_threads(threads)
-    return told, ended
+
+
+async def test_what_an_earlier_learner_left_goes_but_for_what_the_store_still_has(tmp_path: Path) -> None:
+    run = open_run(CONFIG, tmp_path / "run")
+    async with built_rank(CONFIG, run, Handle(published=lambda _: None), kept=lambda: [Version(0, 0)]) as rank:
+        for incarnation in range(3):
+            rank._core.incarnation = incarnation
+            await rank._publish()  # as of learners that died before the store could hand anything back
+        await rank.enter(3)
+        assert {path.stem for path in shm_folder(run.run_id).glob("*.weights")} == {"0.0"}
+
+
+async def waiting(folder: Path, **store: Any) -> tuple[list[str], str]:
+    """What is told while the third version of a learner with room for two waits, and how it ended."""
+    with built(CONFIG, folder / "size") as core:
+        budget = core._version_bytes() * 9 // 4
+    config = msgspec.structs.replace(CONFIG, weights=WeightsConfig(byte_budget=budget))
+    run = open_run(config, folder / "run")
+    told: list[str] = []
+    controller = Handle(
+        report=lambda events: told.extend(facts["text"] for _, facts in events), published=lambda _: None
+    )
+    kept = [Version(incarnation, 0) for incarnation in range(3)]
+    async with built_rank(config, run, controller, kept=lambda: kept, **store) as rank:
+        try:
+            for incarnation in range(3):
+                await rank.enter(incarnation)
+                await rank._publish()
+            await rank._told()
+        except (ResourceError, DeadlineError) as error:
+            return told, str(error)
+    return told, "published"
 
 
 async def test_the_learner_waits_for_room_says_so_once_and_goes_on(tmp_path: Path) -> None:
