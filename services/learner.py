@@ -72,7 +72,12 @@ class LearnerRank:
         self._checkpoint_wanted = False
         self._observer = Observer(self._run, self._config, self._name)
         limit = self._config.deadlines.checkpoint_s
-        self._saver = Saver(self._core, queue, self._tell, self._observer, who=self._name, limit_s=limit)
+        self._saver = Saver(
+            self._core, queue, self._tell, self._observer, who=self._name, limit_s=limit, told=self._line_told
+        )
+        self._line = asyncio.Event()
+        """Set while there is no step of which the line of metrics is still to be made."""
+        self._line.set()
 
     # ---- start
 
@@ -149,6 +154,7 @@ class LearnerRank:
             published = await self._publish()
         with timer.phase("commit"):
             counts = await committed if committed is not None else {}
+        self._line.clear()
         with timer.phase("checkpoint"):
             await self._save_if_due()
         if lease is not None:
@@ -157,6 +163,7 @@ class LearnerRank:
             facts = self._facts(lease, counts, times["time/step"])
             await self._told()  # of the step before, so no more than one step is untold at any time
             self._tell("step", {**metrics, **published, **facts, **times, **self._saver.take_facts()})
+        self._line.set()
         return True
 
     async def _next(self, timer: StepTimer) -> tuple[Lease | None, StepPlan]:
@@ -256,6 +263,10 @@ class LearnerRank:
 
     def _tell(self, kind: str, facts: dict[str, Any]) -> None:
         self._teller.tell(kind, facts)
+
+    async def _line_told(self) -> None:
+        await self._line.wait()
+        await self._told()
 
     async def _told(self) -> None:
         limit = self._config.deadlines.step_s

@@ -1,6 +1,7 @@
 """A learner rank's checkpoints, beside its steps: the rank stands still for the snapshot only.
 
-    begin: snapshot in the compute thread  ->  write, sync, verify, rename in a thread of their own  ->  queue: covered
+    begin: snapshot in the compute thread  ->  the step's line of metrics is kept
+           ->  write, sync, verify, rename in a thread of their own  ->  queue: covered
 
 Guarantees: one save at a time, so one snapshot in memory; the queue lets rows go only after the commit; `finish` comes
 back when nothing is under way any more; the first failure is raised by every call after it, and ends what runs under
@@ -9,7 +10,7 @@ business.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,16 +47,19 @@ class Saver:
         *,
         who: str,
         limit_s: float,
+        told: Callable[[], Awaitable[None]],
         clock: Clock | None = None,
     ) -> None:
-        """tell: takes the event `checkpoint` (step, seconds, bytes) after each commit. limit_s: for a commit; the time
-        that it waits for a full disk does not count."""
+        """tell: takes the event `checkpoint` (step, seconds, bytes) after each commit. told: waits until what there is
+        to tell of the step has been taken down; a resume from its checkpoint would never tell it again. limit_s: for a
+        commit; the time that it waits for a full disk does not count."""
         self._core = core
         self._queue = queue
         self._tell = tell
         self._observer = observer
         self._who = who
         self._limit_s = limit_s
+        self._told = told
         self._clock = clock or SystemClock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._begun: Version | None = None
@@ -106,6 +110,7 @@ class Saver:
 
     async def _save(self, snapshot: "Snapshot", started: float) -> None:
         step, num_bytes = snapshot.version.step, snapshot.num_bytes
+        await self._told()
         with self._observer.span("commit", "checkpoint"):
             commit = asyncio.get_running_loop().run_in_executor(self._thread, self._core.commit, snapshot)
             oldest = await within_or_paused(

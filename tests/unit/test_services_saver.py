@@ -66,9 +66,16 @@ class Saving:
         self.compute = ThreadPoolExecutor(1)
         self.observer = Observer(core._run, CONFIG, "learner")
         queue = Handle(covered=lambda step, oldest: self.heard.append(("covered", step, oldest)))
-        self.saver = Saver(core, queue, self._told, self.observer, who="learner-0", limit_s=limit_s)
+        self.line_kept = asyncio.Event()
+        self.line_kept.set()
+        self.saver = Saver(
+            core, queue, self._tell, self.observer, who="learner-0", limit_s=limit_s, told=self._line_told
+        )
 
-    def _told(self, kind: str, facts: dict[str, Any]) -> None:
+    async def _line_told(self) -> None:
+        await self.line_kept.wait()
+
+    def _tell(self, kind: str, facts: dict[str, Any]) -> None:
         self.heard.append((kind, facts["step"]))
 
     async def begin(self) -> None:
@@ -131,6 +138,19 @@ async def test_a_checkpoint_is_of_its_snapshot_though_steps_change_the_weights_w
     saved = {name: digest for entry in newest(tmp_path).manifest.files for name, digest in entry.tensors.items()}
     assert {name: saved[name] for name in before} == before
     assert newest(tmp_path).extra["backend"]["steps_done"] == 0
+
+
+async def test_a_checkpoint_comes_after_the_line_of_its_step(tmp_path: Path, disk: Disk) -> None:
+    """A run that resumes from it makes that step no more, so nobody would write the line."""
+    with saving(tmp_path) as run:
+        disk.let_through()
+        run.line_kept.clear()
+        await run.begin()
+        assert not await asyncio.to_thread(disk.waits.wait, 1.0)
+        run.line_kept.set()
+        async with time_out():
+            await run.saver.finish()
+        assert run.heard == [("covered", 0, 0), ("checkpoint", 0)]
 
 
 async def test_one_save_at_a_time_and_rows_are_let_go_in_order(tmp_path: Path, disk: Disk) -> None:
