@@ -112,9 +112,13 @@ class LiveRun:
 
     def below(self, wanted: Callable[[str, list[str]], bool], name: str) -> list[psutil.Process]:
         """Processes of the run of which `wanted` says so, given the first word and all words of the command line."""
-        found = [one for one in self.watcher().children(recursive=True) if wanted(*_command_line(one))]
+        found = self.processes(wanted)
         assert found, f"no process of {name}"
         return found
+
+    def processes(self, wanted: Callable[[str, list[str]], bool]) -> list[psutil.Process]:
+        """The same; none while the run has none, as between the death of a part and the start of the next."""
+        return [one for one in self.watcher().children(recursive=True) if wanted(*_command_line(one))]
 
 
 def _command_line(process: psutil.Process) -> tuple[str, list[str]]:

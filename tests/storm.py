@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 from live_run import LiveRun, live_run
 
@@ -12,11 +13,11 @@ Victims = Callable[[LiveRun], list[psutil.Process]]
 
 
 def actor(name: str) -> Victims:
-    return lambda run: run.actors(name)
+    return lambda run: run.processes(lambda first, _: first.startswith(f"ray::{name}"))
 
 
 def program(name: str) -> Victims:
-    return lambda run: run.below(lambda first, words: first.endswith(name) or name in words[:4], name)
+    return lambda run: run.processes(lambda first, words: first.endswith(name) or name in words[:4])
 
 
 KINDS: dict[str, Victims] = {
@@ -54,6 +55,14 @@ class Storm:
             self._again()
         self.newest = max(self.newest, self.run.steps()[-1]["step"])
         self._watcher = self.run.watcher()
+
+    def kill(self, kind: str, rng: np.random.Generator) -> None:
+        """Kill one of a kind. Where none is there at the moment it is looked for again after each event: without it the
+        run makes no more steps than were under way."""
+        while not (victims := KINDS[kind](self.run)):
+            if not self.run.read_until(lambda _: True):
+                self._again()
+        victims[int(rng.integers(len(victims)))].send_signal(signal.SIGKILL)
 
     def finish(self) -> None:
         """To the end of the run, however many launches that takes."""

@@ -10,7 +10,6 @@ those of a run that nobody disturbed, rollout by rollout: long ones are the firs
 import json
 import os
 import secrets
-import signal
 from collections import Counter
 from pathlib import Path
 
@@ -66,8 +65,7 @@ def test_invariants_1_and_2_hold_when_processes_of_one_kind_are_killed_again_and
     storm = Storm(user_folder, streamrl_path, f"storm-{kind}", (*OVERRIDES, "--learner.steps", str(STEPS)))
     for _ in range(KILLS):
         storm.go_on(int(rng.integers(*STEPS_BETWEEN)))
-        victims = KINDS[kind](storm.run)
-        victims[int(rng.integers(len(victims)))].send_signal(signal.SIGKILL)
+        storm.kill(kind, rng)
     storm.finish()
     book = Book(storm.run.folder)
     book.check(STEPS)

@@ -8,7 +8,6 @@ seed; `SEED` replays the choices.
 import json
 import os
 import secrets
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +47,7 @@ def test_a_run_killed_at_random_points_makes_the_weights_of_an_undisturbed_one(
     storm = Storm(user_folder, streamrl_path, "same-storm", OVERRIDES)
     for _ in range(KILLS):
         storm.go_on(int(rng.integers(*STEPS_BETWEEN)))
-        victims = KINDS[str(rng.choice(sorted(KINDS)))](storm.run)
-        victims[int(rng.integers(len(victims)))].send_signal(signal.SIGKILL)
+        storm.kill(str(rng.choice(sorted(KINDS))), rng)
     storm.finish()
     expected = steps_of(calm.folder)
     assert len(expected) == STEPS
