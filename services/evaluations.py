@@ -11,7 +11,7 @@ import torch
 
 from streamrl.config import Config
 from streamrl.engines.base import Engine
-from streamrl.engines.build import build_engine
+from streamrl.engines.build import build_evaluation_engine
 from streamrl.evaluation import Evaluation, Evaluator, held_out_prompts
 from streamrl.models.tokenizer import TextTokenizer
 from streamrl.tasks.base import Task
@@ -41,7 +41,7 @@ class HeldOut:
     def evaluator(self) -> Evaluator:
         """Called in the engine thread first."""
         if self._evaluator is None:
-            self._engine = build_engine(self._config, self._folder, self._max_length)
+            self._engine = build_evaluation_engine(self._config, self._folder, self._max_length)
             prompts = held_out_prompts(self._task, self._config.eval.max_items)
             limit = self._config.rollout.sampling.max_new_tokens
             self._evaluator = Evaluator(self._engine, prompts, self._tokenizer, max_new_tokens=limit)

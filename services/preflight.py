@@ -119,14 +119,23 @@ def main(order: dict[str, Any]) -> int:
 
 def check(config: Config) -> None:
     """Load all that a user may have got wrong, in this process. Raises ConfigError."""
+    from streamrl.engines.server.place import engine_python
     from streamrl.models.tokenizer import load_tokenizer
     from streamrl.rewards.scorer import Scorer, resolve_reward
     from streamrl.tasks.load import load_task
 
+    if starts_server_here(config):
+        engine_python(config, Path(import_path()))
     with tempfile.TemporaryDirectory(prefix="srl-check-") as scratch:
         tokenizer = load_tokenizer(_tokenizer_folder(config.model, Path(scratch)))
     load_task(config, tokenizer)
     Scorer(resolve_reward(config.reward.function)).close()
+
+
+def starts_server_here(config: Config) -> bool:
+    """Whether replicas on this machine start servers; on other nodes their own Python is looked for."""
+    rollout = config.rollout
+    return rollout.is_server and rollout.server.endpoint is None and rollout.resources is None
 
 
 def _tokenizer_folder(model: ModelConfig, scratch: Path) -> Path:

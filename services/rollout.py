@@ -33,11 +33,12 @@ from services.layout import model_folder
 from services.named_tasks import run_all
 from services.observe import Observer
 from services.partial_journal import PartialJournal
-from services.process_environment import extend_import_path
+from services.process_environment import extend_import_path, import_path
 from services.rollout_rows import Finished, Issued, RunningRollouts, finite
 from services.run_folder import RunFolder
 from streamrl.config import Config, limits
 from streamrl.engines.build import build_engine
+from streamrl.engines.server.place import ServerPlace
 from streamrl.errors import ProcessDiedError
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.replica_state import ReplicaStateMachine
@@ -126,7 +127,8 @@ class RolloutReplica:
         worst_row = limits.worst_row_bytes(self._config, longest_prompt, longest_text(task))
         self._frame_room = limits.frame_rows(self._config, worst_row)
         self._source = partial(ShmSource, self._run.run_id, self._run.key())
-        make_engine = partial(build_engine, self._config, folder, max_length)
+        place = ServerPlace(Path(import_path()), self._run.shared_memory_prefix)
+        make_engine = partial(build_engine, self._config, folder, max_length, place)
         self._journal = self._new_journal(node)
         self._thread = EngineThread(
             make_engine,

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from streamrl.config import Config
-from streamrl.engines.build import build_engine
+from streamrl.engines.build import build_evaluation_engine
 from streamrl.errors import ComponentError
 from streamrl.evaluation import Evaluator, mean_score
 from streamrl.learner.sharding import ShardedPolicy
@@ -34,7 +34,7 @@ def greedy_score(
     config: Config, folder: Path, max_length: int, policy: ShardedPolicy, task: Task, tokenizer: TextTokenizer
 ) -> Iterator[Callable[[], float]]:
     """A function that scores the policy as it is. Collective: every rank gathers the weights, and scores them."""
-    engine = build_engine(config, folder, max_length)
+    engine = build_evaluation_engine(config, folder, max_length)
     prompts = [task.train(index) for index in items_held_apart(task)]
     evaluator = Evaluator(engine, prompts, tokenizer, max_new_tokens=config.rollout.sampling.max_new_tokens)
     reward = config.reward

@@ -214,7 +214,7 @@ class Reference:
                 max_length=longest + rollout.sampling.max_new_tokens,
                 kv_bytes=rollout.kv_bytes,
                 device=rollout.device,
-                deterministic=rollout.deterministic,
+                deterministic=rollout.batch_invariant,
             )
 
 

@@ -112,9 +112,10 @@ def _versions_fit(config: Config, model: ModelFacts) -> Iterator[Problem]:
 
 
 def _family(config: Config, model: ModelFacts) -> Iterator[Problem]:
-    if config.rollout.engine == "torch" and model.model_type not in MODEL_TYPES:
+    if config.rollout.engine != "scripted" and model.model_type not in MODEL_TYPES:
         known = ", ".join(MODEL_TYPES)
-        what = f'the torch engine does not know models of type "{model.model_type}"'
+        which = "the torch engine, which evaluates," if config.rollout.is_server else "the torch engine"
+        what = f'{which} does not know models of type "{model.model_type}"'
         involves = ("rollout.engine",)
         yield Problem(key="model.path", what=what, allowed=f"models of type {known}", involves=involves)
 
@@ -130,7 +131,7 @@ def _context(config: Config, model: ModelFacts, prompt_tokens: int) -> Iterator[
 
 
 def _kv_cache(config: Config, model: ModelFacts, prompt_tokens: int) -> Iterator[Problem]:
-    rows = limits.INVARIANT_ROWS if config.rollout.deterministic else 1
+    rows = limits.INVARIANT_ROWS if config.rollout.batch_invariant else 1
     needed = rows * limits.kv_request_bytes(config, model, prompt_tokens)
     if config.rollout.kv_bytes < needed:
         requests = f"{rows} requests" if rows > 1 else "one request"

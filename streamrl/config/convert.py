@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from streamrl.config import fields, known
+from streamrl.config import fields
 from streamrl.config.problems import Problem
 from streamrl.config.schema import Config, Table
 from streamrl.config.suggest import nearest_keys, nearest_value
@@ -73,8 +73,6 @@ def _unknown_key(table: type[Table], name: str, full: str) -> Problem:
 
 def _wrong_value(full: str, value: object, annotation: Any) -> Problem:
     allowed = fields.allowed(annotation)
-    if isinstance(value, str) and value in known.PLANNED.get(full, ()):
-        return Problem(key=full, what="planned, but not built yet", given=quoted(value), allowed=allowed)
     names = fields.literals(annotation)
     near = nearest_value(value, names)
     what = "unknown name" if names and isinstance(value, str) else "not a value of this key"

@@ -60,7 +60,7 @@ def takes_text(annotation: object) -> bool:
 
 
 def takes_bool(annotation: object) -> bool:
-    return isinstance(inspect.type_info(annotation), inspect.BoolType)
+    return isinstance(_without_none(inspect.type_info(annotation))[0], inspect.BoolType)
 
 
 def allowed(annotation: object) -> str:
@@ -87,6 +87,8 @@ def _allowed(info: inspect.Type) -> str:
         return "a number" + _range(info)
     if isinstance(info, inspect.TupleType):
         return f"a list of {len(info.item_types)}, each {_allowed(info.item_types[0])}"
+    if isinstance(info, inspect.VarTupleType):
+        return f"a list, each {_allowed(info.item_type)}"
     if isinstance(info, inspect.DictType):
         return f"a table, each value {_allowed(info.value_type)}"
     return "true or false" if isinstance(info, inspect.BoolType) else "text"

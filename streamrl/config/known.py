@@ -13,6 +13,3 @@ REWARDS = ("exact_match", "contains")
 
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 """Families (`model_type` in a model's config.json) that the torch engine computes exactly."""
-
-PLANNED = {"rollout.engine": ("vllm", "sglang")}
-"""Values that the design has and this version does not."""

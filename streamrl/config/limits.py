@@ -73,7 +73,7 @@ def step_bytes(config: Config, prompt_tokens: int) -> int:
 def kv_request_bytes(config: Config, model: ModelFacts, prompt_tokens: int) -> int:
     """Bytes of one request's KV cache at full length."""
     length = longest_row(config, prompt_tokens)
-    if config.rollout.deterministic:
+    if config.rollout.batch_invariant:
         length = -(-length // KV_MULTIPLE) * KV_MULTIPLE
     token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_BYTES[config.model.dtype]
     return token * length

@@ -19,6 +19,7 @@ from streamrl.config.schema import Config
 
 _MIB = 2**20
 _TORCH_PROCESS = 400 * _MIB  # a process with torch and Ray, its shared pages counted in part
+_SERVER = 1800 * _MIB  # the processes of a vLLM server on a CPU, without its weights and its KV cache
 _LIGHT_PROCESS = 100 * _MIB  # an actor without torch, or a scoring child
 _RAY = 700 * _MIB  # gcs, raylet, agents, and the owner
 _NUM_LIGHT_ACTORS = 4  # queue, weight store, reward stage, controller
@@ -55,12 +56,13 @@ def estimate(config: Config, model: ModelFacts | None) -> Estimate:
     rollouts = config.learner.steps * config.rollouts_per_step
     row = limits.row_bytes(limits.longest_row(config, limits.longest_prompt(config)))
     rows = min(config.queue.byte_budget, rollouts * row)
+    read_by_servers = config.rollout.replicas if config.rollout.is_server else 0
     copies = config.queue.fetched_bytes if config.rollout.resources is not None else 0
     one = limits.checkpoint_bytes(model) if model else 0
     checkpoints = (config.checkpoint.keep + 1) * one
     return Estimate(
         memory=_memory(config, model, weights),
-        shared_memory=_LIVE_VERSIONS * weights + config.ray.object_store_bytes,
+        shared_memory=(_LIVE_VERSIONS + read_by_servers) * weights + config.ray.object_store_bytes,
         disk=writers * config.queue.segment_bytes + rows + copies + checkpoints + weights + config.queue.min_free_bytes,
     )
 
@@ -78,10 +80,17 @@ def _memory(config: Config, model: ModelFacts | None, weights: int) -> dict[str,
         memory["learner.num_workers"] += _OPTIMIZER_COPIES * weights
     # The snapshot that a checkpoint is written from while the next steps run.
     memory["learner.num_workers"] += limits.checkpoint_bytes(model)
-    if config.rollout.device == "cpu" and config.rollout.engine == "torch":
+    if config.rollout.device == "cpu" and config.rollout.engine != "scripted":
         memory["rollout.replicas"] += replicas * 2 * weights  # the model and the engine's fused copy
         memory["rollout.kv_bytes"] = replicas * _kv_cache(config, model)
+    if config.rollout.device == "cpu" and _starts_servers(config):
+        # A server packs its weights, and takes all of its KV cache at once.
+        memory["rollout.engine"] = replicas * (_SERVER + 2 * weights + config.rollout.kv_bytes)
     return memory
+
+
+def _starts_servers(config: Config) -> bool:
+    return config.rollout.is_server and config.rollout.server.endpoint is None
 
 
 def _kv_cache(config: Config, model: ModelFacts) -> int:

@@ -11,6 +11,7 @@ from streamrl.config.known import REWARDS, TASK_LONGEST_PROMPT
 from streamrl.config.limits import INVARIANT_ROWS
 from streamrl.config.problems import Problem
 from streamrl.config.schema import Config
+from streamrl.config.server_rules import only_for_servers, server_endpoint, servers_share_batches
 from streamrl.config.suggest import nearest_value
 from streamrl.config.toml_text import quoted
 from streamrl.models.presets import PRESETS
@@ -96,7 +97,7 @@ def _varied_samples(config: Config) -> Iterator[Problem]:
 
 def _deterministic_mode(config: Config) -> Iterator[Problem]:
     rollout = config.rollout
-    if not rollout.deterministic:
+    if not rollout.batch_invariant or rollout.is_server:
         return
     mode = ("rollout.deterministic",)
     way_out = "or set rollout.deterministic = false"
@@ -112,12 +113,12 @@ def _deterministic_mode(config: Config) -> Iterator[Problem]:
 
 
 def _synchronous_mode(config: Config) -> Iterator[Problem]:
-    if config.learner.max_staleness == 0 and not config.rollout.deterministic:
-        what = (
-            "0 means the synchronous loop, which is bit-equal by contract; set rollout.deterministic = true, "
-            "or allow a staleness of at least 1"
-        )
-        yield Problem(key="learner.max_staleness", what=what, given="0", involves=("rollout.deterministic",))
+    rollout = config.rollout
+    if config.learner.max_staleness == 0 and (rollout.is_server or not rollout.batch_invariant):
+        needed = 'take rollout.engine = "torch"' if rollout.is_server else "set rollout.deterministic = true"
+        what = f"0 means the synchronous loop, which is bit-equal by contract; {needed}, or allow a staleness above 0"
+        involves = ("rollout.deterministic", "rollout.engine")
+        yield Problem(key="learner.max_staleness", what=what, given="0", involves=involves)
 
 
 def _algorithm_ranges(config: Config) -> Iterator[Problem]:
@@ -240,4 +241,7 @@ RULES: tuple[Rule, ...] = (
     _reward_child,
     _ray_address,
     _placed_replicas,
+    only_for_servers,
+    servers_share_batches,
+    server_endpoint,
 )

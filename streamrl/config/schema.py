@@ -15,6 +15,9 @@ PositiveFloat = Annotated[float, Meta(gt=0.0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
 Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 
+SERVER_ENGINES = ("vllm", "sglang")
+"""Values of `rollout.engine` that are processes of their own."""
+
 
 class Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every table."""
@@ -90,6 +93,23 @@ class ScriptedConfig(Table, frozen=True):
     """Added to each log-prob, as a mismatched engine would."""
 
 
+class ServerConfig(Table, frozen=True):
+    """The server of an engine that is one (`vllm`, `sglang`); the other engines have none."""
+
+    python: str | None = None
+    """Python of the environment that the server is installed in. `.venvs/<engine>/bin/python`, as `make engines` makes
+    it, when absent."""
+    endpoint: str | None = None
+    """`http://127.0.0.1:PORT` of a server that runs already, for one replica alone. It must hold the same model and be
+    started as a replica would start it. Each replica starts a server of its own, and ends it, when absent."""
+    tensor_parallel: Positive = 1
+    """Devices that one server spreads the model over."""
+    quantization: str | None = None
+    """The server's own name of the number format that it serves weights in; that of the model when absent."""
+    args: tuple[str, ...] = ()
+    """Further arguments of the server's command line, behind those that streamrl gives."""
+
+
 class RolloutConfig(Table, frozen=True):
     """The replicas that generate."""
 
@@ -98,17 +118,18 @@ class RolloutConfig(Table, frozen=True):
     resources: dict[str, PositiveFloat] | None = None
     """What each replica takes of its node, by Ray's names (`CPU` and `GPU` too), and so the nodes of a cluster that it
     may run on: `{ rollout-node = 1 }`. When absent, replicas run on the run's own node, as all other parts do."""
-    engine: Literal["torch", "scripted"] = "torch"
-    """`torch` runs the model in process; `scripted` draws tokens without one, for tests."""
+    engine: Literal["torch", "vllm", "sglang", "scripted"] = "torch"
+    """`torch` runs the model in process; `vllm` and `sglang` are servers, in environments of their own; `scripted`
+    draws tokens without a model, for tests."""
     group_size: Positive = 8
     """Rollouts of one prompt."""
     slots: Positive = 64
     """Requests that one replica decodes at once."""
     update_mode: Literal["keep", "recompute", "drain"] = "keep"
     """What happens to requests in flight when a version arrives."""
-    deterministic: bool = True
+    deterministic: bool | None = None
     """A request's ids and log-probs do not depend on what shares its batch. `max_staleness = 0`
-    requires it."""
+    requires it. When absent: true where the engine can, false for a server."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the engine computes."""
     threads: Positive = 1
@@ -120,7 +141,18 @@ class RolloutConfig(Table, frozen=True):
     replica dies; at most twice as many are sampled again then. Rollouts that are shorter cost nothing. 0 switches it
     off."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
     scripted: ScriptedConfig = field(default_factory=ScriptedConfig)
+
+    @property
+    def is_server(self) -> bool:
+        """Whether the engine is a server process."""
+        return self.engine in SERVER_ENGINES
+
+    @property
+    def batch_invariant(self) -> bool:
+        """What `deterministic` says, or its default."""
+        return not self.is_server if self.deterministic is None else self.deterministic
 
 
 class RewardConfig(Table, frozen=True):

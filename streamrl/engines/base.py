@@ -6,7 +6,7 @@ model's forward pass. It knows ids, not text, and it answers under exactly one v
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from streamrl.types import EngineStats, GenerationRequest, GenerationResult, PartialTokens, UpdateMode, Version
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """Continuous batching behind six verbs.
+    """Continuous batching behind a few verbs, all but `interrupt` for the one thread that steps it.
 
     Example:
         engine.submit(requests)
@@ -23,6 +23,10 @@ class Engine(Protocol):
             for result in engine.step():
                 ...
     """
+
+    token_steps: ClassVar[bool]
+    """Whether a step gives every running request one token. Otherwise a step takes in whatever a server has told, which
+    it may have to wait for."""
 
     @property
     def version(self) -> Version:
@@ -58,7 +62,14 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[GenerationResult]:
-        """Advance every running request by at least one token and return those that finished."""
+        """Advance every running request by at least one token and return those that finished. An engine without
+        `token_steps` waits for news of some request, and returns what finished by it, if anything did.
+
+        Raises ProcessDiedError when the engine cannot go on and another one could."""
+        ...
+
+    def interrupt(self) -> None:
+        """From any thread: a `step` that waits, or else the next one, returns soon. Nothing where no step waits."""
         ...
 
     def partials(self, least: int) -> list[PartialTokens]:

@@ -5,25 +5,46 @@ The one place that knows which engines there are. Imports are inside the branche
 
 from pathlib import Path
 
+import msgspec
+
 from streamrl.config import Config
 from streamrl.engines.base import Engine
+from streamrl.engines.server.place import ServerPlace
 from streamrl.types import Version
 
 UNPUBLISHED = Version(-1, -1)
 """The version of an engine that has not been given any; older than every published one."""
 
 
-def build_engine(config: Config, model_folder: Path, max_length: int) -> Engine:
+def build_engine(config: Config, model_folder: Path, max_length: int, place: ServerPlace | None = None) -> Engine:
     """An engine with the folder's weights, under the version UNPUBLISHED.
 
-    max_length: tokens of the longest prompt and completion together. Call it in the thread that will step the
-    engine: it sets that thread's number of torch threads. Raises ConfigError for a model that the engine cannot
-    serve, and for a KV cache that is too small for one request; ComponentError when this machine's arithmetic
-    breaks the promise of `rollout.deterministic`.
+    max_length: tokens of the longest prompt and completion together. place: where a server is started from, the current
+    folder when None. Call it in the thread that will step the engine: it sets that thread's number of torch threads.
+    Raises ConfigError for a model that the engine cannot serve, for a KV cache that is too small for one request, and
+    for a server that is not installed; ComponentError when this machine's arithmetic breaks the promise of
+    `rollout.deterministic`, or a server does not start.
     """
     if config.rollout.engine == "scripted":
         return _scripted(config, model_folder, max_length)
+    if config.rollout.is_server:
+        return _server(config, model_folder, max_length, place or ServerPlace(Path.cwd(), "streamrl"))
     return _torch(config, model_folder, max_length)
+
+
+def build_evaluation_engine(config: Config, model_folder: Path, max_length: int) -> Engine:
+    """As `build_engine`, the engine for one pinned version beside the stream. A server has one version at a time: its
+    model is evaluated by the torch engine."""
+    if not config.rollout.is_server:
+        return build_engine(config, model_folder, max_length)
+    rollout = msgspec.structs.replace(config.rollout, engine="torch", deterministic=False)
+    return _torch(msgspec.structs.replace(config, rollout=rollout), model_folder, max_length)
+
+
+def _server(config: Config, model_folder: Path, max_length: int, place: ServerPlace) -> Engine:
+    from streamrl.engines.server.build import build_server_engine
+
+    return build_server_engine(config, model_folder, max_length, place, UNPUBLISHED)
 
 
 def _torch(config: Config, model_folder: Path, max_length: int) -> Engine:
@@ -41,9 +62,9 @@ def _torch(config: Config, model_folder: Path, max_length: int) -> Engine:
         max_length=max_length,
         kv_bytes=rollout.kv_bytes,
         device=rollout.device,
-        deterministic=rollout.deterministic,
+        deterministic=rollout.batch_invariant,
     )
-    if rollout.deterministic:
+    if rollout.batch_invariant:
         engine.self_test()
     return engine
 

@@ -52,6 +52,8 @@ class ScriptedEngine:
     context_length: prompt and completion together, at most.
     """
 
+    token_steps = True
+
     def __init__(
         self,
         config: ScriptedConfig,
@@ -151,6 +153,9 @@ class ScriptedEngine:
         self._switch_if_drained()
         self._finished_requests += len(ended)
         return ended
+
+    def interrupt(self) -> None:
+        """Nothing: no step waits."""
 
     def partials(self, least: int) -> list[PartialTokens]:
         self._refuse_closed("partials")

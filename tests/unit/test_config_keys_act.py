@@ -30,6 +30,9 @@ from streamrl.config.machine import Machine
 from streamrl.config.model_of import model_facts
 from streamrl.config.resources import estimate, shortages
 from streamrl.config.schema import ModelConfig, Table
+from streamrl.engines.build import build_engine
+from streamrl.engines.server.place import engine_python
+from streamrl.engines.server.programs import server_command
 from streamrl.errors import StreamRLError
 from streamrl.models.load import prepare_model_folder
 from streamrl.tasks.resolve import resolve_task
@@ -195,12 +198,38 @@ def device_of(config: Config, folder: Path) -> str:
         return type(error).__name__
 
 
+def server_start(config: Config, folder: Path) -> list[str]:
+    """The command line of the server, and what it is told."""
+    listens_at, model = Path("/private/socket"), Path(config.model.path or "")
+    command = server_command(config, engine_python(config, folder), model, 64, listens_at)
+    return [*command.argv, str(command.env)]
+
+
+def server_python(config: Config, folder: Path) -> str:
+    """The Python that a server would run under."""
+    (folder / "one").touch()
+    (folder / "other").touch()
+    return engine_python(config, folder).name
+
+
+def unanswered_server(config: Config, folder: Path) -> str:
+    """What is said of a server that is not there."""
+    try:
+        build_engine(config, Path(config.model.path or ""), 64)
+    except StreamRLError as error:
+        return str(error)
+    raise AssertionError("somebody answers there")
+
+
 def engine_device(config: Config, folder: Path) -> str:
     try:
         return str(parts.generated(config, folder)[0])
     except StreamRLError as error:
         return str(error)
 
+
+SERVER = {"rollout.engine": "vllm", "rollout.server.python": sys.executable}
+NOT_THERE = {"rollout.engine": "vllm", "deadlines.start_s": NEVER}
 
 KEYS: dict[str, Key] = {
     "name": Key(run_folder, "one", "two"),
@@ -234,6 +263,11 @@ KEYS: dict[str, Key] = {
     "rollout.sampling.top_k": Key(parts.generated, 0, 2),
     "rollout.sampling.min_p": Key(parts.generated, 0.0, 0.9),
     "rollout.sampling.max_new_tokens": Key(parts.generated, 4, 8),
+    "rollout.server.python": Key(server_python, "one", "other", {"rollout.engine": "vllm"}),
+    "rollout.server.endpoint": Key(unanswered_server, "http://127.0.0.1:1", "http://127.0.0.1:2", NOT_THERE),
+    "rollout.server.tensor_parallel": Key(server_start, 1, 2, SERVER),
+    "rollout.server.quantization": Key(server_start, None, "fp8", SERVER),
+    "rollout.server.args": Key(server_start, (), ("--swap-space", "1"), SERVER),
     "rollout.scripted.latency_steps": Key(parts.generated, 2, 6, SCRIPTED),
     "rollout.scripted.heavy_tail": Key(parts.generated, 0.0, 1.0, SCRIPTED),
     "rollout.scripted.error_rate": Key(parts.generated, 0.0, 1.0, SCRIPTED),

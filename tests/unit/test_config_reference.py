@@ -71,9 +71,3 @@ def test_the_longest_arithmetic_prompt_is_what_a_check_assumes(tmp_path):
     lengths = [len(tokenizer.encode(task.train(index).text)) for index in range(task.num_train)]
     assert max(lengths) == known.TASK_LONGEST_PROMPT["arithmetic"]
     assert read_folder(folder) == (preset_facts(PRESETS["tiny-qwen3"]), [])
-
-
-def test_planned_values_are_named_by_keys_that_exist_and_are_not_values_yet():
-    types = {leaf.name: leaf.type for leaf in fields.leaves()}
-    for key, names in known.PLANNED.items():
-        assert not set(names) & set(fields.literals(types[key]))

@@ -82,6 +82,21 @@ def test_a_runs_folder_that_cannot_be_used_says_why(changes, words):
     assert words in problem
 
 
+def test_a_server_of_each_replica_is_counted_with_its_whole_kv_cache():
+    facts = preset_facts(PRESETS["tiny-qwen3"])
+
+    def needed(*args):
+        return estimate(quickstart("--rollout.engine=vllm", *args), facts).memory
+
+    assert "rollout.engine" not in estimate(quickstart(), facts).memory
+    one, two = (needed(f"--rollout.replicas={count}")["rollout.engine"] for count in (1, 2))
+    assert two == 2 * one
+    more = needed("--rollout.replicas=1", f"--rollout.kv_bytes={2**26 + 1000}")["rollout.engine"]
+    assert more == one + 1000
+    there = needed("--rollout.replicas=1", "--rollout.server.endpoint=http://127.0.0.1:8000")
+    assert "rollout.engine" not in there
+
+
 def test_a_gpu_that_is_not_there_is_named_for_each_part_that_wants_one():
     config = quickstart(
         "--learner.device=cuda",

@@ -69,6 +69,8 @@ class TorchEngine:
         results = engine.generate(requests)
     """
 
+    token_steps = True
+
     @torch.inference_mode()
     def __init__(
         self,
@@ -207,6 +209,9 @@ class TorchEngine:
         while self.has_work:
             results |= {result.request_id: result for result in self.step()}
         return [results[request.request_id] for request in requests]
+
+    def interrupt(self) -> None:
+        """Nothing: no step waits."""
 
     def partials(self, least: int) -> list[PartialTokens]:
         self._check_open()

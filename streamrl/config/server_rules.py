@@ -1,0 +1,57 @@
+"""The rules about an engine that is a server, `[rollout.server]`. Pure: a configuration in, problems out."""
+
+from collections.abc import Iterator
+
+from streamrl.config.loopback import fault_of_endpoint
+from streamrl.config.problems import Problem
+from streamrl.config.schema import SERVER_ENGINES, Config, ServerConfig
+from streamrl.config.toml_text import quoted
+
+_OF_THE_LAUNCH = ("python", "tensor_parallel", "quantization", "args")
+"""Keys that say how to start a server."""
+
+
+def only_for_servers(config: Config) -> Iterator[Problem]:
+    """`[rollout.server]` says nothing to an engine that is none."""
+    if config.rollout.is_server:
+        return
+    for key, value in _set_keys(config.rollout.server, (*_OF_THE_LAUNCH, "endpoint")):
+        servers = " or ".join(f'"{name}"' for name in SERVER_ENGINES)
+        what = f'the engine "{config.rollout.engine}" is no server; set rollout.engine = {servers}, or leave it out'
+        yield Problem(key=f"rollout.server.{key}", what=what, given=quoted(value), involves=("rollout.engine",))
+
+
+def servers_share_batches(config: Config) -> Iterator[Problem]:
+    if config.rollout.is_server and config.rollout.deterministic:
+        what = (
+            f'"{config.rollout.engine}" is not batch-invariant: what shares a batch changes the last bits; leave this '
+            'key out, or set rollout.engine = "torch"'
+        )
+        yield Problem(key="rollout.deterministic", what=what, given="true", involves=("rollout.engine",))
+
+
+def server_endpoint(config: Config) -> Iterator[Problem]:
+    """A server that is there already: on this machine, for one replica, and nothing to say about its start."""
+    server = config.rollout.server
+    if not config.rollout.is_server or server.endpoint is None:
+        return
+    key = "rollout.server.endpoint"
+    if fault := fault_of_endpoint(server.endpoint):
+        yield Problem(key=key, what=fault, given=quoted(server.endpoint))
+    for name, value in _set_keys(server, _OF_THE_LAUNCH):
+        what = "the server at rollout.server.endpoint has been started without it; leave one of the two out"
+        yield Problem(key=f"rollout.server.{name}", what=what, given=quoted(value), involves=(key,))
+    if config.rollout.replicas != 1:
+        what = (
+            "the replicas would load their versions into one server at rollout.server.endpoint, none knowing of the "
+            "others; set 1, or leave the endpoint out"
+        )
+        yield Problem(key="rollout.replicas", what=what, given=str(config.rollout.replicas), involves=(key,))
+
+
+def _set_keys(server: ServerConfig, keys: tuple[str, ...]) -> Iterator[tuple[str, object]]:
+    """(key, value) of those that differ from their default."""
+    default = ServerConfig()
+    for key in keys:
+        if (value := getattr(server, key)) != getattr(default, key):
+            yield key, value

@@ -1,0 +1,54 @@
+"""Runs SGLang's server behind a Unix socket, with all of its files in one folder.
+
+SGLang listens on a port only, where every user of the machine reaches routes that load weights, one of them through
+pickle; and what its processes tell each other of their load stays in /dev/shm when they are killed. Neither has an
+option. This file runs in the server's environment and imports nothing of streamrl.
+"""
+
+import os
+import sys
+import tempfile
+
+import uvicorn
+from sglang.srt.managers import load_snapshot
+
+SOCKET = "SGLANG_UNIX_SOCKET"
+
+
+class SocketConfig(uvicorn.Config):
+    """Listens on the socket, whatever host and port it is given."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **{**options, "uds": os.environ[SOCKET]})  # type: ignore[arg-type]
+
+
+def shm_path_for(_: str) -> str:
+    """Where load is told: one server's files are in a folder of its own."""
+    return os.path.join(tempfile.gettempdir(), "load")
+
+
+def nothing(_: object) -> None:
+    """In place of what SGLang asks itself for over the port, where nobody answers."""
+
+
+def main() -> None:
+    from sglang.launch_server import run_server
+    from sglang.srt.entrypoints import http_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    uvicorn.Config = SocketConfig  # type: ignore[misc]
+    http_server._freeze_gc_after_server_warmup = nothing
+    load_plugins()
+    try:
+        run_server(prepare_server_args(sys.argv[1:]))
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+# Its processes start by importing this file again, under another name: they need it as well.
+load_snapshot.shm_path_for = shm_path_for
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""A server process of our own: started, watched, and ended with all that it started.
+
+Guarantees: it ends when `stop` returns, and also when this process dies in whatever way (`keeper`); what it prints goes
+to this process's log, under the server's name, and the last lines are kept for the error that tells of its end.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from streamrl.errors import ComponentError, ConfigError, ProcessDiedError
+
+GRACE_S = 3.0
+"""From the polite signal to the final one. There is nothing to save: what runs is generated again."""
+_END_S = 15.0
+"""For all processes to be gone after the final one, on a busy machine."""
+_SETTLE_S = 2.0
+"""A broken connection is seen before the end of the process that broke it."""
+_LAST_LINES = 30
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """argv: the program with its arguments. env: what it is told beside what it inherits."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+
+
+class ServerProcess:
+    """Starts at once. folders: removed at the end, by the keeper if this process is gone."""
+
+    def __init__(self, name: str, command: ServerCommand, folders: Sequence[Path], grace_s: float = GRACE_S) -> None:
+        """Raises ConfigError when there is no such program."""
+        if not os.access(command.argv[0], os.X_OK):
+            raise ConfigError(f"{name}: no program {command.argv[0]}; `make engines` makes the environments of engines")
+        self._name = name
+        self._grace_s = grace_s
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        lifeline, self._lifeline = os.pipe()
+        order = {
+            "argv": list(command.argv),
+            "env": dict(command.env),
+            "lifeline_fd": lifeline,
+            "grace_s": grace_s,
+            "folders": [str(folder) for folder in folders],
+        }
+        try:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-P", "-m", "streamrl.engines.server.keeper", json.dumps(order)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[lifeline],
+                start_new_session=True,
+            )
+        finally:
+            os.close(lifeline)
+        assert self._keeper.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=[self._keeper.stdout], name=f"{name} log", daemon=True)
+        self._reader.start()
+
+    @property
+    def session(self) -> int:
+        """The number of the session that keeper and server are in."""
+        return self._keeper.pid
+
+    async def ended(self) -> None:
+        """Raise ProcessDiedError when it ends."""
+        loop = asyncio.get_running_loop()
+        over = asyncio.Event()
+        ends = os.pidfd_open(self._keeper.pid)
+        loop.add_reader(ends, over.set)
+        try:
+            await over.wait()
+        finally:
+            loop.remove_reader(ends)
+            os.close(ends)
+        raise ProcessDiedError("the server is gone")
+
+    def story(self) -> str:
+        """How it ended, or that it lives, and its last lines."""
+        try:
+            code = self._keeper.wait(_SETTLE_S)
+        except subprocess.TimeoutExpired:
+            return f"its process lives; {self._last_lines()}"
+        self._reader.join(_SETTLE_S)
+        return f"its process ended with {_words_of(code)}; {self._last_lines()}"
+
+    def stop(self) -> None:
+        """End it and all that it started; nothing happens when that is done. Raises ComponentError if one survives."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        try:
+            self._keeper.wait(self._grace_s + _END_S)
+        except subprocess.TimeoutExpired as error:
+            self._keeper.kill()
+            raise ComponentError(f"{self._name}: its processes, in session {self.session}, cannot be ended") from error
+        self._reader.join(_END_S)
+
+    def _read(self, lines: IO[bytes]) -> None:
+        log = logging.getLogger(self._name)
+        with lines:
+            for line in lines:
+                if text := line.decode(errors="replace").rstrip():
+                    self._last.append(text)
+                    log.info("%s", text)
+
+    def _last_lines(self) -> str:
+        lines = list(self._last)
+        return "its last lines:\n  " + "\n  ".join(lines) if lines else "it printed nothing"
+
+
+def _words_of(code: int) -> str:
+    """An exit code as the keeper gives it: over 128 it is a signal's number."""
+    number = -code if code < 0 else code - 128
+    try:
+        return f"signal {signal.Signals(number).name}"
+    except ValueError:
+        return f"exit code {code}"

@@ -1,0 +1,57 @@
+"""Which server programs there are: for each, how a configuration starts it, and who speaks to it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from streamrl.config import Config
+from streamrl.config.model_facts import read_folder
+from streamrl.engines.server.contract import ServerContract
+from streamrl.engines.server.http import Http
+from streamrl.engines.server.process import ServerCommand
+from streamrl.engines.server.sglang_command import kv_tokens, sglang_command
+from streamrl.engines.server.sglang_contract import SglangContract
+from streamrl.engines.server.vllm_command import vllm_command
+from streamrl.engines.server.vllm_contract import VllmContract
+from streamrl.errors import ConfigError
+
+CONTRACTS: dict[str, Callable[[Http], ServerContract]] = {"vllm": VllmContract, "sglang": SglangContract}
+"""By `rollout.engine`."""
+
+
+def server_command(
+    config: Config, python: Path, model_folder: Path, max_length: int, listens_at: Path
+) -> ServerCommand:
+    """The command line of the configured server, which listens on the Unix socket `listens_at`."""
+    return _COMMANDS[config.rollout.engine](config, python, model_folder, max_length, listens_at)
+
+
+def _vllm(config: Config, python: Path, model_folder: Path, max_length: int, listens_at: Path) -> ServerCommand:
+    kv_bytes, seed = config.rollout.kv_bytes, config.seed
+    common = _common(config, max_length)
+    return vllm_command(python, model_folder, listens_at, kv_bytes=kv_bytes, seed=seed, **common)
+
+
+def _sglang(config: Config, python: Path, model_folder: Path, max_length: int, listens_at: Path) -> ServerCommand:
+    facts, problems = read_folder(model_folder)
+    if facts is None:
+        raise ConfigError("; ".join(map(str, problems)))
+    tokens = kv_tokens(facts, config.model.dtype, config.rollout.kv_bytes)
+    return sglang_command(python, model_folder, listens_at, kv_tokens=tokens, **_common(config, max_length))
+
+
+def _common(config: Config, max_length: int) -> dict[str, Any]:
+    rollout = config.rollout
+    return {
+        "dtype": config.model.dtype,
+        "device": rollout.device,
+        "slots": rollout.slots,
+        "context_length": max_length,
+        "threads": rollout.threads,
+        "tensor_parallel": rollout.server.tensor_parallel,
+        "quantization": rollout.server.quantization,
+        "further": rollout.server.args,
+    }
+
+
+_COMMANDS = {"vllm": _vllm, "sglang": _sglang}

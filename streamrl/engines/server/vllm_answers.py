@@ -1,0 +1,153 @@
+"""vLLM's answers, read: one piece of a streamed completion, its versions, its load. Pure.
+
+Guarantees: what cannot be read is an error with the server's words, never a guess. vLLM writes -9999 for a log-prob
+that is NaN or -inf; it is NaN again here.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from streamrl.engines.server.contract import Piece, ServerLoad
+from streamrl.errors import ComponentError, ConfigError
+from streamrl.types import FinishReason, FloatArray, IntArray, Version, VersionSpan
+
+KNOWN = (0, 32)
+"""The minor release that the routes and the worker extension were made for and are tested with."""
+
+NOT_A_NUMBER = -9999.0
+_SERVERS_OWN = 500
+"""From this status on the fault is the server's, below it is the request's."""
+
+UNLABELLED = "default"
+"""What a server calls the weights that it started with."""
+
+STARTED_WITH = Version(-1, -1)
+"""Our version of those: older than every published one."""
+
+_NO_IDS: IntArray = np.empty(0, np.int32)
+_NO_LOGPROBS: FloatArray = np.empty(0, np.float32)
+_LABEL = re.compile(r"(-?\d+)\.(-?\d+)")
+_METRIC = re.compile(r"^(vllm:\w+)(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
+_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+
+
+class _LogProb(msgspec.Struct):
+    logprob: float | None
+
+
+class _LogProbs(msgspec.Struct):
+    content: list[_LogProb] | None = None
+
+
+class _Span(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    logprobs: _LogProbs | None = None
+    finish_reason: str | None = None
+    weight_versions: list[_Span] | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    error: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Chunk)
+
+
+def error_piece(words: str) -> Piece:
+    """The last piece of a request that the server refuses."""
+    return Piece(_NO_IDS, _NO_LOGPROBS, FinishReason.ERROR, error=words)
+
+
+def read_chunk(data: bytes) -> Piece | None:
+    """A piece of a streamed answer; None for one without a choice (usage). A refusal in the stream is an ERROR piece.
+
+    Raises ComponentError for what is no chunk, and when the server says that it failed itself: that its workers died
+    comes this way, to every request, with the status 200.
+    """
+    try:
+        chunk = _DECODER.decode(data)
+    except msgspec.DecodeError as error:
+        raise ComponentError(f"a chunk of the answer cannot be read ({error}): {data[:500]!r}") from error
+    if chunk.error is not None:
+        told = chunk.error if isinstance(chunk.error, dict) else {"message": chunk.error}
+        words, code = str(told.get("message") or chunk.error), told.get("code")
+        if isinstance(code, int) and code >= _SERVERS_OWN:
+            raise ComponentError(f"the answer breaks off with error {code}: {words}")
+        return error_piece(words)
+    return _piece(chunk.choices[0]) if chunk.choices else None
+
+
+def _piece(choice: _Choice) -> Piece:
+    ids = np.asarray(choice.token_ids or [], np.int32)
+    given = (choice.logprobs.content if choice.logprobs is not None else None) or []
+    if len(given) != len(ids):
+        return error_piece(f"{len(ids)} tokens came with {len(given)} log-probs")
+    logprobs = np.asarray([NOT_A_NUMBER if one.logprob is None else one.logprob for one in given], np.float32)
+    logprobs[logprobs <= NOT_A_NUMBER] = np.nan
+    if choice.finish_reason is None:
+        return Piece(ids, logprobs)
+    reason = _REASONS.get(choice.finish_reason)
+    if reason is None:
+        return error_piece(f"it ended for a reason that is not known here: {choice.finish_reason!r}")
+    try:
+        spans = read_spans(choice.weight_versions or [])
+    except ComponentError as error:
+        return error_piece(str(error))
+    return Piece(ids, logprobs, reason, spans)
+
+
+def read_spans(given: Sequence[_Span]) -> tuple[VersionSpan, ...]:
+    """The versions of a completion's tokens. Raises ComponentError for a label that is none of ours."""
+    spans = []
+    for one in given:
+        version = read_version(one.version)
+        if version is None:
+            raise ComponentError(f"token {one.start} is of version {one.version!r}, which was not loaded by streamrl")
+        if one.end > one.start:
+            spans.append(VersionSpan(one.start, version))
+    return tuple(spans)
+
+
+def read_version(label: object) -> Version | None:
+    """A label "incarnation.step", or the first one; None for any other."""
+    if label == UNLABELLED:
+        return STARTED_WITH
+    found = _LABEL.fullmatch(label) if isinstance(label, str) else None
+    return None if found is None else Version(int(found[1]), int(found[2]))
+
+
+def read_load(metrics: str) -> ServerLoad:
+    """What the Prometheus page says, summed over the server's engines. Raises ComponentError for a missing gauge."""
+    sums: dict[str, float] = {}
+    for name, value in _METRIC.findall(metrics):
+        sums[name] = sums.get(name, 0.0) + float(value)
+    try:
+        return ServerLoad(
+            running=int(sums["vllm:num_requests_running"]),
+            waiting=int(sums["vllm:num_requests_waiting"]),
+            kv_use=sums["vllm:kv_cache_usage_perc"],
+        )
+    except KeyError as error:
+        raise ComponentError(f"GET /metrics has no {error.args[0]}") from error
+
+
+def check_version(version: str) -> None:
+    """Raises ConfigError for a release that is not spoken to."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or (int(found[1]), int(found[2])) != KNOWN:
+        spoken = ".".join(map(str, KNOWN))
+        raise ConfigError(
+            f"rollout.engine: this is vLLM {version!r}, and {spoken} is spoken here: its routes for weights and "
+            f"versions change from one release to the next; install vllm=={spoken}.*"
+        )
