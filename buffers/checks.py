@@ -7,6 +7,8 @@ refusal names the first bad row. Nothing here knows of files, nor whether Arrow'
 from outside must have passed `validate(full=True)`.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -29,8 +31,7 @@ _PLAIN_NAMES: Final = {
     "scores": ("scorer",),
     "partials": (),
 }
-_FINISH_REASONS: Final = pa.array(FINISH_REASONS, pa.string())
-_STATUSES: Final = pa.array([status.value for status in ScoreStatus], pa.string())
+_STATUSES: Final = tuple(status.value for status in ScoreStatus)
 
 
 class RowGate:
@@ -67,7 +68,6 @@ class RowGate:
         if self._table == "completions":
             _check_completions(batch)
         elif self._table == "scores":
-            _check_words(batch, "status", _STATUSES)
             _check_rewards(batch)
         elif self._table == "partials":
             _check_pieces(batch)
@@ -83,8 +83,9 @@ class RowGate:
         for name in _NUMBERED_NAMES:
             if not all_numbered(batch.column(name)):
                 _refuse_name(batch, name, NUMBERED.pattern)
-        for name in _PLAIN_NAMES[self._table]:
-            if not all_plain(batch.column(name)):
+        plain = [batch.column(name) for name in _PLAIN_NAMES[self._table]]
+        if plain and not all_plain(pa.concat_arrays(plain)):
+            for name in _PLAIN_NAMES[self._table]:
                 _refuse_name(batch, name, PLAIN.pattern)
 
 
@@ -112,53 +113,56 @@ def _refuse_row(row: int, batch: pa.RecordBatch, what: str, error: type[Exceptio
     raise error(f"row {row} (rollout {name!r}) is refused: {what}")
 
 
-def _check_words(batch: pa.RecordBatch, name: str, words: pa.StringArray) -> None:
-    known = pc.is_in(batch.column(name), words)
-    if known.true_count < len(known):
-        what = f"a {name} that is none of {', '.join(words.to_pylist())}"
-        _refuse(~known.to_numpy(zero_copy_only=False), batch, what)
+def _check_words(batch: pa.RecordBatch, name: str, words: Sequence[str]) -> set[str]:
+    """The words that a column holds, each one of `words`."""
+    column = batch.column(name)
+    held = set(column.unique().to_pylist())
+    if not held <= set(words):
+        known = pc.is_in(column, pa.array(words, pa.string()))
+        _refuse(~known.to_numpy(zero_copy_only=False), batch, f"a {name} that is none of {', '.join(words)}")
+    return held
 
 
 def _check_rewards(batch: pa.RecordBatch) -> None:
     reward = batch.column("reward")
-    missing = reward.is_null().to_numpy(zero_copy_only=False)
-    valid = pc.equal(batch.column("status"), ScoreStatus.OK.value).to_numpy(zero_copy_only=False)
-    _refuse(valid & missing, batch, "a valid score without a reward")
-    _refuse(~valid & ~missing, batch, "a failed score with a reward; it has a reason instead")
-    infinite = ~np.isfinite(reward.fill_null(0.0).to_numpy(zero_copy_only=False))
+    if _check_words(batch, "status", _STATUSES) != {ScoreStatus.OK} or reward.null_count:
+        missing = reward.is_null().to_numpy(zero_copy_only=False)
+        valid = pc.equal(batch.column("status"), ScoreStatus.OK.value).to_numpy(zero_copy_only=False)
+        _refuse(valid & missing, batch, "a valid score without a reward")
+        _refuse(~valid & ~missing, batch, "a failed score with a reward; it has a reason instead")
+        reward = reward.fill_null(0.0)
+    infinite = ~np.isfinite(reward.to_numpy())
     what = "a reward is NaN or infinite; such a score is a failed one, with a reason"
     _refuse(infinite, batch, what, NonFiniteError)
 
 
 def _check_completions(batch: pa.RecordBatch) -> None:
     offsets = list_offsets(batch.column("token_ids"))
-    origin = batch.column("token_origin")
-    _check_lengths(batch, "token_origin", offsets)
     _check_logprobs(batch, offsets)
-    origins = list_values(origin)
+    origins = _values_of(batch, "token_origin", offsets)
     if origins.max(initial=0) > max(TokenOrigin):
         what = "a token_origin that is none of 0 (prompt), 1 (sampled), 2 (environment)"
         _refuse_value(origins > max(TokenOrigin), offsets, batch, what)
     span_offsets, start = _check_span_order(batch, np.zeros(batch.num_rows, np.int64), offsets)
     uncovered = _uncovered(origins, offsets, span_offsets, start)
     _refuse(uncovered, batch, "a sampled token lies before the first version span")
-    _check_words(batch, "finish_reason", _FINISH_REASONS)
+    _check_words(batch, "finish_reason", FINISH_REASONS)
 
 
-def _check_lengths(batch: pa.RecordBatch, name: str, token_offsets: LongArray) -> None:
-    offsets = list_offsets(batch.column(name))
+def _values_of(batch: pa.RecordBatch, name: str, token_offsets: LongArray) -> npt.NDArray[Any]:
+    """The values [T] of a list column that has one entry for each token."""
+    column = batch.column(name)
+    offsets = list_offsets(column)
     if not np.array_equal(offsets, token_offsets):
         unequal = np.diff(offsets) != np.diff(token_offsets)
         _refuse(unequal, batch, f"{name} and token_ids differ in length; each token has one entry in both")
+    return list_values(column)
 
 
 def _check_logprobs(batch: pa.RecordBatch, token_offsets: LongArray) -> None:
-    _check_lengths(batch, "rollout_logprobs", token_offsets)
-    values = list_values(batch.column("rollout_logprobs"))
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = values.sum()
-    # A sum is finite only if every value is; huge values may add up to infinity, and then each is looked at.
-    if not np.isfinite(total):
+    values = _values_of(batch, "rollout_logprobs", token_offsets)
+    # NaN is the least and the most of what it is among.
+    if len(values) and not (math.isfinite(values.min()) and math.isfinite(values.max())):
         what = "a rollout_logprob is NaN or infinite; end such a rollout as `error`, with log-probs of 0"
         _refuse_value(~np.isfinite(values), token_offsets, batch, what, NonFiniteError)
 

@@ -17,7 +17,11 @@ def list_offsets(column: pa.ListArray) -> LongArray:
 
 def list_values(column: pa.ListArray) -> npt.NDArray[Any]:
     """The flat values of a list column of numbers without nulls."""
-    return np.asarray(flat(column).to_numpy())
+    values = column.values
+    if values.null_count:  # in what its rows do not own
+        return np.asarray(flat(column).to_numpy())
+    offsets = column.offsets.to_numpy()
+    return np.asarray(values.to_numpy()[offsets[0] : offsets[-1]])
 
 
 def flat(column: pa.ListArray) -> pa.Array:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from streamrl.staleness import Candidate
 from streamrl.types import FrameRef
 
@@ -24,8 +26,7 @@ class GroupState(StrEnum):
     __hash__ = str.__hash__  # an enum's own is no builtin, and the tallies look states up for every group
 
 
-@dataclass(slots=True)
-class Row:
+class Row(msgspec.Struct, eq=False):
     """One accepted row. reward counts only where valid; valid only once scored. bundle: the scoring board's; None where
     nobody is to score it."""
 

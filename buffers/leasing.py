@@ -1,6 +1,7 @@
 """From groups to the columns of a lease: which rows, where they lie, in which order. Pure."""
 
 from collections.abc import Collection, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -11,27 +12,24 @@ from streamrl.types import FrameRef, IntArray
 
 def build_lease(step: int, groups: Collection[Group]) -> Lease:
     """All rows of the groups, sorted by (group number, sample index, branch), however they arrived."""
-    names = [
-        (group.number, sample, branch)
-        for group in sorted(groups, key=lambda group: group.number)
-        for sample, branch in sorted(group.rows)
-    ]
-    of_number = {group.number: group.rows for group in groups}
-    rows = [of_number[number][sample, branch] for number, sample, branch in names]
-    number, sample_index, branch = np.array(names, np.int64).reshape(-1, 3).T
+    ordered = sorted(groups, key=lambda group: group.number)
+    keys = [sorted(group.rows) for group in ordered]
+    rows = [group.rows[key] for group, of_group in zip(ordered, keys, strict=True) for key in of_group]
+    sample_index, branch = np.array(list(chain.from_iterable(keys)), np.int64).reshape(-1, 2).T
+    sampled_tokens = np.array([row.sampled_tokens for row in rows], np.int64)
     frames, frame_index = _frames_of(rows)
     return Lease(
         step=step,
         frames=frames,
         frame_index=frame_index,
         row=np.array([row.row for row in rows], np.int32),
-        group=number.copy(),
+        group=np.repeat(np.array([group.number for group in ordered], np.int64), [len(of_group) for of_group in keys]),
         sample_index=sample_index.copy(),
         branch=branch.astype(np.int32),
         rewards=np.array([row.reward for row in rows], np.float64),
         valid=np.array([row.valid for row in rows], np.bool_),
-        num_tokens=np.array([row.prompt_tokens + row.sampled_tokens for row in rows], np.int64),
-        sampled_tokens=np.array([row.sampled_tokens for row in rows], np.int64),
+        num_tokens=np.array([row.prompt_tokens for row in rows], np.int64) + sampled_tokens,
+        sampled_tokens=sampled_tokens,
         oldest_step=np.array([row.oldest_step for row in rows], np.int64),
     )
 

@@ -5,7 +5,8 @@ behind it. Looked at as bytes, a column at once: a regular expression takes ten 
 """
 
 import re
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,28 +19,23 @@ PLAIN: Final = re.compile(_NAME)
 NUMBERED: Final = re.compile(f"{_NAME}/[0-9]+")
 ALLOWED: Final = "letters, digits and any of '_.:@+=-'"
 
-_FIRST, _LATER, _DIGIT = 1, 2, 4
-"""What a byte may be: the first of a name, a later one, one of a number."""
 _SLASH: Final = ord("/")
 
 
-def _kinds() -> npt.NDArray[np.uint8]:
-    kinds = np.zeros(256, np.uint8)
-    for byte in range(128):
-        one = chr(byte)
-        kinds[byte] |= _FIRST * bool(PLAIN.fullmatch(one))
-        kinds[byte] |= _LATER * bool(PLAIN.fullmatch(f"_{one}"))
-        kinds[byte] |= _DIGIT * one.isdigit()
-    return kinds
+def _bytes_that(may: Callable[[str], Any]) -> bytes:
+    return bytes(byte for byte in range(128) if may(chr(byte)))
 
 
-_KINDS: Final = _kinds()
+_FIRST: Final = _bytes_that(PLAIN.fullmatch)
+_LATER: Final = _bytes_that(lambda one: PLAIN.fullmatch(f"_{one}"))
+_LATER_OR_SLASH: Final = _LATER + b"/"
+_IS_DIGIT: Final = np.isin(np.arange(256), np.frombuffer(_bytes_that(str.isdigit), np.uint8))
 
 
 def all_plain(column: pa.StringArray) -> bool:
     """Whether each text, of one row or more, is a plain name."""
     data, offsets = text_bytes(column)
-    return _all_names(_KINDS[data], offsets[:-1], offsets[1:])
+    return _all_names(data, offsets[:-1], offsets[1:], _LATER)
 
 
 def all_numbered(column: pa.StringArray) -> bool:
@@ -50,17 +46,17 @@ def all_numbered(column: pa.StringArray) -> bool:
     # As many as rows, and the i-th within the i-th row (behind its begin: see the last line): one in each.
     if len(slash) != len(column) or (slash + 1 >= end).any():
         return False
-    kinds = _KINDS[data]
-    digits = np.concatenate((np.zeros(1, np.int64), np.cumsum(kinds & _DIGIT != 0)))
+    digits = np.zeros(len(data) + 1, np.int32)
+    np.cumsum(_IS_DIGIT[data], out=digits[1:])
     if (digits[end] - digits[slash + 1] != end - slash - 1).any():
         return False
-    kinds[slash] = _LATER
-    return _all_names(kinds, begin, slash)
+    return _all_names(data, begin, slash, _LATER_OR_SLASH)
 
 
-def _all_names(kinds: npt.NDArray[np.uint8], begin: npt.NDArray[np.integer], end: npt.NDArray[np.integer]) -> bool:
-    """kinds: of each byte; begin, end: int [N], where the names lie. What is behind a name is only looked at as if it
-    went on."""
+def _all_names(
+    data: npt.NDArray[np.uint8], begin: npt.NDArray[np.integer], end: npt.NDArray[np.integer], later: bytes
+) -> bool:
+    """Whether a name begins at each `begin`, int [N], and all bytes of the texts are some of `later`. end: int [N]."""
     if (begin >= end).any():
         return False
-    return bool((kinds & _LATER).all() and (kinds[begin] & _FIRST).all())
+    return not data.tobytes().translate(None, later) and not data[begin].tobytes().translate(None, _FIRST)

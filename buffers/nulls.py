@@ -41,12 +41,14 @@ class NullRule:
 
     def first(self, batch: pa.RecordBatch) -> FoundNull | None:
         """The first in the order of the columns, or None."""
+        columns = batch.columns
         for column, path in self._places:
-            array = batch.column(column)
+            array = columns[column]
             for step in path:
-                array = _into(array, step)
-            if array.null_count:
-                return FoundNull(_row(batch.column(column), path), self._names[column], bool(path))
+                array = array.values if step == _VALUES else array.field(step)
+            # The values of a list may go beyond what its rows own, which tells only a closer look.
+            if array.null_count and _owned(columns[column], path).null_count:
+                return FoundNull(_row(columns[column], path), self._names[column], bool(path))
         return None
 
 
@@ -59,6 +61,13 @@ def _never_null(field: pa.Field) -> Iterator[tuple[int, ...]]:
     elif pa.types.is_struct(field.type):
         for number in range(field.type.num_fields):
             yield from ((number, *path) for path in _never_null(field.type.field(number)))
+
+
+def _owned(array: pa.Array, path: tuple[int, ...]) -> pa.Array:
+    """What the rows of a column own at the end of `path`."""
+    for step in path:
+        array = _into(array, step)
+    return array
 
 
 def _into(array: pa.Array, step: int) -> pa.Array:

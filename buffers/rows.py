@@ -7,6 +7,7 @@ are int64 [N + 1] for N rows, from 0. Nothing here does I/O.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -177,8 +178,8 @@ def scores_batch(
         "rollout_id": rollout_id,
         "branch": branch,
         "revision": pa.repeat(pa.scalar(revision, pa.int32()), count),
-        "status": [score.status.value for score in scores],
-        "components": [list(score.components.items()) for score in scores],
+        "status": [score.status for score in scores],
+        "components": _components([score.components for score in scores]),
         "reason": [score.reason for score in scores],
         "scorer": pa.repeat(scorer, count),
         "scored_ns": pa.repeat(pa.scalar(scored_ns, pa.int64()), count),
@@ -186,6 +187,15 @@ def scores_batch(
     }
     arrays = [_array(columns[field.name], field.type) for field in SCORES]
     return pa.RecordBatch.from_arrays(arrays, schema=SCORES)
+
+
+def _components(components: Sequence[dict[str, float]]) -> pa.MapArray:
+    lengths = np.fromiter(map(len, components), np.int64, len(components))
+    names = list(chain.from_iterable(components))
+    values = [value for one in components for value in one.values()]
+    kind = SCORES.field("components").type
+    keys, items = pa.array(names, kind.key_type), pa.array(values, kind.item_type)
+    return pa.MapArray.from_arrays(pa.array(_offsets(lengths).astype(np.int32)), keys, items, type=kind)
 
 
 def _offsets(lengths: LongArray) -> LongArray:
