@@ -143,7 +143,7 @@ def quickstart_batch(report: Report, rounds: int) -> None:
         for i in range(8)
     ]
     times = [seconds(lambda: engine.generate(requests)) for _ in range(5 * rounds)]
-    report.add("quickstart batch: 64 groups x 8, 256 slots", 1e3 * statistics.median(times), "ms", at_most=60)
+    report.add("quickstart batch: 64 groups x 8, 256 slots", 1e3 * statistics.median(times), "ms")
     report.add("quickstart batch: fastest", 1e3 * min(times), "ms")
     report.add("quickstart batch", 512 / statistics.median(times), "rollouts/s")
     weights = model.state_dict()
