@@ -106,15 +106,15 @@ class RunBook:
     def summary(self, result: dict[str, Any]) -> dict[str, Any]:
         """The figures of the finished run, as `streamrl.metrics.Summary`. The wall clock is the owner's to fill in."""
         if self._pending_score:
-            self._metrics.write({"step": self._config.learner.steps, **self._take_pending_score()})
+            self._metrics.write({"step": result["step"], **self._take_pending_score()})
         reward_curve(self._run.metrics_path, self._run.curve_path)
         seconds = self._totals["time/step"]
         trained = self._steps * self._config.rollouts_per_step
         summary = Summary(
             eval_before=self._scores.get(0),
-            eval_after=self._scores.get(self._config.learner.steps),
+            eval_after=self._scores.get(result["step"]),
             wall_s=0.0,
-            steps=self._config.learner.steps,
+            steps=result["step"],
             rollouts_per_s=trained / seconds if seconds else 0.0,
             seed=self._config.seed,
             durability=self._config.promise,

@@ -1,7 +1,7 @@
 """The command line: parses, delegates, prints, and turns an error into one message and an exit code.
 
-Guarantees: `--help` imports nothing beyond the parser; no command but `export`, `replay`, `sql` and `queue` imports
-torch, Ray or Arrow; a StreamRLError is a message without a traceback. Exit codes: 0 done, 2 configuration, 3
+Guarantees: `--help` imports nothing beyond the parser; no command but `doctor`, `export`, `replay`, `sql` and `queue`
+imports torch, Ray or Arrow; a StreamRLError is a message without a traceback. Exit codes: 0 done, 2 configuration, 3
 resources, 4 a part failed, 130 interrupted.
 """
 
@@ -32,6 +32,8 @@ app = App(
     help_formatter="plain",
     result_action="return_value",
 )
+doctor = App(name="doctor", help="Measure what a configuration's own parts do, before a run.")
+app.command(doctor)
 
 
 @app.command
@@ -271,6 +273,29 @@ def replay(run: str | None = None, *, steps: int | None = None, num_workers: int
     from services.replay import main as replay_run
 
     return replay_run(found, steps, num_workers)
+
+
+@doctor.command
+def parity(config: str, *rest: Rest, prompts: int = 64, as_json: Json = False) -> int:
+    """Compare the engine's log-probs with those of the model that is trained, at one version.
+
+    Parameters
+    ----------
+    config
+        A TOML file; overlays and keys follow as for `up`.
+    prompts
+        Held-out prompts that are answered, and scored on both sides.
+    as_json
+        Print the figures as JSON.
+    """
+    import msgspec
+
+    checked = _checked(config, rest, None)
+    # Behind the check: this one takes seconds to import.
+    from services.doctor import parity as compare
+
+    _print(msgspec.to_builtins(compare(checked, prompts)), as_json)
+    return 0
 
 
 @app.command

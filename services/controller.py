@@ -66,6 +66,7 @@ class Controller:
         self._opened = asyncio.Event()
         self._training = False
         self._stopping = False
+        self._finishing = False
         self._ended = asyncio.Event()
         self._fenced: dict[str, str] = {}
 
@@ -168,7 +169,7 @@ class Controller:
         self._learners.make()
         for index in range(self._config.rollout.replicas):
             self._replicas[index] = self._parts.replica(index, self._queue, self._store)
-        self._evaluator = Evaluator(self._config, self._store, self._reward_seat, self._book)
+        self._evaluator = Evaluator(self._config, self._store, self._reward_seat, self._book, self._finish_at)
 
     async def _close_parts(self) -> None:
         """Let each part put its things in order; one that does not answer ends with this process."""
@@ -238,6 +239,8 @@ class Controller:
     async def _learn(self) -> dict[str, Any]:
         self._restarts.served("learner", self._book.newest_step)
         self._training = True
+        if self._finishing:
+            await self._learners.finish()
         result = await self._learners.first("run")
         if result["finished"]:
             await self._evaluator.all_scored()
@@ -251,6 +254,14 @@ class Controller:
             "two_version_rollouts": sum(status["two_version_rollouts"] for status in statuses),
             "discards_by_reason": counts["groups_dropped"],
         }
+
+    async def _finish_at(self, version: Version, score: float) -> None:
+        """The held-out score that the run aims at is reached."""
+        if not self._finishing:
+            self._finishing = True
+            target = self._config.eval.target_score
+            self._tell(f"version {version} has a score of {score:.3f}, eval.target_score is {target:g}: the run ends")
+            await self._learners.finish()
 
     # ---- replicas and rewards
 

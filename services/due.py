@@ -1,4 +1,4 @@
-"""At which steps the learner commits a checkpoint and has a version evaluated. Pure."""
+"""At which steps the learner commits a checkpoint and has a version evaluated, and with which score it ends. Pure."""
 
 from streamrl.config import Config
 
@@ -11,3 +11,8 @@ def checkpoint_due(config: Config, step: int) -> bool:
 def evaluation_due(config: Config, step: int) -> bool:
     """Whether the held-out items are scored under the weights of `step`: the first, every so many, and the last."""
     return step % config.eval.every == 0 or step == config.learner.steps
+
+
+def target_reached(config: Config, score: float) -> bool:
+    """Whether a held-out score is one that the run ends at."""
+    return 0 < config.eval.target_score <= score

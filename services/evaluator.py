@@ -6,6 +6,7 @@ A version that went away before it could be scored (its publisher died, the stor
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import ray
 from ray.actor import ActorHandle
@@ -13,6 +14,7 @@ from ray.actor import ActorHandle
 from services.books import RunBook
 from services.deadline import within
 from services.deaths import process_died
+from services.due import target_reached
 from services.seat import Seat
 from services.weights import EVALUATION
 from streamrl.config import Config
@@ -24,8 +26,18 @@ from streamrl.types import Version
 class Evaluator:
     """One evaluation after the other. A replica or a reward stage that dies over it is asked again when it is back."""
 
-    def __init__(self, config: Config, store: ActorHandle, reward: Seat, book: RunBook) -> None:
+    def __init__(
+        self,
+        config: Config,
+        store: ActorHandle,
+        reward: Seat,
+        book: RunBook,
+        on_target: Callable[[Version, float], Awaitable[None]],
+    ) -> None:
+        """on_target: called with each version that was due and has the score that the run aims at, and with that."""
         self._limit_s = config.deadlines.rollout_s
+        self._config = config
+        self._on_target = on_target
         self._store = store
         self._reward = reward
         self._book = book
@@ -54,7 +66,9 @@ class Evaluator:
         while True:
             version = await self._due.get()
             try:
-                await self.score(version)
+                score = await self.score(version)
+                if target_reached(self._config, score):
+                    await self._on_target(version, score)
             except DataError as error:
                 self._book.report("notice", {"text": f"version {version} was not scored: {error}"})
             self._due.task_done()

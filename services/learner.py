@@ -24,7 +24,7 @@ from services.observe import Observer
 from services.process_environment import extend_import_path
 from services.run_folder import RunFolder
 from services.saver import Saver
-from services.step_plan import SAVE, STOP, StepPlan
+from services.step_plan import FINISH, SAVE, STOP, StepPlan
 from services.teller import Teller
 from services.weights import EVALUATION
 from streamrl.clock import SystemClock
@@ -68,6 +68,9 @@ class LearnerRank:
         self._core = LearnerCore(self._run, self._config, rank, Path(meeting))
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._stop = asyncio.Event()
+        self._otherwise = STOP
+        """What there is to do without a lease."""
+        self._finished = False
         self._generated = 0
         self._checkpoint_wanted = False
         self._observer = Observer(self._run, self._config, self._name)
@@ -121,14 +124,26 @@ class LearnerRank:
         while self._core.step < self._config.learner.steps and await self._step(timer):
             pass
         await self._saver.finish()
-        finished = self._core.step >= self._config.learner.steps
+        finished = self._finished or self._core.step >= self._config.learner.steps
         if finished:
             await self._in_thread(self._core.export)
+            await self._have_last_scored()
         await self._told()
         return {"finished": finished, "step": self._core.step}
 
+    async def _have_last_scored(self) -> None:
+        """The last version is scored in any case; of a run that ends before its time it is none that was due."""
+        if self._rank == 0 and not evaluation_due(self._config, self._core.step):
+            await self._store.pin.remote(self._core.version, EVALUATION)
+            await self._controller.published.remote(self._core.version)
+
     async def stop(self) -> None:
         """Finish the step under way, commit a checkpoint of it, and end `run`."""
+        self._stop.set()
+
+    async def finish(self) -> None:
+        """The same, and the weights of that step are the run's last."""
+        self._otherwise = FINISH
         self._stop.set()
 
     async def close(self) -> None:
@@ -145,6 +160,7 @@ class LearnerRank:
         if plan.step < 0:
             with timer.phase("checkpoint"):
                 await self._save()
+            self._finished = plan.step == FINISH.step
             return plan.step == SAVE.step
         limit = self._config.deadlines.step_s
         training = self._in_thread(self._core.train, plan, timer)
@@ -173,7 +189,7 @@ class LearnerRank:
                 if await self._still_wanted():
                     return None, SAVE
         with timer.phase("wait"):
-            return await self._lease(), STOP
+            return await self._lease(), self._otherwise
 
     async def _still_wanted(self) -> bool:
         """Whether the queue needs a further checkpoint to let go of rows, after the one that may be under way. Without

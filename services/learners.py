@@ -82,6 +82,14 @@ class Learners:
         if self._ranks:
             await self._ranks[0].stop.remote()
 
+    async def finish(self) -> None:
+        """The same, and the run is finished with it. Ranks that die over it are to be told again."""
+        try:
+            await self._ranks[0].finish.remote()
+        except ray.exceptions.ActorDiedError as error:
+            if not process_died(error):
+                raise
+
     def closing(self) -> list[Coroutine[Any, Any, Any]]:
         """One call for each rank that puts its things in order."""
         return [_call(rank, "close", ()) for rank in self._ranks]

@@ -20,7 +20,8 @@ from streamrl.types import FrameRef, LongArray
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One step. Array columns are little-endian bytes over the rows of the lease, in its order.
 
-    step: the step whose weights the learner holds; -1 ends the loop of the other ranks, -2 only commits a checkpoint.
+    step: the step whose weights the learner holds; -1 ends the loop of the other ranks, -2 only commits a checkpoint,
+    -3 ends the run as if all steps were made.
     share: the share of each row. total_tokens, total_rows: what is trained of the whole batch (rows without a score are
     not).
     """
@@ -41,6 +42,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
 STOP = StepPlan(step=-1)
 SAVE = StepPlan(step=-2)
+FINISH = StepPlan(step=-3)
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,7 +305,7 @@ def slow_evaluation(config: Config, folder: Path) -> str:
 
     async def wait() -> str:
         book = RunBook(open_run(config, folder), config)
-        evaluator = Evaluator(config, Handle(), Seat(), book)
+        evaluator = Evaluator(config, Handle(), Seat(), book, on_target=Handle())
         evaluator.due(Version(0, 1))
         said = await _said_async(evaluator.all_scored())
         book.close()

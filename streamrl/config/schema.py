@@ -265,6 +265,9 @@ class EvalConfig(Table, frozen=True):
     """Steps between two evaluations beside the stream; before and after are always scored."""
     max_items: NonNegative = 0
     """Held-out items scored; 0 takes all."""
+    target_score: Fraction = 0.0
+    """The run ends once a version reaches this held-out score, as if the step that is made then was its last; 0 trains
+    all steps."""
 
 
 class QueueConfig(Table, frozen=True):

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from services.claim import claim
-from services.due import checkpoint_due, evaluation_due
+from services.due import checkpoint_due, evaluation_due, target_reached
 from services.launch import owner_grace_s
 from services.layout import model_folder
 from services.parts import placement
@@ -310,6 +310,7 @@ KEYS: dict[str, Key] = {
     "checkpoint.byte_budget": Key(learner.kept_beside_damage, 23 * 10**6, 10**9),
     "eval.every": Key(steps_with(evaluation_due), 2, 5),
     "eval.max_items": Key(parts.held_out_answers, 3, 5, {**SCRIPTED, **SMALL}),
+    "eval.target_score": Key(lambda config, folder: target_reached(config, 0.5), 0.4, 0.6),
     "queue.durability": Key(settings_of, "disk", "memory"),
     "queue.commit_interval_ms": Key(settings_of, 5.0, 50.0),
     "queue.segment_bytes": Key(parts.segment_size, 2**20, 2**21),

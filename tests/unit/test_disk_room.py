@@ -140,7 +140,8 @@ async def test_no_group_is_overdue_while_the_disk_is_full(full: bool, tmp_path: 
     controller._store = Handle(late=dict)
     controller._reward = Handle(status=lambda: {"paused": ""})
     controller._disk = DiskWatch(tmp_path, config, controller._queue, controller._tell)
-    controller._evaluator = Evaluator(config, controller._store, controller._reward_seat, controller._book)
+    seat, book = controller._reward_seat, controller._book
+    controller._evaluator = Evaluator(config, controller._store, seat, book, controller._finish_at)
     controller._opened.set()
     watch = asyncio.ensure_future(controller._watch())
     looked = asyncio.ensure_future(_heartbeat(controller))

@@ -129,7 +129,7 @@ def test_a_full_disk_puts_the_thinning_off_and_loses_no_line(tmp_path: Path) -> 
 async def test_figures_of_a_summary_are_the_same_after_a_resume_from_metrics_that_were_thinned(tmp_path: Path) -> None:
     settings = config(log_bytes=200_000)
     run = open_run(settings, tmp_path)
-    result = {"two_version_rollouts": 0, "discards_by_reason": {}}
+    result = {"step": 400, "two_version_rollouts": 0, "discards_by_reason": {}}
     book = RunBook(run, settings)
     for step in range(1, 401):
         book.report("step", {**line(step), "reward/mean": 0.5})
