@@ -1,8 +1,9 @@
 """The replay queue: against `ray.util.queue`, against its own `memory` level, against the machine, and at 1e6 rows.
 
-Records of 1,280 tokens (ids and log-probs, 10 KB); one producer process and one consumer process; durability `disk`
-unless said. A replica writes what has finished since its last frame: 256 records a frame at full speed, 64 where the
-latency is taken. The throughputs of one round are taken in turns; a figure is the median of the rounds.
+Records of 1,280 tokens (ids and log-probs, 10 KB); one producer process and one consumer process, and a scorer as the
+reward stage is one; durability `disk` unless said. A replica writes what has finished since its last frame: 256 records
+a frame at full speed, 64 where the latency is taken. The throughputs of one round are taken in turns; a figure is the
+median of the rounds.
 """
 
 import argparse
@@ -22,17 +23,9 @@ from typing import Literal
 import numpy as np
 import queue_index
 import ray
-from queue_line import (
-    COMMIT_INTERVAL_S,
-    RECORD_BYTES,
-    Consumer,
-    Measured,
-    Order,
-    processor_s,
-    settings,
-    touch,
-)
+from queue_consumer import Consumer, Measured, Order, settings, touch
 from queue_ray import records_per_s
+from queue_wire import COMMIT_INTERVAL_S, RECORD_BYTES, processor_s
 from report import Report
 
 from buffers.queue import COMPLETIONS_DIR, ReplayQueue
@@ -40,7 +33,7 @@ from buffers.segment_reader import SegmentReader
 from buffers.segment_writer import Durability
 from streamrl.clock import SystemClock
 
-LINE = Path(__file__).with_name("queue_line.py")
+PROGRAMS = Path(__file__).parent
 GIB = 2**30
 
 
@@ -59,15 +52,19 @@ def line(
     run = Path(tempfile.mkdtemp(dir=folder))
     started: list[subprocess.Popen[bytes]] = []
 
+    def start_program(name: str, *words: object) -> None:
+        started.append(subprocess.Popen([sys.executable, PROGRAMS / name, *map(str, words)]))
+
     def start(socket: str) -> None:
+        start_program("queue_scorer.py", socket, run, durability)
         for number in range(producers):
             words = [socket, run, f"replica-{number}", durability, frames, in_flight, pause_s]
-            started.append(subprocess.Popen([sys.executable, LINE, *map(str, words)]))
+            start_program("queue_producer.py", *words)
 
     measured = asyncio.run(Consumer(run, durability, rows, retain).consume(start, producers, frames))
     for process in started:
         if process.wait(60):
-            raise RuntimeError(f"a producer ended with exit code {process.returncode}")
+            raise RuntimeError(f"{process.args} ended with exit code {process.returncode}")
     return measured, run
 
 
@@ -79,6 +76,7 @@ def throughput(report: Report, folder: Path, rounds: int, frames: int) -> None:
     """
     rates: dict[str, list[float]] = {name: [] for name in ("disk", "memory", "one", "batch")}
     cpu: list[float] = []
+    scorer: list[float] = []
     for _ in range(rounds):
         for durability in ("disk", "memory"):
             measured, run = line(folder, durability, frames=frames)
@@ -86,6 +84,7 @@ def throughput(report: Report, folder: Path, rounds: int, frames: int) -> None:
             rates[durability].append(measured.records / measured.wall_s)
             if durability == "disk":
                 cpu.append(1e6 * measured.cpu_s / measured.records)
+                scorer.append(1e6 * measured.scorer_cpu_s / measured.records)
         rates["one"].append(records_per_s(1500, 1))
         rates["batch"].append(records_per_s(150 * 64, 64))
     middle = {name: statistics.median(values) for name, values in rates.items()}
@@ -96,6 +95,7 @@ def throughput(report: Report, folder: Path, rounds: int, frames: int) -> None:
     report.add("disk over ray.util.queue in batches of 64", ratio(rates, "disk", "batch"), "x", at_least=5)
     report.add("disk over memory", ratio(rates, "disk", "memory"), "x", at_least=0.7)
     report.add("processor time of both sides for a record", statistics.median(cpu), "microseconds", at_most=25)
+    report.add("processor time of the scorer for a record", statistics.median(scorer), "microseconds")
 
 
 def ratio(rates: dict[str, list[float]], ours: str, other: str) -> float:
@@ -121,7 +121,7 @@ def producers(report: Report, folder: Path, rounds: int, frames: int) -> None:
         four, four_run = line(folder, "disk", frames=frames // 2, producers=4)
         rates.append((four.records / four.wall_s) / (one.records / one.wall_s))
         disk = four.records * RECORD_BYTES / four.wall_s / synced_bytes_per_s(folder)
-        shares.append((disk, four.cpu_s / four.wall_s / (os.cpu_count() or 1)))
+        shares.append((disk, (four.cpu_s + four.scorer_cpu_s) / four.wall_s / (os.cpu_count() or 1)))
         shutil.rmtree(four_run)
     disk, processors = (statistics.median(values) for values in zip(*shares, strict=True))
     free = disk < 0.7 and processors < 0.8

@@ -15,11 +15,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
-from queue_line import GROUP_SIZE, GROUPS_PER_STEP, Order, accepted_rows, scored_rows
+import numpy as np
+from queue_consumer import GROUPS_PER_STEP, Order, accepted_rows
+from queue_wire import GROUP_SIZE
 from report import Report
 
 from buffers.queue import COMPLETIONS_DIR, SCORES_DIR, ReplayQueue
-from buffers.records import QueueSettings
+from buffers.records import QueueSettings, ScoredRows, UnscoredFrame
 from streamrl.clock import SystemClock
 from streamrl.types import FrameRef, Version
 
@@ -101,10 +103,17 @@ async def _fill(queue: ReplayQueue, rows: int) -> None:
         accepted = accepted_rows(numbers)
         frame = FrameRef(f"{COMPLETIONS_DIR}/replica-0-0.arrow", 8 * sequence, 2**20, ROWS_PER_CALL, 1, 1)
         await queue.accept("replica", 0, sequence, frame, accepted)
-        parts = await queue.unscored("scorer", 0, ROWS_PER_CALL)
-        scored = scored_rows(parts)
+        scored = _scored(await queue.unscored("scorer", 0, ROWS_PER_CALL))
         frame = FrameRef(f"{SCORES_DIR}/scorer-0-0.arrow", 8 * sequence, 2**16, ROWS_PER_CALL, 1, 1)
         await queue.add_scores("scorer", 0, sequence, frame, scored)
+
+
+def _scored(parts: list[UnscoredFrame]) -> ScoredRows:
+    """A reward of 1 for each row that waits."""
+    names = ("number", "sample_index", "branch", "attempt")
+    columns = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
+    count = len(columns[0])
+    return ScoredRows(*columns, valid=np.ones(count, np.bool_), reward=np.ones(count))
 
 
 def _resident() -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from queue_line import TOKENS
+from queue_wire import TOKENS
 from ray.util.queue import Queue
 
 BATCH = 64
