@@ -1,9 +1,9 @@
 """A learner rank: the actor around `LearnerCore`.
 
-Rank 0 takes the lease of a step, makes the plan and hands it to the other ranks; all ranks train; rank 0 publishes the
-version, commits the step, and reports. The commit comes after every rank's optimizer step, since the plan of the next
-step does not leave before. Torch runs in one thread of its own, so the actor answers at any time; checkpoints are
-written beside the steps (`services.saver`).
+Rank 0 takes the lease of a step, makes the plan and hands it to the other ranks; all ranks train; rank 0 commits the
+step and reports. The commit comes after every rank's optimizer step, since the plan of the next step does not leave
+before. Torch runs in one thread of its own, so the actor answers at any time; versions are published
+(`services.publisher`) and checkpoints written (`services.saver`) beside the steps.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from services.due import checkpoint_due, evaluation_due
 from services.far_rows import FarRows
 from services.observe import Observer
 from services.process_environment import extend_import_path
+from services.publisher import Publisher
 from services.run_folder import RunFolder
 from services.saver import Saver
 from services.step_plan import FINISH, SAVE, STOP, StepPlan
@@ -32,7 +33,6 @@ from streamrl.config import Config
 from streamrl.disk import free_bytes
 from streamrl.disk_room import LOOK_EVERY_S
 from streamrl.timeline import StepTimer
-from streamrl.weights.manifest import encode
 
 if TYPE_CHECKING:
     from streamrl.learner.warmup import WarmupProgress
@@ -88,6 +88,9 @@ class LearnerRank:
         """Load model and checkpoint; returns what `LearnerCore.build` does."""
         self._controller = controller
         self._teller = Teller(controller.report.remote)
+        self._publisher = Publisher(
+            self._core, self._store, controller, self._config, self._tell, self._observer, rank=self._rank
+        )
         limit = self._config.deadlines.start_s
         return await within(limit, self._in_thread(self._core.build), who=self._name, what="loading the model")
 
@@ -114,15 +117,17 @@ class LearnerRank:
     async def run(self) -> dict[str, Any]:
         """Train to the last step, or until the queue is closed. Returns `finished` and the step reached."""
         try:
-            return await self._saver.unless_failed(self._train())
+            return await self._saver.unless_failed(self._publisher.unless_failed(self._train()))
         finally:
             self._observer.close()
 
     async def _train(self) -> dict[str, Any]:
         timer = StepTimer(SystemClock(), PHASES, self._observer.trace)
-        await self._publish()
+        await self._publisher.begin(self._compute)
         while self._core.step < self._config.learner.steps and await self._step(timer):
             pass
+        await self._publisher.finish()
+        await self._line_told()
         await self._saver.finish()
         finished = self._finished or self._core.step >= self._config.learner.steps
         if finished:
@@ -149,6 +154,7 @@ class LearnerRank:
     async def close(self) -> None:
         """Give back shared memory and the process group."""
         self._saver.close()
+        self._publisher.close()
         await self._in_thread(self._core.close)
 
     # ---- a step
@@ -167,20 +173,28 @@ class LearnerRank:
         metrics = await within(limit, training, who=self._name, what=f"step {plan.step}")
         committed = self._queue.commit.remote(plan.step) if self._rank == 0 else None
         with timer.phase("publish"):
-            published = await self._publish()
+            publication = await self._publisher.begin(self._compute)
+            await self._line_told()  # of the step before, so no more than one step is untold at any time
         with timer.phase("commit"):
             counts = await committed if committed is not None else {}
         self._line.clear()
         with timer.phase("checkpoint"):
             await self._save_if_due()
-        if lease is not None:
-            self._checkpoint_wanted = counts["checkpoint_wanted"]
-            times = timer.finish()
-            facts = self._facts(lease, counts, times["time/step"])
-            await self._told()  # of the step before, so no more than one step is untold at any time
-            self._tell("step", {**metrics, **published, **facts, **times, **self._saver.take_facts()})
-        self._line.set()
+        if lease is None:
+            self._line.set()
+            return True
+        self._checkpoint_wanted = counts["checkpoint_wanted"]
+        times = timer.finish()
+        facts = {**metrics, **self._facts(lease, counts, times["time/step"]), **times, **self._saver.take_facts()}
+        self._telling = asyncio.create_task(self._tell_step(facts, publication), name="line of metrics")
         return True
+
+    async def _tell_step(self, facts: dict[str, Any], publication: "asyncio.Task[dict[str, Any]]") -> None:
+        """The step's line of metrics, with what its version took to publish. None when that failed: the run ends."""
+        await asyncio.wait({publication})
+        if not publication.cancelled() and publication.exception() is None:
+            self._tell("step", {**facts, **publication.result()})
+            self._line.set()
 
     async def _next(self, timer: StepTimer) -> tuple[Lease | None, StepPlan]:
         """What rank 0 has the ranks do: train on a lease, or what else."""
@@ -217,41 +231,12 @@ class LearnerRank:
         stop.cancel()
         return await lease
 
-    async def _publish(self) -> dict[str, Any]:
-        """Make the weights the fleet's next version; pinned, where its held-out score is due."""
-        if self._rank == 0:
-            await self._room_for_version()
-        manifest = await self._in_thread(self._core.publish)
-        if manifest is None:
-            return {}
-        due = evaluation_due(self._config, self._core.step)
-        gone = await self._store.publish.remote(encode(manifest), EVALUATION if due else None)
-        self._core.unlink(gone)
-        if due:
-            await self._controller.published.remote(self._core.version)
-        size = manifest.total_bytes
-        return {"weights/bytes": size, "weights/full_bytes": size, "weights/digest": manifest.digest}
-
-    async def _room_for_version(self) -> None:
-        """Wait, and say so, until shared memory has room for a further version: until nobody needs an older one."""
-        deadlines = self._config.deadlines
-        said = False
-        while lack := self._core.lack_of_memory():
-            if not said:
-                self._tell("notice", {"text": f"version {self._core.version} waits for shared memory: {lack}"})
-            said = True
-            # A replica has so long to take a version up, and an evaluation to let go of one.
-            limit, gone = deadlines.update_s + deadlines.rollout_s, self._store.retired.remote()
-            versions = await within(limit, gone, who=self._name, what=f"room for a version, {lack}")
-            if not versions:
-                return  # the store is closed: nobody lets go of anything any more
-            self._core.unlink(versions)
-
     async def _save_if_due(self) -> None:
         if checkpoint_due(self._config, self._core.step):
             await self._save()
 
     async def _save(self) -> None:
+        await self._publisher.finish()  # the checkpoint has the digest of its version
         await self._room_for_checkpoint()
         await self._saver.begin(self._compute)
 

@@ -1,11 +1,14 @@
 """One learner rank without Ray: the model, what it trains on, and what it writes.
 
-All methods are synchronous and belong to one thread; those marked *collective* are called by every rank in the same
-order. It reads rows by memory map, and knows neither who gives it a plan nor who takes what it publishes.
+All methods are synchronous and belong to one thread, but for the two that say otherwise; those marked *collective* are
+called by every rank in the same order. It reads rows by memory map, and knows neither who gives it a plan nor who takes
+what it publishes.
 """
 
 import gc
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,22 @@ from streamrl.weights.tensors import weights_digest
 SPARE_VERSIONS = 3
 """Versions that shared memory has room for beside one for each replica, where nothing else is said: the newest, the one
 that is being written, and one that is being evaluated."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSnapshot:
+    """One rank's part of the weights of a version, by name."""
+
+    version: Version
+    shards: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A version in shared memory. gather_s: what it took to bring the ranks' parts together."""
+
+    manifest: WeightManifest
+    gather_s: float
 
 
 class LearnerCore:
@@ -143,24 +162,33 @@ class LearnerCore:
         timer.move("forward_backward", "optimizer", metrics.pop("time/optimizer"))
         return metrics
 
-    def publish(self) -> WeightManifest | None:
-        """Collective. Write the weights as `version` to shared memory. None on the ranks that only take part."""
-        weights = self._backend.iter_hf_weights()
+    def snapshot_weights(self) -> WeightSnapshot:
+        """A copy of this rank's part of the weights, in the model's number format. The next one is written over it."""
+        return WeightSnapshot(self.version, self._policy.snapshot())
+
+    def publish(self, snapshot: WeightSnapshot) -> Written | None:
+        """Collective. Write the weights of a snapshot as its version to shared memory. None on the ranks that only take
+        part. May run beside the other methods, in a thread of its own, until the next snapshot."""
+        started = time.monotonic()
+        weights = self._policy.gather(snapshot.shards)
         if self._rank != 0:
             for _ in weights:
                 pass
             return None
-        manifest = self._shared_memory().publish(weights, self.version)
+        whole = list(weights)
+        gathered = time.monotonic()
+        manifest = self._shared_memory().publish(whole, snapshot.version)
         self._check_published_again(manifest)
-        self._published = {"step": self.step, "version": str(self.version), "digest": manifest.digest}
-        return manifest
+        version = snapshot.version
+        self._published = {"step": version.step, "version": str(version), "digest": manifest.digest}
+        return Written(manifest, gathered - started)
 
     def _check_published_again(self, manifest: WeightManifest) -> None:
         """What a resumed run publishes first was published before: to the bit, or the checkpoint is not that run's."""
-        before = self._published
-        if before is not None and before["step"] == self.step and before["digest"] != manifest.digest:
+        before, version = self._published, Version(*manifest.version)
+        if before is not None and before["step"] == version.step and before["digest"] != manifest.digest:
             raise DataError(
-                f"version {self.version} has weights of digest {manifest.digest}, but its checkpoint says that version "
+                f"version {version} has weights of digest {manifest.digest}, but its checkpoint says that version "
                 f"{before['version']} of the same step had {before['digest']}: the checkpoint is of another run, or "
                 "the number format of the model was changed"
             )
@@ -229,7 +257,7 @@ class LearnerCore:
         )
 
     def commit(self, snapshot: checkpoint.Snapshot) -> int:
-        """Make a snapshot an atomic checkpoint; the only method that may run beside the others, in a thread of its own.
+        """Make a snapshot an atomic checkpoint. May run beside the other methods, in a thread of its own.
 
         Returns the lowest step that a resume could begin with.
         """

@@ -3,10 +3,8 @@
     begin: snapshot in the compute thread  ->  the step's line of metrics is kept
            ->  write, sync, verify, rename in a thread of their own  ->  queue: covered
 
-Guarantees: one save at a time, so one snapshot in memory; the queue lets rows go only after the commit; `finish` comes
-back when nothing is under way any more; the first failure is raised by every call after it, and ends what runs under
-`unless_failed`. On the ranks that only take part nothing is under way after the snapshot. What is saved is the core's
-business.
+Guarantees: one save at a time, so one snapshot in memory; the queue lets rows go only after the commit. On the ranks
+that only take part nothing is under way after the snapshot. What is saved is the core's business.
 """
 
 import asyncio
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray.actor import ActorHandle
 
+from services.beside import Beside
 from services.deadline import within_or_paused
 from services.observe import Observer
 from streamrl.clock import Clock, SystemClock
@@ -63,9 +62,7 @@ class Saver:
         self._clock = clock or SystemClock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._begun: Version | None = None
-        self._commit: asyncio.Task[None] | None = None
-        self._failed = asyncio.Event()
-        self._error: BaseException | None = None
+        self._beside = Beside()
         self._facts: dict[str, Any] = {}
         self._told_over_budget = False
 
@@ -78,26 +75,15 @@ class Saver:
         started, self._begun = self._clock.now(), self._core.version
         snapshot = await asyncio.get_running_loop().run_in_executor(compute, self._core.snapshot)
         if snapshot is not None:
-            self._commit = asyncio.create_task(self._save(snapshot, started), name="checkpoint")
-            self._commit.add_done_callback(self._look)
+            self._beside.start(self._save(snapshot, started), "checkpoint")
 
     async def finish(self) -> None:
         """Wait until no save is under way. Raises what one has failed with."""
-        if self._commit is not None:
-            await asyncio.wait({self._commit})
-        self._raise()
+        await self._beside.finish()
 
     async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`, but end it when a save fails. Raises what that failed with."""
-        task, failed = asyncio.ensure_future(work), asyncio.ensure_future(self._failed.wait())
-        try:
-            await asyncio.wait({task, failed}, return_when=asyncio.FIRST_COMPLETED)
-            self._raise()
-            return await task
-        finally:
-            for one in (task, failed):
-                one.cancel()
-            await asyncio.gather(task, failed, return_exceptions=True)
+        return await self._beside.unless_failed(work)
 
     def take_facts(self) -> dict[str, Any]:
         """What the next line of metrics says of the checkpoint that was committed last, once."""
@@ -125,12 +111,3 @@ class Saver:
 
     async def _pause(self) -> str:
         return self._core.pause
-
-    def _look(self, commit: "asyncio.Task[None]") -> None:
-        if not commit.cancelled() and commit.exception() is not None:
-            self._error = self._error or commit.exception()
-            self._failed.set()
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error

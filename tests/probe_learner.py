@@ -81,7 +81,7 @@ def versions_that_fit(config: Config, folder: Path) -> int:
     """Versions that the learner publishes before it has to wait for an older one to go."""
     with built(config, folder) as core:
         while not core.lack_of_memory():
-            core.publish()
+            core.publish(core.snapshot_weights())
             core.incarnation += 1
         return core.incarnation
 

@@ -22,12 +22,13 @@ LOOPBACK = "lo"
 @dataclass(frozen=True, slots=True)
 class LearnerGroup:
     """The ranks as one of them sees them. Every method but `close` is a collective: all ranks call it, in
-    order."""
+    order. `beside` are the same ranks again, for collectives of another thread."""
 
     rank: int
     world_size: int
     device: torch.device
     mesh: DeviceMesh
+    beside: DeviceMesh
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over ranks, in place and returned."""
@@ -98,4 +99,8 @@ def open_group(
             f"learner rank {rank} of {world_size} could not join its group at {store_path} within "
             f"{timeout_s:g} s: {error}"
         ) from error
-    return LearnerGroup(rank, world_size, device, init_device_mesh(device.type, (world_size,)))
+    mesh = init_device_mesh(device.type, (world_size,))
+    # A mesh over all ranks would be the first group again.
+    second = dist.new_group(timeout=timedelta(seconds=timeout_s)) if world_size > 1 else None
+    beside = mesh if second is None else DeviceMesh.from_group(second, device.type)
+    return LearnerGroup(rank, world_size, device, mesh, beside)

@@ -5,10 +5,11 @@ gives is bit for bit what the forward computes with. One rank goes through the s
 head has one parameter and one name. Knows nothing of optimizers and losses.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
@@ -51,6 +52,7 @@ class ShardedPolicy:
             fully_shard(layer, mesh=group.mesh, mp_policy=precision)
         fully_shard(policy, mesh=group.mesh, mp_policy=precision)
         self.module = policy
+        self._copies: dict[str, torch.Tensor] = {}
         self._params = {name.removeprefix(PREFIX): param for name, param in policy.named_parameters()}
         self.shards = {name: param.to_local().detach().requires_grad_() for name, param in self._params.items()}
 
@@ -78,13 +80,32 @@ class ShardedPolicy:
     def whole(self, name: str, shard: torch.Tensor) -> torch.Tensor:
         """Collective. The whole of a tensor that is sharded like parameter `name`; with one rank it is
         `shard`."""
+        return self._whole(name, shard, self.group.mesh)
+
+    def _whole(self, name: str, shard: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         if self.group.world_size == 1:
             return shard.detach()
         like = self._params[name]
-        sharded = DTensor.from_local(
-            shard.detach(), like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
-        )
+        sharded = DTensor.from_local(shard.detach(), mesh, like.placements, shape=like.shape, stride=like.stride())
         return sharded.full_tensor()
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """Copies of this rank's shards in `dtype`, which later steps leave as they are. The next call writes over them:
+        one snapshot is in memory."""
+        if not self._copies:
+            self._copies = {name: torch.empty_like(shard, dtype=self.dtype) for name, shard in self.shards.items()}
+        with torch.no_grad():
+            for name, shard in self.shards.items():
+                self._copies[name].copy_(shard)
+        return self._copies
+
+    def gather(self, snapshot: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Collective, on a group of its own: a thread may gather a snapshot while another one trains. What
+        `iter_hf_weights` gave at the moment of the snapshot."""
+        for name, shard in snapshot.items():
+            whole = self._whole(name, shard, self.group.beside)
+            require_finite_weight(name, whole)
+            yield name, whole
 
     def shard_of(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """This rank's part, a copy, of a whole tensor shaped like parameter `name`.

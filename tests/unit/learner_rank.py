@@ -3,12 +3,13 @@
     python learner_rank.py STORE RANK WORLD CHECKPOINTS OUT
 
 Trains 20 steps; with several ranks it saves a checkpoint after 16. Then a fresh backend resumes from the checkpoint
-and trains the last 4 again. Then it warms another model up on two shares, whatever the number of ranks. Last, one
-weight of one rank's shard becomes NaN. OUT gets all of it as JSON.
+and trains the last 4 again. Then it warms another model up on two shares, whatever the number of ranks, and gathers
+weights beside further steps. Last, one weight of one rank's shard becomes NaN. OUT gets all of it as JSON.
 """
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from streamrl.config.schema import AlgorithmConfig, OptimizerConfig, WarmupConfi
 from streamrl.errors import NonFiniteError
 from streamrl.learner import checkpoint
 from streamrl.learner.balance import split_rows
+from streamrl.learner.digest import weight_digest
 from streamrl.learner.fsdp import FsdpBackend, build
 from streamrl.learner.packing import PackedBatch, pack
 from streamrl.learner.process_group import LearnerGroup, open_group
@@ -32,6 +34,7 @@ from streamrl.types import RolloutRows, Version, prompt_digest
 
 TOTAL_STEPS = 40
 STEPS, SAVED_AT = 20, 16
+BESIDE = 6
 EVEN_SIZES = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
 """Each rank's part of each parameter is a multiple of 8 elements: the fused AdamW rounds what is over differently."""
 GREETING = "rank 0 says \N{GREEK SMALL LETTER PI}"
@@ -156,6 +159,18 @@ def warm_up_on_two_shares(group: LearnerGroup, folder: Path) -> str:
     return policy.weight_digest()
 
 
+def gather_beside(backend: FsdpBackend) -> list[tuple[str, str]]:
+    """The weights of snapshots, gathered in another thread while steps are trained; each with what it should be."""
+    found = []
+    with ThreadPoolExecutor(1) as thread:
+        for _ in range(BESIDE):
+            before, snapshot = backend.weight_digest(), backend.policy.snapshot()
+            gathering = thread.submit(lambda taken: weight_digest(backend.policy.gather(taken)), snapshot)
+            train(backend, 1)
+            found.append((gathering.result(), before))
+    return found
+
+
 def break_on_last_rank(backend: FsdpBackend) -> dict[str, object]:
     """One NaN weight in one rank's shard; what a step says, and that it changed nothing."""
     rows, group = make_batch(0), backend.group
@@ -209,6 +224,7 @@ def main(store: str, rank: str, world: str, checkpoints: str, out: str) -> None:
         "shared_digest": shared.weight_digest(),
         "warm_digest": warm_up_on_two_shares(group, Path(out).with_suffix(".tokenizer")),
         "heard": heard,
+        "beside": gather_beside(backend),
         "broken": break_on_last_rank(resumed),
     }
     Path(out).write_text(json.dumps(result), encoding="utf-8")

@@ -66,32 +66,34 @@ def test_a_tensor_that_is_lost_on_its_way_into_the_learner_is_named(
 def test_a_checkpoint_names_the_version_that_was_published_and_the_place_in_the_ledger(tmp_path: Path) -> None:
     with built(CONFIG, tmp_path) as core:
         core.incarnation = 4
-        manifest = core.publish()
-        assert manifest is not None
+        written = core.publish(core.snapshot_weights())
+        assert written is not None
         core.save()
     info = newest(tmp_path)
     assert info.version == Version(4, 0)
     assert info.ledger_position == 0
-    assert info.extra["published"] == {"step": 0, "version": "4.0", "digest": manifest.digest}
+    assert info.extra["published"] == {"step": 0, "version": "4.0", "digest": written.manifest.digest}
 
 
 def test_a_resumed_learner_publishes_the_weights_that_were_published_before_or_nothing(tmp_path: Path) -> None:
     with built(CONFIG, tmp_path) as core:
-        before = core.publish()
+        before = core.publish(core.snapshot_weights())
         core.save()
     with built(CONFIG, tmp_path) as core:
         core.incarnation = 1
-        again = core.publish()
+        again = core.publish(core.snapshot_weights())
         assert before is not None
         assert again is not None
-        assert again.digest == before.digest
-        assert again.version == Version(1, 0)
+        assert again.manifest.digest == before.manifest.digest
+        assert again.manifest.version == Version(1, 0)
     with built(CONFIG, tmp_path) as core:
         core.incarnation = 2
         with torch.no_grad():
             next(iter(core._policy.shards.values())).add_(1e-3)
-        with pytest.raises(DataError, match=rf"version 2\.0 has weights of digest .*version 0\.0 .* {before.digest}"):
-            core.publish()
+        with pytest.raises(
+            DataError, match=rf"version 2\.0 has weights of digest .*version 0\.0 .* {before.manifest.digest}"
+        ):
+            core.publish(core.snapshot_weights())
 
 
 def test_a_closed_learner_leaves_no_thread_of_its_group_behind(tmp_path: Path) -> None:

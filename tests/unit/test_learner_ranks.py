@@ -81,6 +81,13 @@ def test_invariant_12_a_nan_on_one_rank_stops_all_and_changes_no_weight(runs: Ru
         assert rank["broken"]["steps_done"] == 20
 
 
+def test_a_snapshot_is_gathered_whole_beside_the_steps_that_follow_it(runs: Runs) -> None:
+    for rank in (*runs.two, runs.one):
+        digests = [before for _, before in rank["beside"]]
+        assert [gathered for gathered, _ in rank["beside"]] == digests
+        assert len(set(digests)) == len(digests) == 6
+
+
 def test_bytes_of_rank_zero_reach_every_rank(runs: Runs) -> None:
     assert {rank["heard"] for rank in (*runs.two, runs.one)} == {"rank 0 says \N{GREEK SMALL LETTER PI}"}
 

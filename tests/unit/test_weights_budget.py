@@ -110,12 +110,12 @@ def test_a_core_says_what_a_further_version_waits_for(tmp_path: Path) -> None:
         size = core._version_bytes()
     config = msgspec.structs.replace(CONFIG, weights=WeightsConfig(byte_budget=size * 9 // 4))
     with built(config, tmp_path / "run") as core:
-        manifest = core.publish()
-        assert manifest is not None
-        assert manifest.total_bytes <= size
+        written = core.publish(core.snapshot_weights())
+        assert written is not None
+        assert written.manifest.total_bytes <= size
         assert core.lack_of_memory() == ""
         core.incarnation = 1
-        core.publish()
+        core.publish(core.snapshot_weights())
         assert f"weights.byte_budget is {size * 9 // 4:,}" in core.lack_of_memory()
         core.unlink([Version(0, 0)])
         assert core.lack_of_memory() == ""
@@ -138,12 +138,17 @@ async def built_rank(config: Config, run: RunFolder, controller: Handle, **store
         torch.set_num_threads(threads)
 
 
+async def publish(rank: LearnerRank) -> None:
+    """A version, to its end."""
+    await (await rank._publisher.begin(rank._compute))
+
+
 async def test_what_an_earlier_learner_left_goes_but_for_what_the_store_still_has(tmp_path: Path) -> None:
     run = open_run(CONFIG, tmp_path / "run")
     async with built_rank(CONFIG, run, Handle(published=lambda _: None), kept=lambda: [Version(0, 0)]) as rank:
         for incarnation in range(3):
             rank._core.incarnation = incarnation
-            await rank._publish()  # as of learners that died before the store could hand anything back
+            await publish(rank)  # as of learners that died before the store could hand anything back
         await rank.enter(3)
         assert {path.stem for path in shm_folder(run.run_id).glob("*.weights")} == {"0.0"}
 
@@ -163,7 +168,7 @@ async def waiting(folder: Path, **store: Any) -> tuple[list[str], str]:
         try:
             for incarnation in range(3):
                 await rank.enter(incarnation)
-                await rank._publish()
+                await publish(rank)
             await rank._told()
         except (ResourceError, DeadlineError) as error:
             return told, str(error)
