@@ -27,6 +27,7 @@ from services.control import ControlServer, Event, EventHub, described
 from services.ending import EXIT_INTERRUPTED
 from services.launch import LaunchOrder, owner_grace_s
 from services.liveness import ProcessId
+from services.ray_processes import end_orphans, ray_processes, unless_ray_dies
 from services.restarts import RESTARTS, RestartBudget
 from services.run_folder import Launch, RunFolder
 from services.run_lock import RunLock
@@ -102,6 +103,9 @@ class Owner:
                     raise
                 self._notice(f"{death}; the system starts again from what is on disk, {number} of {RESTARTS}")
                 self._run.archive_failure()
+                launch = self._run.record.launch
+                if launch is not None:
+                    await asyncio.to_thread(end_orphans, launch.watcher.pid)
 
     async def _train(self) -> dict[str, Any]:
         self._enter("ray")
@@ -127,9 +131,11 @@ class Owner:
         self._restarts.served(SYSTEM, self._newest_step)
         relay = asyncio.create_task(self._relay(system), name="relay events")
         work = asyncio.ensure_future(system.run())
+        guarded = asyncio.create_task(unless_ray_dies(work, ray_processes()))
         try:
-            return await self._unless_stopped(work)
+            return await self._unless_stopped(guarded)
         finally:
+            await _end_task(guarded)
             self._enter("stopping")
             # `run` is not cancelled first: it ends by itself when the system stops, its last words told.
             await self._stop_system(system)
