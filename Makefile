@@ -98,12 +98,12 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	.venvs/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-# With what lets the tests run it on a CPU; nothing else switches that on.
+# With what lets it run on any CPU; nothing but `rollout.device = "cpu"` switches that on.
 .venvs/sglang/.installed: | $(VENV)/.installed
 	@echo "installing SGLang (minutes, 10 GB)"
 	$(BIN)/python -m venv .venvs/sglang
 	@# An old pip takes four minutes to agree with its pins.
 	.venvs/sglang/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	.venvs/sglang/bin/python -m pip install --quiet --disable-pip-version-check 'sglang==0.5.23'
-	.venvs/sglang/bin/python -m pip install --quiet --disable-pip-version-check ./tests/real/sglang_cpu
+	.venvs/sglang/bin/python -m pip install --quiet --disable-pip-version-check ./deploy/sglang_cpu
 	touch $@

@@ -27,7 +27,7 @@ class Finished:
         return json.loads((self.folder / "summary.json").read_text())
 
 
-def run(folder: Path, *arguments: str, name: str = "test") -> Finished:
+def run(folder: Path, *arguments: str, name: str = "test", limit_s: float = LIMIT_S) -> Finished:
     """One `streamrl` command in a user's folder, to its end."""
     done = subprocess.run(
         [STREAMRL, *arguments],
@@ -36,7 +36,7 @@ def run(folder: Path, *arguments: str, name: str = "test") -> Finished:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=LIMIT_S,
+        timeout=limit_s,
         check=False,
     )
     return Finished(done.returncode, done.stdout, folder / "runs" / name)

@@ -8,14 +8,12 @@ from pathlib import Path
 from streamrl.config.model_facts import read_folder
 from streamrl.engines.server.http import Http
 from streamrl.engines.server.private_folder import make_private_folder
-from streamrl.engines.server.process import ServerCommand, ServerProcess
+from streamrl.engines.server.process import ServerProcess
 from streamrl.engines.server.sglang_command import kv_tokens, sglang_command
 from streamrl.engines.server.sglang_contract import SglangContract
 
 ROOT = Path(__file__).parents[1]
 SGLANG_PYTHON = ROOT / ".venvs/sglang/bin/python"
-SGLANG_CPU_GATE = "SGLANG_TORCH_CPU"
-"""Lets the test-only platform in `real/sglang_cpu` take over."""
 
 _START_S = 400.0
 _LOOK_S = 0.5
@@ -40,7 +38,6 @@ def sglang_server(model_folder: Path, *, slots: int, context: int) -> Iterator[P
         threads=1,
         further=["--watchdog-timeout", "600"],
     )
-    command = ServerCommand(command.argv, {**command.env, SGLANG_CPU_GATE: "1"})
     process = ServerProcess("sglang", command, [folder])
     try:
         asyncio.run(_until_ready(socket, process))

@@ -97,3 +97,8 @@ def test_a_cache_holds_as_many_tokens_as_their_keys_and_values_fit() -> None:
     token_bytes = 2 * 2 * 2 * 32 * 4  # keys and values, layers, heads, numbers of a head, bytes of a number
     assert kv_tokens(facts, "float32", 10 * token_bytes + 5) == 10
     assert kv_tokens(facts, "bfloat16", 10 * token_bytes) == 20
+
+
+def test_on_a_cpu_plain_torch_takes_over_and_nowhere_else() -> None:
+    assert command(device="cpu").env["SGLANG_TORCH_CPU"] == "1"
+    assert "SGLANG_TORCH_CPU" not in command().env

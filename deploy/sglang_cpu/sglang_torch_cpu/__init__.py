@@ -1,4 +1,4 @@
-"""SGLang asks this package at its start whether it takes over. It does only when a test says so."""
+"""SGLang asks this package at its start whether it takes over. It does only where streamrl says so: on a CPU."""
 
 import os
 

@@ -19,6 +19,8 @@ _KEPT = 4
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _CPU = ("--attention-backend", "torch_native", "--sampling-backend", "pytorch")
+_CPU_ENV = {"SGLANG_TORCH_CPU": "1"}
+"""Lets the platform of `deploy/sglang_cpu` take over, where it is installed: SGLang's own one for CPUs needs AMX."""
 
 
 def sglang_command(
@@ -73,7 +75,7 @@ def sglang_command(
         "SGLANG_UNIX_SOCKET": str(socket),
         "TMPDIR": str(socket.parent),
     }
-    return ServerCommand(argv, env)
+    return ServerCommand(argv, env | _CPU_ENV if device == "cpu" else env)
 
 
 def kv_tokens(facts: ModelFacts, dtype: str, kv_bytes: int) -> int:
