@@ -104,7 +104,7 @@ def ratio(rates: dict[str, list[float]], ours: str, other: str) -> float:
 
 def latency(report: Report, folder: Path) -> None:
     """Accept latency of frames that come one by one, less often than the commit interval."""
-    measured, run = line(folder, "disk", frames=200, in_flight=4, pause_s=0.01, rows=64)
+    measured, run = line(folder, "disk", frames=1000, in_flight=4, pause_s=0.01, rows=64)
     shutil.rmtree(run)
     intervals = np.array(measured.latencies_s) / COMMIT_INTERVAL_S
     report.add("accept latency, p50", float(np.percentile(intervals, 50)), "commit intervals", at_most=2)
