@@ -181,14 +181,21 @@ class Consumer:
         await self._queue.add_scores(SCORER, 0, verdicts.sequence, verdicts.frame, verdicts.scored_rows())
 
     async def _learn(self, steps: int) -> None:
+        committed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        committed.set_result(None)
         for step in range(steps):
             lease = await self._queue.lease(step)
             assert lease is not None, "the queue was closed under the learner"
             for index in np.unique(lease.frame_index).tolist():
                 touch(self._reader, lease.frames[index])
-            await self._queue.commit(step)
+            # As the learner does, which publishes and begins to wait for rows while a commit becomes durable.
+            await committed
+            committed = asyncio.ensure_future(self._queue.commit(step))
+            await asyncio.sleep(0)
             if (step + 1) % STEPS_PER_CHECKPOINT == 0:
+                await committed
                 await self._cover(step + 1)
+        await committed
 
     async def _cover(self, step: int) -> None:
         """What a checkpoint lets go: a running system writes into the memory of the log files that it removed."""
