@@ -181,8 +181,7 @@ class Consumer:
         await self._queue.add_scores(SCORER, 0, verdicts.sequence, verdicts.frame, verdicts.scored_rows())
 
     async def _learn(self, steps: int) -> None:
-        committed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        committed.set_result(None)
+        committed = covering = asyncio.ensure_future(asyncio.sleep(0))
         for step in range(steps):
             lease = await self._queue.lease(step)
             assert lease is not None, "the queue was closed under the learner"
@@ -193,9 +192,9 @@ class Consumer:
             committed = asyncio.ensure_future(self._queue.commit(step))
             await asyncio.sleep(0)
             if (step + 1) % STEPS_PER_CHECKPOINT == 0:
-                await committed
-                await self._cover(step + 1)
-        await committed
+                await covering
+                covering = asyncio.ensure_future(self._cover(step + 1))
+        await asyncio.gather(committed, covering)
 
     async def _cover(self, step: int) -> None:
         """What a checkpoint lets go: a running system writes into the memory of the log files that it removed."""
