@@ -8,6 +8,7 @@ but Ray's calls between them.
 import asyncio
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,9 @@ from streamrl.types import FrameRef, Version
 GROUPS_PER_STEP = 64
 SCORED_AT_ONCE = 1024
 STEPS_PER_CHECKPOINT = 16
+COMMITS_AT_ONCE = 4
+"""Commits on their way to disk. The learner publishes while its commit becomes durable, and its step takes longer than
+that; a step of this consumer takes less."""
 FRAMES_OUT = 24
 """Frames whose groups a producer has at once."""
 
@@ -148,14 +152,21 @@ class Consumer:
         await writer.drain()
 
     async def _give(self, writer: asyncio.StreamWriter, wanted: Wanted, epoch: int, places: asyncio.Semaphore) -> None:
-        """The groups of one frame after the other, as many at once as a replica runs."""
-        for _ in range(wanted.frames):
+        """Groups for as many frames as the replica has room for, as it asks for them: the answer waits for the disk."""
+        given = 0
+        while given < wanted.frames:
             await places.acquire()
+            frames = 1
+            while given + frames < wanted.frames and not places.locked():
+                await places.acquire()
+                frames += 1
+            given += frames
             numbers: list[int] = []
-            while len(numbers) < self._groups:
-                tickets = await self._queue.take(wanted.replica, epoch, Version(0, 0), self._groups - len(numbers))
-                numbers += [ticket.number for ticket in tickets]
-            send(writer, numbers)
+            while len(numbers) < frames * self._groups:
+                room = frames * self._groups - len(numbers)
+                numbers += [t.number for t in await self._queue.take(wanted.replica, epoch, Version(0, 0), room)]
+            for first in range(0, len(numbers), self._groups):
+                send(writer, numbers[first : first + self._groups])
 
     async def _accept(self, announced: Announcement, places: asyncio.Semaphore) -> None:
         await self._queue.accept(
@@ -181,20 +192,21 @@ class Consumer:
         await self._queue.add_scores(SCORER, 0, verdicts.sequence, verdicts.frame, verdicts.scored_rows())
 
     async def _learn(self, steps: int) -> None:
-        committed = covering = asyncio.ensure_future(asyncio.sleep(0))
+        covering = asyncio.ensure_future(asyncio.sleep(0))
+        committing: deque[asyncio.Future[None]] = deque()
         for step in range(steps):
             lease = await self._queue.lease(step)
             assert lease is not None, "the queue was closed under the learner"
             for index in np.unique(lease.frame_index).tolist():
                 touch(self._reader, lease.frames[index])
-            # As the learner does, which publishes and begins to wait for rows while a commit becomes durable.
-            await committed
-            committed = asyncio.ensure_future(self._queue.commit(step))
+            committing.append(asyncio.ensure_future(self._queue.commit(step)))
+            if len(committing) > COMMITS_AT_ONCE:
+                await committing.popleft()
             await asyncio.sleep(0)
             if (step + 1) % STEPS_PER_CHECKPOINT == 0:
                 await covering
                 covering = asyncio.ensure_future(self._cover(step + 1))
-        await asyncio.gather(committed, covering)
+        await asyncio.gather(*committing, covering)
 
     async def _cover(self, step: int) -> None:
         """What a checkpoint lets go: a running system writes into the memory of the log files that it removed."""
