@@ -1,9 +1,9 @@
-"""The way of the weights: deltas of two versions of a model, made and applied.
+"""The way of the weights: a version through shared memory, deltas made and applied, and updates in whole runs.
 
-500 MB of tensors in the proportions of a small Qwen model. Changed elements lie anywhere and get random bits, which no
-coding makes smaller; the steps of an optimiser are measured beside that. Rates are of the full bytes of a version,
-sizes a share of them. A figure is the median of the rounds; "of one processor" is by the processor time of all
-threads and not by the clock, so that a busy machine shows less in it.
+Deltas are of 500 MB of tensors in the proportions of a small Qwen model. Changed elements lie anywhere and get random
+bits, which no coding makes smaller; the steps of an optimiser are measured beside that. Rates are of the full bytes of
+a version, sizes a share of them. A figure is the median of the rounds; "of one processor" is by the processor time of
+all threads and not by the clock, so that a busy machine shows less in it.
 """
 
 import argparse
@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import weights_publish
+import weights_runs
 import xxhash
 from report import Report
 
@@ -180,9 +182,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="deltas of weights: speed and size")
     parser.add_argument("--rounds", type=int, default=7, help="figures are medians of so many")
     parser.add_argument("--megabytes", type=int, default=500, help="of a version")
+    parser.add_argument("--steps", type=int, default=60, help="of a whole run")
     options = parser.parse_args()
     size = 10**6 * options.megabytes
     report = Report("weights")
+    weights_publish.measure(report, options.rounds)
+    weights_runs.measure(report, options.steps)
     for dtype in ("bfloat16", "float32"):
         for share in (0.001, 0.01, 0.1):
             changed(report, dtype, size, share, options.rounds, wanted=share <= 0.01)
