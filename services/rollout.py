@@ -58,6 +58,7 @@ from streamrl.types import (
 )
 from streamrl.weights.manifest import WeightManifest, decode
 from streamrl.weights.manifest import encode as encode_manifest
+from streamrl.weights.update_times import UpdateTimes
 
 if TYPE_CHECKING:
     from services.node import NodeSeat
@@ -91,6 +92,8 @@ class RolloutReplica:
         self._finished: list[Finished] = []
         self._two_versions = 0
         self._updates_in_flight = 0
+        self._took: UpdateTimes | None = None
+        """Of the last update, until the weight store was told."""
 
     async def ray_node(self) -> str:
         """Ray's id of the node that it was placed on."""
@@ -301,7 +304,8 @@ class RolloutReplica:
 
     async def _follow_loop(self) -> None:
         while True:
-            data = await self._store.newer_than.remote(self._name, self._state.version)
+            took, self._took = self._took, None
+            data = await self._store.newer_than.remote(self._name, self._state.version, took)
             if data is None:
                 return
             await self._take_up(decode(data))
@@ -311,12 +315,16 @@ class RolloutReplica:
         version = Version(*manifest.version)
         self._state.update(next(self._orders), version)
         in_flight = len(self._running)
+        began = time.monotonic()
         source = self._source(await self._fetch(manifest))
+        arrived = time.monotonic()
         with self._observer.span("update", "weights"), source.open(manifest) as tensors:
             mode = UpdateMode(self._config.rollout.update_mode)
             loaded = asyncio.wrap_future(self._thread.load(tensors, version, mode))
-            await within(self._config.deadlines.update_s, loaded, who=self._name, what=f"taking up version {version}")
+            limit, what = self._config.deadlines.update_s, f"taking up version {version}"
+            stalled = await within(limit, loaded, who=self._name, what=what)
         self._state.loaded(version)
+        self._took = UpdateTimes(arrived - began, time.monotonic() - arrived, stalled)
         self._updates_in_flight += in_flight > 0
         # The store hears of it with the question for the next version.
         await self._queue.serving.remote(self._name, self._epoch, version)
@@ -331,7 +339,8 @@ class RolloutReplica:
         if self._seat is None:
             return None
         try:
-            return Path(await self._seat.service.fetch_version.remote(encode_manifest(manifest)))
+            with self._observer.span("transfer", "weights"):
+                return Path(await self._seat.service.fetch_version.remote(encode_manifest(manifest)))
         except ray.exceptions.RayError as error:
             if node_is_gone(error):
                 raise ProcessDiedError(f"{self._name}: its node {self._seat.node} is going away") from error
