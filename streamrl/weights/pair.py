@@ -12,8 +12,7 @@ The lobby listens on the address that it is given, for whoever reaches that: use
 
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, Literal
 
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch.distributed import ProcessGroupGloo, TCPStore
 
-from streamrl.errors import ConfigError, DeadlineError, ProcessDiedError, ResourceError
+from streamrl.errors import ComponentError, ConfigError, DeadlineError, ProcessDiedError, ResourceError
 from streamrl.weights.delta_files import Content
 
 PIECE_BYTES: Final = 16 * 2**20
@@ -51,7 +50,9 @@ class Lobby:
     """A host that waits for one guest. `join` or `close` ends it."""
 
     def __init__(self, address: str, backend: Backend, limit_s: float) -> None:
-        """Raises ResourceError when nothing can listen there."""
+        """Raises ResourceError when nothing can listen there, ConfigError for NCCL without a GPU."""
+        if backend == "nccl" and not torch.cuda.is_available():
+            raise ConfigError('weights.collective_backend = "nccl" needs a GPU on every node; set "gloo"')
         try:
             listener = socket.create_server((address, 0))
         except OSError as error:
@@ -71,11 +72,14 @@ class Lobby:
         """Wait for the guest. Raises DeadlineError when it does not come."""
         store, self._store = self._store, None
         assert store is not None, "a lobby is joined once"
+        started = time.monotonic()
         try:
-            with _told(peer, "rendezvous", what):
-                return Pair(_group(self.place, store, HOST, self.place.address, peer), HOST, peer, self.place.backend)
+            return _pair(self.place, store, HOST, self.place.address, peer)
+        except RuntimeError as error:
+            raise _typed(error, peer, "rendezvous", what, started) from error.with_traceback(None)
         finally:
-            del store  # an error keeps this frame, and must not keep the store: its end is what the guest notices
+            # An error keeps this frame, and must not keep the store: its end is what the guest notices.
+            del store
 
     def close(self) -> None:
         self._store = None
@@ -84,11 +88,12 @@ class Lobby:
 def join(place: Place, address: str, peer: Peer, what: str) -> "Pair":
     """Come to the host at `place`, being reached at `address`. Raises DeadlineError, or ProcessDiedError when it went
     away."""
-    store = None
+    store, started = None, time.monotonic()
     try:
-        with _told(peer, "rendezvous", what):
-            store = TCPStore(place.address, place.port, is_master=False, timeout=timedelta(seconds=peer.limit_s))
-            return Pair(_group(place, store, GUEST, address, peer), GUEST, peer, place.backend)
+        store = TCPStore(place.address, place.port, is_master=False, timeout=timedelta(seconds=peer.limit_s))
+        return _pair(place, store, GUEST, address, peer)
+    except RuntimeError as error:
+        raise _typed(error, peer, "rendezvous", what, started) from error.with_traceback(None)
     finally:
         del store
 
@@ -107,17 +112,24 @@ class Pair:
         peer is gone."""
         whole = torch.from_numpy(content)
         for start in range(0, len(whole), PIECE_BYTES):
-            with _told(self._peer, f"send of byte {start}", what):
+            began = time.monotonic()
+            try:
                 piece = whole[start : start + PIECE_BYTES].to(self._device)
                 self._group.send([piece], self._other, 0).wait(self._limit)
+            except RuntimeError as error:
+                phase = f"send of byte {start}"
+                raise _typed(error, self._peer, phase, what, began) from error.with_traceback(None)
 
     def receive(self, num_bytes: int, what: str) -> memoryview:
         """The next bytes, as many as the peer sends in one piece: `PIECE_BYTES`, fewer at the end. Raises as `send`."""
-        with _told(self._peer, "receive", what):
+        began = time.monotonic()
+        try:
             piece = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
             self._group.recv([piece], self._other, 0).wait(self._limit)
             data: np.ndarray = piece.cpu().numpy()
-            return memoryview(data)
+        except RuntimeError as error:
+            raise _typed(error, self._peer, "receive", what, began) from error.with_traceback(None)
+        return memoryview(data)
 
     def close(self) -> None:
         """Leave the group. The peer's next call fails."""
@@ -128,23 +140,19 @@ class Pair:
         return timedelta(seconds=self._peer.limit_s)
 
 
-@contextmanager
-def _told(peer: Peer, phase: str, what: str) -> Iterator[None]:
-    """Make a typed error of what the library raises: plain RuntimeErrors, whatever happened."""
-    started = time.monotonic()
-    try:
-        yield
-    except RuntimeError as error:
-        error.with_traceback(None)  # its frames hold group and store
-        where = f"weights: {phase} of {what} with {peer.name}"
-        if time.monotonic() - started >= peer.limit_s:
-            raise DeadlineError(f"{where} took longer than {peer.limit_s:g} s") from error
-        why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise ProcessDiedError(f"{where} failed, it is gone or cut off: {why}") from error
+def _typed(error: RuntimeError, peer: Peer, phase: str, what: str, began: float) -> ComponentError:
+    """What the library raises is a plain RuntimeError, whatever happened. Give it on without its traceback: that
+    would keep group and store."""
+    where = f"weights: {phase} of {what} with {peer.name}"
+    if time.monotonic() - began >= peer.limit_s:
+        return DeadlineError(f"{where} took longer than {peer.limit_s:g} s")
+    why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    return ProcessDiedError(f"{where} failed, it is gone or cut off: {why}")
 
 
-def _group(place: Place, store: TCPStore, rank: int, address: str, peer: Peer) -> Any:
-    return _GROUPS[place.backend](store, rank, address, timedelta(seconds=peer.limit_s))
+def _pair(place: Place, store: TCPStore, rank: int, address: str, peer: Peer) -> Pair:
+    group = _GROUPS[place.backend](store, rank, address, timedelta(seconds=peer.limit_s))
+    return Pair(group, rank, peer, place.backend)
 
 
 def _gloo(store: TCPStore, rank: int, address: str, limit: timedelta) -> Any:
@@ -155,8 +163,7 @@ def _gloo(store: TCPStore, rank: int, address: str, limit: timedelta) -> Any:
 
 
 def _nccl(store: TCPStore, rank: int, _address: str, limit: timedelta) -> Any:
-    if not torch.cuda.is_available():
-        raise ConfigError('weights.collective_backend = "nccl" needs a GPU on every node; set "gloo"')
+    # Not above: a build of torch for CPUs has none.
     from torch.distributed import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()

@@ -206,7 +206,10 @@ def spoken(config: Config, folder: Path) -> str:
 
     async def meet() -> str:
         sender: Any = make_sender(config, VersionShelf("run", b"", folder), "own")
-        meeting = await sender.meet("node")
+        try:
+            meeting = await sender.meet("node")
+        except StreamRLError as error:
+            return str(error)
         await sender.close()
         return meeting.place.backend
 

@@ -148,6 +148,8 @@ async def test_what_a_pull_stands_on_is_kept_until_it_is_over(published: Publish
     wire.on_piece = lambda: pulls.keep_only([v(1, 1)])
     await fetch(pulls, published, v(4))
     assert wire.ways[2:] == [[("delta", v(3)), ("delta", v(4))]]
+    pulls.keep_only([])
+    assert names(tmp_path / "copies") == ["1.1.weights"]
 
 
 def flipped(pieces: list[bytes]) -> list[bytes]:
