@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from services.ways import Home
+from services.ways import Given, Home
 from streamrl.weights.pulls import Buffer, WayStep
 from streamrl.weights.shelf import Item, VersionShelf
 
@@ -16,18 +16,19 @@ BUCKET_BYTES = 16 * 2**20
 
 
 class ObjectStoreSender:
-    """Puts what a node asks for into the store at the first time, in buckets."""
+    """Puts what a node asks for into the store, in buckets: at the first time, and when a node asks for it again."""
 
     def __init__(self, shelf: VersionShelf, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._shelf = shelf
         self._bucket_bytes = bucket_bytes
         self._buckets: dict[Item, list[ray.ObjectRef]] = {}
+        self._given = Given()
         self._one = asyncio.Lock()
 
     async def give(self, node: str, item: Item, told: Any) -> list[ray.ObjectRef]:
-        """The buckets, in their order: uint8 arrays, the last one shorter. The same every time."""
+        """The buckets, in their order: uint8 arrays, the last one shorter."""
         async with self._one:
-            if item not in self._buckets:
+            if self._given.again(node, item) or item not in self._buckets:
                 self._buckets[item] = await asyncio.to_thread(self._put, item)
             return self._buckets[item]
 
@@ -35,6 +36,7 @@ class ObjectStoreSender:
         """Let go of all others; the store frees them when no node pulls them any more."""
         for item in self._buckets.keys() - set(items):
             del self._buckets[item]
+        self._given.keep_only(items)
 
     async def close(self) -> None:
         self._buckets.clear()

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from services import leave_nothing
-from services.ways import Home
+from services.ways import Given, Home
 from streamrl.weights.disk import DiskShelf, pieces
 from streamrl.weights.pulls import Buffer, WayStep, in_thread
 from streamrl.weights.shelf import Item, VersionShelf
 
 
 class FolderSender:
-    """Writes what a node asks for at the first time. Its folder goes away however this process ends."""
+    """Writes what a node asks for: at the first time, and when a node asks for it again. Its folder goes away however
+    this process ends."""
 
     def __init__(self, shelf: VersionShelf, folder: Path) -> None:
         self._disk = DiskShelf(shelf, folder)
+        self._given = Given()
         self._one = asyncio.Lock()
         self._cleaner = subprocess.Popen(
             [sys.executable, "-S", "-P", leave_nothing.__file__, str(folder)],
@@ -29,10 +31,11 @@ class FolderSender:
     async def give(self, node: str, item: Item, told: Any) -> str:
         """The path of the file."""
         async with self._one:
-            return str(await in_thread(self._disk.lay_out, item))
+            return str(await in_thread(self._disk.lay_out, item, self._given.again(node, item)))
 
     def keep_only(self, items: Collection[Item]) -> None:
         self._disk.keep_only(items)
+        self._given.keep_only(items)
 
     async def close(self) -> None:
         self._disk.close()

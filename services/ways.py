@@ -62,6 +62,22 @@ class Home:
             raise explain_death("the run's node", error) from error
 
 
+class Given:
+    """What was given to whom. A node that asks again for what it was given could not use it."""
+
+    def __init__(self) -> None:
+        self._given: set[tuple[str, Item]] = set()
+
+    def again(self, node: str, item: Item) -> bool:
+        """Whether this node was given it before; it is from now on."""
+        known = (node, item) in self._given
+        self._given.add((node, item))
+        return known
+
+    def keep_only(self, items: Collection[Item]) -> None:
+        self._given = {(node, item) for node, item in self._given if item in items}
+
+
 def make_sender(config: Config, shelf: VersionShelf, name: str) -> Sender:
     """name: of this process alone, for what others may see of it."""
     return _SENDERS[config.weights.between_nodes](config, shelf, name)

@@ -32,11 +32,13 @@ class DiskShelf:
         self._folder = folder
         make_folder(folder)
 
-    def lay_out(self, item: Item) -> Path:
-        """Its bytes as a file, written at the first call. Raises DataError when it is gone, ResourceError when the disk
-        is full, ComponentError when that fails."""
+    def lay_out(self, item: Item, again: bool = False) -> Path:
+        """Its bytes as a file, written at the first call, or `again`: who has the older one open reads on in that.
+
+        Raises DataError when it is gone, ResourceError when the disk is full, ComponentError when that fails.
+        """
         path = self._folder / _name(item)
-        if path.exists():
+        if path.exists() and not again:
             return path
         content = self._shelf.content(item)
         part = path.with_name(f"{path.name}-part")
