@@ -27,7 +27,7 @@ from buffers.places import HOME
 from services.answers import encode
 from services.completions import CompletionLog
 from services.deadline import within, within_or_paused
-from services.deaths import node_is_gone
+from services.deaths import cause_of, node_is_gone
 from services.engine_thread import EngineThread
 from services.layout import model_folder
 from services.named_tasks import run_all
@@ -39,7 +39,7 @@ from services.run_folder import RunFolder
 from streamrl.config import Config, limits
 from streamrl.engines.build import build_engine
 from streamrl.engines.server.place import ServerPlace
-from streamrl.errors import ProcessDiedError
+from streamrl.errors import ComponentError, DataError, ProcessDiedError
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.replica_state import ReplicaStateMachine
 from streamrl.tasks.prompts import EncodedPrompts, longest_text
@@ -195,7 +195,7 @@ class RolloutReplica:
         Returns the completions as the reward stage takes them (`services.evaluations.encode`).
         """
         weights = decode(manifest)
-        source = self._source(await self._fetch(weights))
+        source = self._source(await self._fetch(weights, "evaluation"))
         with self._observer.span("evaluate", "evaluation"), source.open(weights) as tensors:
             work = self._evaluation.work(tensors, Version(*weights.version))
             await asyncio.wrap_future(self._thread.run_spare(work))
@@ -316,7 +316,7 @@ class RolloutReplica:
         self._state.update(next(self._orders), version)
         in_flight = len(self._running)
         began = time.monotonic()
-        source = self._source(await self._fetch(manifest))
+        source = self._source(await self._fetch(manifest, "weights"))
         arrived = time.monotonic()
         with self._observer.span("update", "weights"), source.open(manifest) as tensors:
             mode = UpdateMode(self._config.rollout.update_mode)
@@ -331,19 +331,22 @@ class RolloutReplica:
         self._routable.set()
         await self._journal.serves(version)
 
-    async def _fetch(self, manifest: WeightManifest) -> Path | None:
+    async def _fetch(self, manifest: WeightManifest, track: str) -> Path | None:
         """Have the bytes of a version on this node; the folder of the copies, where there are any.
 
-        Raises ProcessDiedError when the node goes away meanwhile.
+        Raises ProcessDiedError when the node goes away meanwhile, or the version does not come to it: another replica,
+        there or elsewhere, may have it then.
         """
         if self._seat is None:
             return None
         try:
-            with self._observer.span("transfer", "weights"):
+            with self._observer.span("transfer", track):
                 return Path(await self._seat.service.fetch_version.remote(encode_manifest(manifest)))
         except ray.exceptions.RayError as error:
             if node_is_gone(error):
                 raise ProcessDiedError(f"{self._name}: its node {self._seat.node} is going away") from error
+            if isinstance(cause := cause_of(error), ComponentError | DataError):
+                raise ProcessDiedError(f"{self._name}: no version came to its node: {cause}") from error
             raise
 
     def _ordered(self, order: "Future[None]") -> None:

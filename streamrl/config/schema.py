@@ -97,8 +97,7 @@ class ServerConfig(Table, frozen=True):
     """The server of an engine that is one (`vllm`, `sglang`); the other engines have none."""
 
     python: str | None = None
-    """Python of the environment that the server is installed in. `.venvs/<engine>/bin/python`, as `make engines` makes
-    it, when absent."""
+    """Python of the server's environment. `.venvs/<engine>/bin/python`, as `make engines` makes it, when absent."""
     endpoint: str | None = None
     """`http://127.0.0.1:PORT` of a server that runs already, for one replica alone. It must hold the same model and be
     started as a replica would start it. Each replica starts a server of its own, and ends it, when absent."""
