@@ -41,7 +41,8 @@ def make_folder(folder: Path) -> None:
     except FileExistsError:
         _check_ours(folder)
     except OSError as error:
-        raise ResourceError(f"weights: cannot make {folder}: {error.strerror}; is shared memory mounted?") from error
+        way_out = f"is {folder.parent} mounted, and may this user write there?"
+        raise ResourceError(f"weights: cannot make {folder}: {error.strerror}; {way_out}") from error
 
 
 def remove_folder(folder: Path) -> None:

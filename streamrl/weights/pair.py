@@ -10,6 +10,7 @@ leaves no thread and no socket. It does not check what arrives. All calls block:
 The lobby listens on the address that it is given, for whoever reaches that: use a network of the run's own.
 """
 
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -166,6 +167,8 @@ def _nccl(store: TCPStore, rank: int, _address: str, limit: timedelta) -> Any:
     # Not above: a build of torch for CPUs has none.
     from torch.distributed import ProcessGroupNCCL
 
+    # Else a wait returns at once, and a peer that is gone ends this process some time later.
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     options = ProcessGroupNCCL.Options()
     options._timeout = limit
     return ProcessGroupNCCL(store, rank, 2, options)

@@ -1,4 +1,5 @@
-"""Versions on their way to replicas on two other nodes, the second of which comes late: by each way, as deltas."""
+"""Versions on their way to replicas on two other nodes, the second of which comes late: by each way, as deltas. Then
+the process at either end is killed, and it goes on."""
 
 import json
 import os
@@ -26,7 +27,7 @@ OPTIONS = (
     # As an optimiser's steps are: of most numbers the nearest in bfloat16 stays the same.
     *("--model.dtype", "bfloat16", "--learner.optimizer.lr", "1e-6"),
 )
-STEPS_BEFORE, STEPS_AFTER = 6, 20
+STEPS_BEFORE, STEPS_AFTER = 6, 16
 
 
 @pytest.fixture
@@ -76,7 +77,13 @@ def test_a_node_that_comes_late_takes_an_anchor_and_then_deltas_while_the_other_
         assert run.read_until(lambda event: len(event.get("replicas", [])) == 2), run.events[-3:]
         run.until_step(run.steps()[-1]["step"] + STEPS_AFTER)
         taken = versions_taken(run, streamrl_path)
-        assert list((tmp_path / "shared").iterdir()) != [] if way == "disk" else True
+        assert bool(list((tmp_path / "shared").iterdir())) == (way == "disk")
+        cluster.actor("HomeActor").kill()
+        run.until_step(run.steps()[-1]["step"] + STEPS_AFTER)
+        (service,) = (one for one in cluster.processes(1) if "".join(one.cmdline()[:1]).startswith("ray::NodeActor"))
+        service.kill()
+        run.until_step(run.steps()[-1]["step"] + STEPS_AFTER)
+        after = versions_taken(run, streamrl_path)
         run.process.send_signal(signal.SIGINT)
         code, err = run.end()
     assert code == 130, err
@@ -85,6 +92,9 @@ def test_a_node_that_comes_late_takes_an_anchor_and_then_deltas_while_the_other_
     for node in (early, late):
         assert 0 < taken[node]["anchors"] < taken[node]["deltas"], taken
         assert taken[node]["failed_ways"] == 0, taken
+    assert after[early]["deltas"] > taken[early]["deltas"]
+    assert 0 < after[late]["anchors"] < after[late]["deltas"], after
+    assert not [text for text in run.notices() if "restart" in text]
     assert_the_ledger_is_told(run.steps())
     assert not list((tmp_path / "shared").iterdir())
     assert not list(SHARED_MEMORY.glob(f"{RunFolder.open(run.folder).shared_memory_prefix}*"))
