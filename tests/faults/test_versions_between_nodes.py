@@ -41,10 +41,15 @@ def cluster(tmp_path: Path) -> Iterator[RayCluster]:
 
 
 def versions_taken(run: LiveRun, streamrl: Path) -> dict[str, dict[str, int]]:
-    """What each node says that it took, by the node's id."""
+    """What each node says that it took, by the node's id. A status does not wait for parts that are slow to answer."""
     command = [streamrl, "status", run.folder, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
-    return json.loads(done.stdout)["fetched"]["versions"]
+    for _ in range(10):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+        fetched = json.loads(done.stdout)["fetched"]
+        if fetched is not None and len(fetched["versions"]) == 2:
+            return fetched["versions"]
+        run.until_step(run.steps()[-1]["step"] + 1)
+    pytest.fail(f"the nodes gave no figures: {fetched}")
 
 
 def node_id(cluster: RayCluster, node: int, run: LiveRun) -> str:
