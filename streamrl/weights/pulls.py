@@ -83,6 +83,8 @@ class VersionPulls:
         self._pulls: dict[Version, asyncio.Task[None]] = {}
         self._stands_on: set[Version] = set()
         """What the pull under way needs next."""
+        self._passing: set[Version] = set()
+        """What of that goes again as soon as it is not needed any more."""
         self._one = asyncio.Lock()
         self.figures = PullFigures()
 
@@ -94,7 +96,7 @@ class VersionPulls:
         """
         version = manifest.version
         if version not in self._pulls:
-            if version in self._manifests:
+            if version in self._manifests and version not in self._passing:
                 return
             self._pulls[version] = asyncio.create_task(self._pull(manifest, encoded), name=f"pull {version}")
             self._pulls[version].add_done_callback(lambda _: self._pulls.pop(version))
@@ -140,12 +142,12 @@ class VersionPulls:
             for step in await self._find_way(encoded, have):
                 after = wanted if step.version == wanted.version else self._verified(step)
                 await (self._take_anchor(step, after) if step.kind == "anchor" else self._take_delta(step, after))
-                self._stands_on = {after.version}
+                self._stands_on, self._passing = {after.version}, {after.version} - {*before, wanted.version}
                 self._keep({*before, after.version})
             if wanted.version not in self._manifests:
                 raise DataError(f"weights: version {wanted.version}: the way to it from {have} ends before it")
         finally:
-            self._stands_on = set()
+            self._stands_on, self._passing = set(), set()
             self._keep({*before, wanted.version})
 
     def _verified(self, step: WayStep) -> WeightManifest:

@@ -140,6 +140,24 @@ async def test_a_version_is_pulled_once_however_many_ask_and_two_at_once_follow_
     assert wrong_copies(tmp_path / "copies", published) == []
 
 
+async def test_who_asks_for_a_version_that_only_passes_by_has_it_in_the_end(
+    published: Published, tmp_path: Path
+) -> None:
+    wire = Wire(published)
+    pulls = pulls_of(wire, tmp_path / "copies")
+    await fetch(pulls, published, v(2))
+    asked: list[asyncio.Task[None]] = []
+
+    def ask() -> None:
+        if not asked and "0.3.weights" in names(tmp_path / "copies"):
+            asked.append(asyncio.create_task(fetch(pulls, published, v(3))))
+
+    wire.on_piece = ask
+    await fetch(pulls, published, v(5))
+    await asked[0]
+    assert names(tmp_path / "copies") == ["0.2.weights", "0.3.weights", "0.5.weights"]
+
+
 async def test_what_a_pull_stands_on_is_kept_until_it_is_over(published: Published, tmp_path: Path) -> None:
     wire = Wire(published)
     pulls = pulls_of(wire, tmp_path / "copies")
