@@ -68,10 +68,11 @@ class WeightSnapshot:
 @dataclass(frozen=True, slots=True)
 class Written:
     """A version in shared memory, and the delta that leads to it. gather_s: what it took to bring the ranks' parts
-    together; encode_s: to make the delta. delta_bytes is 0 where there is none."""
+    together; check_s: to look for NaN and infinity; encode_s: to make the delta. delta_bytes: 0 where there is none."""
 
     manifest: WeightManifest
     gather_s: float
+    check_s: float
     encode_s: float
     delta_bytes: int
 
@@ -200,7 +201,8 @@ class LearnerCore:
         wrote = time.monotonic()
         with span("encode"):
             delta_bytes = self._publish_delta(manifest)
-        return Written(manifest, gathered - started, time.monotonic() - wrote, delta_bytes)
+        check_s = self._shared_memory().check_s
+        return Written(manifest, gathered - started, check_s, time.monotonic() - wrote, delta_bytes)
 
     def _take_part(self, snapshot: WeightSnapshot) -> None:
         for _ in self._policy.gather(snapshot.shards):

@@ -29,7 +29,7 @@ CONFIG = Config(
     eval=EvalConfig(every=2),
     observe=ObserveConfig(trace=False),
 )
-PARTS = ("snapshot_s", "room_s", "gather_s", "write_s", "encode_s", "handover_s")
+PARTS = ("snapshot_s", "room_s", "gather_s", "check_s", "write_s", "encode_s", "handover_s")
 LIMIT_S = 60
 
 
