@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streamrl.engines.base import Engine
@@ -27,6 +28,17 @@ class SpareWork(Protocol):
     def done(self) -> bool: ...
 
     def step(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Load:
+    """A version on its way into the engine. command: done when the engine has taken it, which may answer later."""
+
+    version: Version
+    loaded: Future[float] = field(default_factory=Future)
+    command: Future[None] = field(default_factory=Future)
+    began_ns: int = 0
+    stalls: bool = False
 
 
 # One step of spare work for so many steps of the stream, so that an evaluation ends although the stream never rests.
@@ -71,7 +83,7 @@ class EngineThread:
         self._busy_ns = 0
         self._commands: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
         self._spare: deque[tuple[SpareWork, Future[None]]] = deque()
-        self._loading: list[tuple[Version, Future[None], Future[None]]] = []
+        self._loading: list[_Load] = []
         self._wake = threading.Condition()
         self._stopping = False
         self._ready: Future[None] = Future()
@@ -88,13 +100,24 @@ class EngineThread:
     def abort(self, request_ids: Sequence[str]) -> Future[None]:
         return self.call(lambda engine: engine.abort(request_ids))
 
-    def load(self, tensors: "Mapping[str, torch.Tensor]", version: Version, mode: UpdateMode) -> Future[None]:
+    def load(self, tensors: "Mapping[str, torch.Tensor]", version: Version, mode: UpdateMode) -> Future[float]:
         """Hand a version to the engine; done when it answers (under `drain` that is when the last request of the
-        old version is done). Keep `tensors` until then."""
-        loaded: Future[None] = Future()
-        command = self.call(lambda engine: engine.load_weights(tensors, version, mode))
-        command.add_done_callback(lambda done: self._loading.append((version, loaded, done)))
-        return loaded
+        old version is done). Keep `tensors` until then.
+
+        Gives the seconds that this took away from requests: from its begin until it answers, 0.0 when there were none.
+        """
+        load = _Load(version)
+
+        def begin(engine: Engine) -> None:
+            load.began_ns, load.stalls = time.monotonic_ns(), engine.has_work
+            engine.load_weights(tensors, version, mode)
+
+        def begun(command: Future[None]) -> None:
+            load.command = command
+            self._loading.append(load)
+
+        self.call(begin).add_done_callback(begun)
+        return load.loaded
 
     def stats(self) -> Future[EngineStats]:
         return self.call(lambda engine: engine.stats())
@@ -214,17 +237,25 @@ class EngineThread:
         if not self._loading:
             return
         waiting = []
-        for version, loaded, command in self._loading:
-            error = command.exception()
-            if error is None and engine.version < version:
-                waiting.append((version, loaded, command))
-            elif not loaded.set_running_or_notify_cancel():
+        for load in self._loading:
+            error = load.command.exception()
+            if error is None and engine.version < load.version:
+                waiting.append(load)
+            elif not load.loaded.set_running_or_notify_cancel():
                 continue  # whoever waited has given up
             elif error is not None:
-                loaded.set_exception(error)
+                load.loaded.set_exception(error)
             else:
-                loaded.set_result(None)
+                load.loaded.set_result(self._stalled(load))
         self._loading = waiting
+
+    def _stalled(self, load: "_Load") -> float:
+        if not load.stalls:
+            return 0.0
+        now = time.monotonic_ns()
+        if self._trace is not None:
+            self._trace.add("stall", load.began_ns, now, "stalls")
+        return (now - load.began_ns) / 1e9
 
     def _step_spare(self) -> None:
         work, future = self._spare[0]
@@ -244,7 +275,7 @@ class EngineThread:
             for future in [one[1] for one in (*self._commands, *self._spare)]:
                 future.cancel()
             # After the commands: a load whose command is cancelled is among these only then.
-            for _, loaded, _ in self._loading:
-                loaded.cancel()
+            for load in self._loading:
+                load.loaded.cancel()
             self._commands.clear()
             self._spare.clear()

@@ -7,22 +7,25 @@ dies: all that it holds can be made again.
 """
 
 import asyncio
+import secrets
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import ray
 import xxhash
 from ray.actor import ActorHandle
 
 from services.layout import MODEL_FOLDER
-from services.object_store import ObjectStorePublisher
 from services.run_folder import RunFolder
 from services.segments import Segments, fetch_plan
+from services.ways import make_sender
 from streamrl.config import Config
 from streamrl.errors import DataError
 from streamrl.types import FrameRef, Version
-from streamrl.weights.manifest import decode
+from streamrl.weights.delta_chain import Kind
+from streamrl.weights.folder import shm_folder
+from streamrl.weights.pulls import WayStep
+from streamrl.weights.shelf import Item, VersionShelf
 
 
 class HomeActor:
@@ -35,9 +38,13 @@ class HomeActor:
         self._controller = controller
         self._queue = queue
         self._store = store
-        plan = fetch_plan(msgspec.convert(config, Config))
+        settings = msgspec.convert(config, Config)
+        plan = fetch_plan(settings)
         self._segments = Segments(self._run.path, plan, self._find)
-        self._publisher = ObjectStorePublisher(self._run.run_id, self._run.key())
+        self._shelf = VersionShelf(self._run.run_id, self._run.key(), shm_folder(self._run.run_id))
+        # Of this process alone: what one before it left may be about to be removed.
+        own_name = f"streamrl-{self._run.run_id}-{secrets.token_hex(4)}"
+        self._sender: Any = make_sender(settings, self._shelf, own_name)
 
     async def bring(self, reader: str, frames: list[FrameRef], leased: bool) -> list[FrameRef]:
         """Have frames of other nodes here until `reader` asks again. Returns those that are lost: the queue knows.
@@ -51,11 +58,19 @@ class HomeActor:
                 await self._controller.rows_lost.remote(sorted({frame.path for frame in lost}), groups, rows)
         return lost
 
-    async def buckets(self, manifest: bytes) -> list[ray.ObjectRef]:
-        """The bytes of a version, in Ray's object store."""
+    async def way(self, manifest: bytes, have: Version | None) -> list[WayStep]:
+        """The steps by which a node comes to a version from the one that it has, or from nothing."""
         kept = [Version(*version) for version in await self._store.kept.remote()]
-        self._publisher.keep_only(kept)
-        return await asyncio.to_thread(self._publisher.publish, decode(manifest))
+        self._sender.keep_only(self._shelf.still_there(kept))
+        return await asyncio.to_thread(self._shelf.way, manifest, Version(*have) if have is not None else None)
+
+    async def meet(self, node: str) -> Any:
+        """Where a node is to come, which cannot be given anything before (`services.collective`)."""
+        return await self._sender.meet(node)
+
+    async def give(self, node: str, kind: Kind, version: Version, told: Any) -> Any:
+        """Have a node get what a step of its way brings. The two ends of `weights.between_nodes` know the answer."""
+        return await self._sender.give(node, Item(kind, Version(*version)), told)
 
     async def model_files(self) -> dict[str, tuple[int, str]]:
         """Size and XXH3-64 of each file of the model's folder in the run folder; none when the model is elsewhere."""
@@ -74,6 +89,10 @@ class HomeActor:
     async def figures(self) -> dict[str, int]:
         """What was fetched, as plain numbers."""
         return self._segments.figures()
+
+    async def close(self) -> None:
+        """Give back what was prepared for other nodes."""
+        await self._sender.close()
 
     async def _find(self, node: str) -> ActorHandle | None:
         if not node:

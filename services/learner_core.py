@@ -8,6 +8,7 @@ what it publishes.
 import gc
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from streamrl.tasks.base import is_demonstrated
 from streamrl.tasks.load import load_task
 from streamrl.timeline import StepTimer
 from streamrl.types import RolloutRows, Version
+from streamrl.weights.delta_chain import version_before
 from streamrl.weights.manifest import WeightManifest
 from streamrl.weights.shm import ALIGNMENT, ShmPublisher
 from streamrl.weights.tensors import weights_digest
@@ -47,6 +49,12 @@ from streamrl.weights.tensors import weights_digest
 SPARE_VERSIONS = 3
 """Versions that shared memory has room for beside one for each replica, where nothing else is said: the newest, the one
 that is being written, and one that is being evaluated."""
+
+Span = AbstractContextManager[None]
+
+
+def _untold(part: str) -> Span:
+    return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +67,14 @@ class WeightSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A version in shared memory. gather_s: what it took to bring the ranks' parts together."""
+    """A version in shared memory, and the delta that leads to it. gather_s: what it took to bring the ranks' parts
+    together; check_s: to look for NaN and infinity; encode_s: to make the delta. delta_bytes: 0 where there is none."""
 
     manifest: WeightManifest
     gather_s: float
+    check_s: float
+    encode_s: float
+    delta_bytes: int
 
 
 class LearnerCore:
@@ -78,6 +90,8 @@ class LearnerCore:
         self._store_path = store_path
         self._publisher: ShmPublisher | None = None
         self._published: dict[str, Any] | None = None
+        self._before: WeightManifest | None = None
+        """Of the version that was published last."""
         self._room = DiskRoom()
 
     @property
@@ -166,22 +180,41 @@ class LearnerCore:
         """A copy of this rank's part of the weights, in the model's number format. The next one is written over it."""
         return WeightSnapshot(self.version, self._policy.snapshot())
 
-    def publish(self, snapshot: WeightSnapshot) -> Written | None:
+    def publish(self, snapshot: WeightSnapshot, span: Callable[[str], Span] = _untold) -> Written | None:
         """Collective. Write the weights of a snapshot as its version to shared memory. None on the ranks that only take
-        part. May run beside the other methods, in a thread of its own, until the next snapshot."""
+        part. May run beside the other methods, in a thread of its own, until the next snapshot.
+
+        span: what to enter while it does the part of that name (`gather`, `write`, `encode`).
+        """
         started = time.monotonic()
-        weights = self._policy.gather(snapshot.shards)
-        if self._rank != 0:
-            for _ in weights:
-                pass
+        with span("gather"):
+            weights = list(self._policy.gather(snapshot.shards)) if self._rank == 0 else self._take_part(snapshot)
+        if weights is None:
             return None
-        whole = list(weights)
         gathered = time.monotonic()
-        manifest = self._shared_memory().publish(whole, snapshot.version)
+        with span("write"):
+            manifest = self._shared_memory().publish(weights, snapshot.version)
         self._check_published_again(manifest)
         version = snapshot.version
         self._published = {"step": version.step, "version": str(version), "digest": manifest.digest}
-        return Written(manifest, gathered - started)
+        del weights
+        wrote = time.monotonic()
+        with span("encode"):
+            delta_bytes = self._publish_delta(manifest)
+        check_s = self._shared_memory().check_s
+        return Written(manifest, gathered - started, check_s, time.monotonic() - wrote, delta_bytes)
+
+    def _take_part(self, snapshot: WeightSnapshot) -> None:
+        for _ in self._policy.gather(snapshot.shards):
+            pass
+
+    def _publish_delta(self, manifest: WeightManifest) -> int:
+        """Bytes of the delta against the version before, which other nodes take; 0 where there is none."""
+        before, self._before = self._before, manifest
+        wanted = self._config.weights.delta and self._config.rollout.resources is not None
+        if not wanted or before is None or before.version != version_before(manifest.version):
+            return 0
+        return self._shared_memory().publish_delta(before, manifest, self._config.learner.threads)
 
     def _check_published_again(self, manifest: WeightManifest) -> None:
         """What a resumed run publishes first was published before: to the bit, or the checkpoint is not that run's."""

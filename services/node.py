@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import subprocess
 import sys
+from typing import Any
 
 import msgspec
 import ray
@@ -22,11 +23,13 @@ from services import leave_nothing
 from services.home import file_digests
 from services.layout import MODEL_FOLDER
 from services.node_folder import Visit, enter
-from services.object_store import ObjectStoreSource
+from services.ways import Home, make_transport
+from streamrl.config import Config
 from streamrl.errors import DataError
 from streamrl.types import Version
 from streamrl.weights.folder import shm_folder
 from streamrl.weights.manifest import decode
+from streamrl.weights.pulls import VersionPulls
 
 MODEL_PIECE_BYTES = 8 * 2**20
 
@@ -42,13 +45,16 @@ class NodeSeat(msgspec.Struct, frozen=True):
 class NodeActor:
     """See the module."""
 
-    def __init__(self, visit: Visit, home: ActorHandle, store: ActorHandle) -> None:
+    def __init__(self, visit: Visit, config: dict[str, Any], home: ActorHandle, store: ActorHandle) -> None:
         self._run, self._node = enter(visit)
         self._home = home
         self._store = store
         # Of this process alone: what one before it left may be about to be removed.
         self._folder = shm_folder(f"{self._run.run_id}-{self._node}-{secrets.token_hex(4)}")
-        self._weights = ObjectStoreSource(self._run.run_id, visit.key, self._folder, home)
+        settings = msgspec.convert(config, Config)
+        far = Home(home, self._node, settings.deadlines.update_s)
+        transport = make_transport(settings, far)
+        self._weights = VersionPulls(self._run.run_id, visit.key, self._folder, far.way, transport)
         self._cleaner = subprocess.Popen(
             [sys.executable, "-S", "-P", leave_nothing.__file__, str(self._folder)],
             stdin=subprocess.PIPE,
@@ -84,10 +90,14 @@ class NodeActor:
         self._weights.keep_only([*kept, weights.version])
         return str(self._folder)
 
+    async def figures(self) -> dict[str, int]:
+        """What this process took of versions, as plain numbers."""
+        return msgspec.to_builtins(self._weights.figures)
+
     async def close(self) -> None:
         """Give the shared memory back."""
-        self._weights.close()
-        self._cleaner.communicate()
+        await self._weights.close()
+        await asyncio.to_thread(self._cleaner.communicate)
 
     def _check_ours(self, path: str) -> None:
         if node_of(path) != self._node:

@@ -26,6 +26,9 @@ from streamrl.errors import DeadlineError, ProcessDiedError
 LOOK_EVERY_S = 1.0
 """Seconds between two looks for a node that is not up yet: Ray tells nobody when one comes."""
 
+ANSWERS_WITHIN_S = 1.0
+"""Seconds that a node has to say its figures."""
+
 
 class Nodes:
     """See the module. tell: takes what a person should know."""
@@ -130,9 +133,24 @@ class Nodes:
                     await seat.service.remove.remote([path for path in paths if node_of(path) == node])
 
     async def figures(self) -> dict[str, Any]:
-        """What was fetched from other nodes; nothing in a run that has none."""
-        return {} if self.home is None else await self.home.figures.remote()
+        """What was fetched from other nodes, and under `versions` what each of these took of the published versions;
+        nothing in a run that has none."""
+        if self.home is None:
+            return {}
+        seats = list(self._seats.values())
+        answers = await asyncio.gather(*(_unless_gone(seat.service.figures.remote()) for seat in seats))
+        versions = {seat.node: answer for seat, answer in zip(seats, answers, strict=True) if answer is not None}
+        return {**await self.home.figures.remote(), "versions": versions}
 
     def closing(self) -> list[Any]:
-        """One call for each node that puts its things in order."""
-        return [seat.service.close.remote() for seat in self._seats.values()]
+        """One call for each node that puts its things in order, the run's own among them."""
+        actors = [seat.service for seat in self._seats.values()] + ([] if self.home is None else [self.home])
+        return [actor.close.remote() for actor in actors]
+
+
+async def _unless_gone(answer: Any) -> dict[str, int] | None:
+    """What a node says; None when it does not say it at once: figures are not worth waiting for."""
+    with suppress(ray.exceptions.RayError, TimeoutError):
+        async with asyncio.timeout(ANSWERS_WITHIN_S):
+            return await answer
+    return None

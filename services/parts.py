@@ -66,7 +66,7 @@ class Parts:
 
     def node(self, ray_node: str, visit: Visit, home: ActorHandle, store: ActorHandle) -> ActorHandle:
         """The actor of another node, by Ray's id of it."""
-        return self._make(NodeActor, 1, *self._keep(visit, home, store), **_COMES_BACK, **_on(ray_node))
+        return self._make(NodeActor, 1, *self._keep(visit, self._data, home, store), **_COMES_BACK, **_on(ray_node))
 
     def _keep(self, *args: Any) -> list[ray.ObjectRef]:
         """What an actor that comes back is told: Ray itself forgets it when the actor is made for the first time."""

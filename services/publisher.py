@@ -12,6 +12,7 @@ memory: the next snapshot waits for the publication before it.
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray.actor import ActorHandle
@@ -74,7 +75,8 @@ class Publisher:
         """
         await self.finish()
         started = self._clock.now()
-        snapshot = await asyncio.get_running_loop().run_in_executor(compute, self._core.snapshot_weights)
+        with self._observer.span("snapshot", "weights"):
+            snapshot = await asyncio.get_running_loop().run_in_executor(compute, self._core.snapshot_weights)
         return self._beside.start(self._publish(snapshot, started), "publication")
 
     async def finish(self) -> None:
@@ -95,7 +97,7 @@ class Publisher:
             await self._room(snapshot)
         begun = self._clock.now()
         with self._observer.span("publish", "weights"):
-            writing = asyncio.get_running_loop().run_in_executor(self._thread, self._core.publish, snapshot)
+            writing = asyncio.get_running_loop().run_in_executor(self._thread, self._core.publish, snapshot, self._span)
             written = await within(
                 self._config.deadlines.step_s, writing, who=self._who, what=f"publishing version {version}"
             )
@@ -103,7 +105,7 @@ class Publisher:
             return {}
         wrote = self._clock.now()
         due = evaluation_due(self._config, version.step)
-        gone = await self._store.publish.remote(encode(written.manifest), EVALUATION if due else None)
+        gone, updates = await self._store.publish.remote(encode(written.manifest), EVALUATION if due else None)
         self._core.unlink(gone)
         if due:
             await self._controller.published.remote(version)
@@ -111,14 +113,21 @@ class Publisher:
         return {
             "weights/bytes": size,
             "weights/full_bytes": size,
+            "weights/delta_bytes": written.delta_bytes,
             "weights/digest": written.manifest.digest,
             "weights/seconds": ended - started,
             "weights/snapshot_s": copied - started,
             "weights/room_s": begun - copied,
             "weights/gather_s": written.gather_s,
-            "weights/write_s": wrote - begun - written.gather_s,
+            "weights/check_s": written.check_s,
+            "weights/write_s": wrote - begun - written.gather_s - written.check_s - written.encode_s,
+            "weights/encode_s": written.encode_s,
             "weights/handover_s": ended - wrote,
+            **updates,
         }
+
+    def _span(self, part: str) -> AbstractContextManager[None]:
+        return self._observer.span(part, "weights")
 
     async def _room(self, snapshot: "WeightSnapshot") -> None:
         """Wait, and say so, until shared memory has room for a further version: until nobody needs an older one."""

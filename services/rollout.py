@@ -27,7 +27,7 @@ from buffers.places import HOME
 from services.answers import encode
 from services.completions import CompletionLog
 from services.deadline import within, within_or_paused
-from services.deaths import node_is_gone
+from services.deaths import cause_of, node_is_gone
 from services.engine_thread import EngineThread
 from services.layout import model_folder
 from services.named_tasks import run_all
@@ -39,7 +39,7 @@ from services.run_folder import RunFolder
 from streamrl.config import Config, limits
 from streamrl.engines.build import build_engine
 from streamrl.engines.server.place import ServerPlace
-from streamrl.errors import ProcessDiedError
+from streamrl.errors import ComponentError, DataError, ProcessDiedError
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.replica_state import ReplicaStateMachine
 from streamrl.tasks.prompts import EncodedPrompts, longest_text
@@ -58,6 +58,7 @@ from streamrl.types import (
 )
 from streamrl.weights.manifest import WeightManifest, decode
 from streamrl.weights.manifest import encode as encode_manifest
+from streamrl.weights.update_times import UpdateTimes
 
 if TYPE_CHECKING:
     from services.node import NodeSeat
@@ -91,6 +92,8 @@ class RolloutReplica:
         self._finished: list[Finished] = []
         self._two_versions = 0
         self._updates_in_flight = 0
+        self._took: UpdateTimes | None = None
+        """Of the last update, until the weight store was told."""
 
     async def ray_node(self) -> str:
         """Ray's id of the node that it was placed on."""
@@ -192,7 +195,7 @@ class RolloutReplica:
         Returns the completions as the reward stage takes them (`services.evaluations.encode`).
         """
         weights = decode(manifest)
-        source = self._source(await self._fetch(weights))
+        source = self._source(await self._fetch(weights, "evaluation"))
         with self._observer.span("evaluate", "evaluation"), source.open(weights) as tensors:
             work = self._evaluation.work(tensors, Version(*weights.version))
             await asyncio.wrap_future(self._thread.run_spare(work))
@@ -301,7 +304,8 @@ class RolloutReplica:
 
     async def _follow_loop(self) -> None:
         while True:
-            data = await self._store.newer_than.remote(self._name, self._state.version)
+            took, self._took = self._took, None
+            data = await self._store.newer_than.remote(self._name, self._state.version, took)
             if data is None:
                 return
             await self._take_up(decode(data))
@@ -311,30 +315,38 @@ class RolloutReplica:
         version = Version(*manifest.version)
         self._state.update(next(self._orders), version)
         in_flight = len(self._running)
-        source = self._source(await self._fetch(manifest))
+        began = time.monotonic()
+        source = self._source(await self._fetch(manifest, "weights"))
+        arrived = time.monotonic()
         with self._observer.span("update", "weights"), source.open(manifest) as tensors:
             mode = UpdateMode(self._config.rollout.update_mode)
             loaded = asyncio.wrap_future(self._thread.load(tensors, version, mode))
-            await within(self._config.deadlines.update_s, loaded, who=self._name, what=f"taking up version {version}")
+            limit, what = self._config.deadlines.update_s, f"taking up version {version}"
+            stalled = await within(limit, loaded, who=self._name, what=what)
         self._state.loaded(version)
+        self._took = UpdateTimes(arrived - began, time.monotonic() - arrived, stalled)
         self._updates_in_flight += in_flight > 0
         # The store hears of it with the question for the next version.
         await self._queue.serving.remote(self._name, self._epoch, version)
         self._routable.set()
         await self._journal.serves(version)
 
-    async def _fetch(self, manifest: WeightManifest) -> Path | None:
+    async def _fetch(self, manifest: WeightManifest, track: str) -> Path | None:
         """Have the bytes of a version on this node; the folder of the copies, where there are any.
 
-        Raises ProcessDiedError when the node goes away meanwhile.
+        Raises ProcessDiedError when the node goes away meanwhile, or the version does not come to it: another replica,
+        there or elsewhere, may have it then.
         """
         if self._seat is None:
             return None
         try:
-            return Path(await self._seat.service.fetch_version.remote(encode_manifest(manifest)))
+            with self._observer.span("transfer", track):
+                return Path(await self._seat.service.fetch_version.remote(encode_manifest(manifest)))
         except ray.exceptions.RayError as error:
             if node_is_gone(error):
                 raise ProcessDiedError(f"{self._name}: its node {self._seat.node} is going away") from error
+            if isinstance(cause := cause_of(error), ComponentError | DataError):
+                raise ProcessDiedError(f"{self._name}: no version came to its node: {cause}") from error
             raise
 
     def _ordered(self, order: "Future[None]") -> None:

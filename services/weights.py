@@ -13,6 +13,7 @@ from streamrl.clock import SystemClock
 from streamrl.types import Version
 from streamrl.weights.manifest import decode, encode
 from streamrl.weights.store import WeightStore
+from streamrl.weights.update_times import UpdateLedger, UpdateTimes
 
 EVALUATION = "evaluation"
 """Who pins a version that is to be evaluated."""
@@ -26,12 +27,14 @@ class WeightStoreActor:
         self._store = WeightStore(run.run_id, run.key(), SystemClock(), update_deadline_s)
         self._published = asyncio.Condition()
         self._let_go = Signal()
+        self._updates = UpdateLedger()
         self._closed = False
 
-    async def publish(self, manifest: bytes, pin_for: str | None = None) -> list[Version]:
+    async def publish(self, manifest: bytes, pin_for: str | None = None) -> tuple[list[Version], dict[str, float]]:
         """Make a version known, pinned at once for `pin_for` when given.
 
-        Returns the versions that nobody can need any more, for the publisher to unlink.
+        Returns the versions that nobody can need any more, for the publisher to unlink, and what the updates took that
+        replicas have acknowledged since the last time (`streamrl.weights.update_times`).
         """
         weights = decode(manifest)
         async with self._published:
@@ -39,7 +42,7 @@ class WeightStoreActor:
             if pin_for is not None:
                 self._store.pin(weights.version, pin_for)
             self._published.notify_all()
-        return self._store.retirable()
+        return self._store.retirable(), self._updates.take()
 
     async def retired(self) -> list[Version]:
         """The same, between two publications: at least one, as soon as there is one; none once the store is closed."""
@@ -60,13 +63,17 @@ class WeightStoreActor:
         self._store.leave(replica)
         self._let_go.notify()
 
-    async def newer_than(self, replica: str, version: Version | None) -> bytes | None:
+    async def newer_than(
+        self, replica: str, version: Version | None, took: tuple[float, float, float] | None = None
+    ) -> bytes | None:
         """Wait for a version newer than `version` and hand its manifest out; None once the store is closed.
 
-        To ask is to acknowledge: the replica serves `version`.
+        To ask is to acknowledge: the replica serves `version`, and to take it up `took` so long (`UpdateTimes`).
         """
         if version is not None:
             self._store.acknowledge(replica, Version(*version))
+            if took is not None:
+                self._updates.add(UpdateTimes(*took))
             self._let_go.notify()
         async with self._published:
             await self._published.wait_for(lambda: self._closed or self._store.newer_than(version) is not None)

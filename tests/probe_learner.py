@@ -18,6 +18,7 @@ from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.timeline import StepTimer
 from streamrl.types import FinishReason, FrameRef, GenerationResult, Ticket, Version, VersionSpan
+from streamrl.weights.folder import shm_folder
 
 GROUPS, GROUP_SIZE, VOCAB = 3, 4, 20
 STEPS = 3
@@ -84,6 +85,17 @@ def versions_that_fit(config: Config, folder: Path) -> int:
             core.publish(core.snapshot_weights())
             core.incarnation += 1
         return core.incarnation
+
+
+def deltas_made(config: Config, folder: Path) -> list[str]:
+    """The deltas that lie beside two versions that follow each other."""
+    with built(config, folder) as core:
+        written = asyncio.run(_write(config, folder, 1))
+        timer = StepTimer(SystemClock(), ("read", "pack", "forward_backward", "optimizer"))
+        core.publish(core.snapshot_weights())
+        core.train(core.plan(lease(0, written)), timer)
+        core.publish(core.snapshot_weights())
+        return sorted(path.name for path in shm_folder(core._run.run_id).glob("*.delta"))
 
 
 def warm(config: Config, folder: Path) -> list[tuple[Any, ...]]:

@@ -24,12 +24,18 @@ folders, resources = json.loads(sys.argv[1])
 health = {"health_check_period_ms": 500, "health_check_failure_threshold": 3, "health_check_initial_delay_ms": 500}
 store = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 cluster = Cluster(initialize_head=True, head_node_args={**store, "include_dashboard": False, "_system_config": health})
-pids = []
-for folder in folders:
-    node = cluster.add_node(**store, resources=resources, env_vars={"STREAMRL_NODE_RUNS": folder})
-    pids.append([process.process.pid for kind in node.all_processes.values() for process in kind])
-print(json.dumps([cluster.address, pids]), flush=True)
-sys.stdin.read()
+
+
+def add(folder):
+    # A folder of its own, as a machine would have: a node that comes would take what it unpacks from under the others.
+    own = {"runtime_env_dir_name": f"resources-{folder.rsplit('-', 1)[-1]}"}
+    node = cluster.add_node(**store, **own, resources=resources, env_vars={"STREAMRL_NODE_RUNS": folder})
+    return [process.process.pid for kind in node.all_processes.values() for process in kind]
+
+
+print(json.dumps([cluster.address, [add(folder) for folder in folders]]), flush=True)
+for line in sys.stdin:
+    print(json.dumps(add(json.loads(line))), flush=True)
 cluster.shutdown()
 """
 
@@ -39,17 +45,30 @@ class RayCluster:
 
     def __init__(
         self,
-        process: psutil.Process,
+        script: "subprocess.Popen[str]",
         address: str,
         folders: list[Path],
         raylets: list[list[psutil.Process]],
         environment: dict[str, str],
     ) -> None:
-        self._process = process
+        self._script = script
+        self._process = psutil.Process(script.pid)
         self.address = address
         self.folders = folders
         self.environment = environment
         self._raylets = raylets
+
+    def add_node(self) -> None:
+        """A further node, as the others, with a folder of its own."""
+        folder = self.folders[-1].with_name(f"node-{len(self.folders)}")
+        folder.mkdir()
+        assert self._script.stdin is not None
+        assert self._script.stdout is not None
+        self._script.stdin.write(json.dumps(str(folder)) + "\n")
+        self._script.stdin.flush()
+        pids = json.loads(self._script.stdout.readline())
+        self._raylets.append([psutil.Process(pid) for pid in pids])
+        self.folders.append(folder)
 
     def processes(self, node: int) -> list[psutil.Process]:
         """All that runs on a node."""
@@ -116,7 +135,7 @@ def ray_cluster(folder: Path, nodes: int, resources: dict[str, float]) -> Iterat
         try:
             address, pids = json.loads(process.stdout.readline())
             raylets = [[psutil.Process(pid) for pid in of_node] for of_node in pids]
-            yield RayCluster(psutil.Process(process.pid), address, folders, raylets, environment)
+            yield RayCluster(process, address, folders, raylets, environment)
         finally:
             everything = psutil.Process(process.pid).children(recursive=True)
             process.communicate()

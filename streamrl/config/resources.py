@@ -4,6 +4,7 @@ The estimate is meant to refuse what cannot work, not to predict to the megabyte
 what the parts of a small run take (proportional set size), tensors are counted.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def check_resources(config: Config) -> list[Problem]:
     model, problems = model_facts(config.model)
     if problems:
         return problems
-    return shortages(config, estimate(config, model), read_machine(Path(config.runs)))
+    return [*shortages(config, estimate(config, model), read_machine(Path(config.runs))), *_shared_folder(config)]
 
 
 def estimate(config: Config, model: ModelFacts | None) -> Estimate:
@@ -123,6 +124,13 @@ def _runs_folder(config: Config, needed: Estimate, machine: Machine) -> Iterator
         yield _problem(
             "runs", f"{what}; free some, name another folder, or lower queue.segment_bytes or checkpoint.keep"
         )
+
+
+def _shared_folder(config: Config) -> Iterator[Problem]:
+    folder = config.weights.folder
+    if folder is not None and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+        what = "no folder in which this user may write; make it, on a disk that all nodes see, or name another"
+        yield Problem(key="weights.folder", what=f"{folder}: {what}", file=MACHINE)
 
 
 def _memory_shortage(needed: Estimate, machine: Machine) -> Iterator[Problem]:

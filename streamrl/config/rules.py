@@ -14,6 +14,7 @@ from streamrl.config.schema import Config
 from streamrl.config.server_rules import only_for_servers, server_endpoint, servers_share_batches
 from streamrl.config.suggest import nearest_value
 from streamrl.config.toml_text import quoted
+from streamrl.config.weights_rules import collective_backend, shared_folder
 from streamrl.models.presets import PRESETS
 
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -244,4 +245,6 @@ RULES: tuple[Rule, ...] = (
     only_for_servers,
     servers_share_batches,
     server_endpoint,
+    shared_folder,
+    collective_backend,
 )

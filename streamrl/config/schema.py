@@ -97,8 +97,7 @@ class ServerConfig(Table, frozen=True):
     """The server of an engine that is one (`vllm`, `sglang`); the other engines have none."""
 
     python: str | None = None
-    """Python of the environment that the server is installed in. `.venvs/<engine>/bin/python`, as `make engines` makes
-    it, when absent."""
+    """Python of the server's environment. `.venvs/<engine>/bin/python`, as `make engines` makes it, when absent."""
     endpoint: str | None = None
     """`http://127.0.0.1:PORT` of a server that runs already, for one replica alone. It must hold the same model and be
     started as a replica would start it. Each replica starts a server of its own, and ends it, when absent."""
@@ -299,8 +298,16 @@ class WeightsConfig(Table, frozen=True):
     """The versions on their way from the learner to the replicas."""
 
     byte_budget: Positive | None = None
-    """Bytes of shared memory that versions may take, two at least: the newest and the one that is being written. The
-    learner waits, and says so, until nobody needs an older one. Room for 3 + `rollout.replicas` when absent."""
+    """Bytes of shared memory that versions may take, two at least: the learner waits, and says so, until nobody needs
+    an older one. Deltas take what is left. Room for 3 + `rollout.replicas` versions when absent."""
+    between_nodes: Literal["object_store", "collective", "disk"] = "object_store"
+    """How they reach the other nodes of `rollout.resources`; on the run's own node it is shared memory always."""
+    delta: bool = True
+    """Whether what travels between nodes is the difference to the version before, where that takes fewer bytes."""
+    folder: str | None = None
+    """Of `between_nodes = "disk"`: a folder that all nodes see, under the same absolute path."""
+    collective_backend: Literal["gloo", "nccl"] = "gloo"
+    """Of `between_nodes = "collective"`: `nccl` where the learner's node and every other have a GPU."""
 
 
 class DeadlineConfig(Table, frozen=True):

@@ -5,17 +5,19 @@ names; room is reserved before its first byte; `close` leaves nothing. It does n
 versions are needed, and does not import torch. `streamrl.weights.shm.ShmSource` opens the copies.
 """
 
+import contextlib
 import mmap
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
 from streamrl.disk import allocate, write_all
 from streamrl.errors import DataError
 from streamrl.types import Version
-from streamrl.weights.folder import make_folder, remove_folder, version_file
+from streamrl.weights.folder import make_folder, mapped, remove_folder, version_file
 from streamrl.weights.manifest import WeightManifest, verify
 
 
@@ -46,6 +48,28 @@ class VersionCopies:
         """
         verify(manifest, self._key, self._run_id)
         return IncomingVersion(version_file(self._folder, manifest.version), manifest)
+
+    def apply(self, before: WeightManifest, after: WeightManifest, delta: Any) -> None:
+        """Make a copy of `after` out of the copy of `before`, which stays as it is, and the bytes of their delta.
+
+        Raises DataError (no copy of `before`, not ours, or what comes out is not what `after` says) and ResourceError
+        (no room); there is nothing then.
+        """
+        # Not above: who takes whole versions only has no use for a compiler.
+        from streamrl.weights.delta import apply_delta
+
+        incoming = self.begin(after)
+        try:
+            with incoming.mapped() as target, mapped(version_file(self._folder, before.version), before) as base:
+                apply_delta(delta, before, after, target, base=base, threads=1)
+        except FileNotFoundError as error:
+            incoming.abandon()
+            what = f"weights: version {after.version}: there is no copy of {before.version} here to apply its delta to"
+            raise DataError(f"{what}; take the version in full") from error
+        except BaseException:
+            incoming.abandon()
+            raise
+        incoming.keep()
 
     def keep_only(self, versions: Collection[Version]) -> None:
         """Remove all other copies. Whoever has one mapped keeps its view."""
@@ -84,8 +108,23 @@ class IncomingVersion:
     def finish(self) -> None:
         """Check all of it; then the copy is there. Raises DataError: too few bytes, or a digest that does not hold."""
         self._check()
+        self.keep()
+
+    def keep(self) -> None:
+        """It is there from now on: whoever filled it by `mapped` has checked it."""
         self._part.rename(self._path)
         os.close(self._fd)
+
+    @contextlib.contextmanager
+    def mapped(self) -> Iterator[mmap.mmap]:
+        """All of its bytes, to be written in place, inside the context."""
+        content = mmap.mmap(self._fd, self._manifest.total_bytes)
+        try:
+            yield content
+        finally:
+            # BufferError: an array of an error's traceback still refers to it, and the last one unmaps it.
+            with contextlib.suppress(BufferError):
+                content.close()
 
     def abandon(self) -> None:
         """Leave nothing of it."""

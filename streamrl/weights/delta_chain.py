@@ -10,12 +10,14 @@ from typing import Literal
 
 from streamrl.types import Version
 
+Kind = Literal["anchor", "delta"]
+
 
 @dataclass(frozen=True, slots=True)
 class ChainStep:
     """Take `version` in full (an anchor), or apply its delta to the version before it. num_bytes is what moves."""
 
-    kind: Literal["anchor", "delta"]
+    kind: Kind
     version: Version
     num_bytes: int
 

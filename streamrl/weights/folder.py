@@ -5,14 +5,18 @@ whichever process made it and however that process ended. It does not import tor
 it.
 """
 
+import contextlib
+import mmap
 import os
 import re
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
-from streamrl.errors import ConfigError, ResourceError
+from streamrl.errors import ConfigError, DataError, ResourceError
 from streamrl.types import Version
+from streamrl.weights.manifest import WeightManifest
 
 SHM_ROOT = Path("/dev/shm")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -37,7 +41,8 @@ def make_folder(folder: Path) -> None:
     except FileExistsError:
         _check_ours(folder)
     except OSError as error:
-        raise ResourceError(f"weights: cannot make {folder}: {error.strerror}; is shared memory mounted?") from error
+        way_out = f"is {folder.parent} mounted, and may this user write there?"
+        raise ResourceError(f"weights: cannot make {folder}: {error.strerror}; {way_out}") from error
 
 
 def remove_folder(folder: Path) -> None:
@@ -47,6 +52,27 @@ def remove_folder(folder: Path) -> None:
     except (FileNotFoundError, ResourceError):
         return
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def mapped(path: Path, manifest: WeightManifest) -> Iterator[memoryview]:
+    """All bytes of a version's file, read-only, inside the context. Raises FileNotFoundError, and DataError for a file
+    of another size."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_size != manifest.total_bytes:
+            raise DataError(f"weights: version {manifest.version}: {path} has not the size that its manifest says")
+        content = mmap.mmap(fd, manifest.total_bytes, access=mmap.ACCESS_READ)
+    finally:
+        os.close(fd)
+    view = memoryview(content)
+    try:
+        yield view
+    finally:
+        # BufferError: an array still refers to it, and the last one unmaps it.
+        with contextlib.suppress(BufferError):
+            view.release()
+            content.close()
 
 
 def _check_ours(folder: Path) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import mmap
 import os
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import xxhash
 
 from streamrl.errors import DataError, FencedError, ResourceError
 from streamrl.types import Version
+from streamrl.weights.delta_files import DeltaFiles
 from streamrl.weights.folder import make_folder, remove_folder, shm_folder, version_file
 from streamrl.weights.manifest import TensorEntry, WeightManifest, combined_digest, sign, verify
 from streamrl.weights.tensors import NamedTensors, as_bytes, byte_chunks, check_finite, described
@@ -44,12 +46,15 @@ class ShmPublisher:
     """
 
     def __init__(self, run_id: str, key: bytes, folder: Path | None = None, byte_budget: int | None = None) -> None:
-        """byte_budget: of all versions in the folder; None is no bound."""
+        """byte_budget: of all versions in the folder, and of the deltas beside them; None is no bound."""
         self._run_id = run_id
         self._key = key
         self._folder = folder if folder is not None else shm_folder(run_id)
         self._byte_budget = byte_budget
         make_folder(self._folder)
+        self._deltas = DeltaFiles(self._folder)
+        self.check_s = 0.0
+        """Seconds that looking for NaN and infinity took in the last version: a part of writing it."""
 
     def publish(self, tensors: NamedTensors, version: Version) -> WeightManifest:
         """Copy the tensors into a new file and describe it.
@@ -66,7 +71,7 @@ class ShmPublisher:
         path = version_file(self._folder, version)
         fd = _create(path, version, total)
         try:
-            entries = _write(fd, path, plan, [tensor for _, tensor in named])
+            entries, self.check_s = _write(fd, path, plan, [tensor for _, tensor in named])
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -85,10 +90,28 @@ class ShmPublisher:
             self._key,
         )
 
+    def publish_delta(self, before: WeightManifest, after: WeightManifest, threads: int = 1) -> int:
+        """Write the delta of two versions that follow each other, both of them published here.
+
+        Returns the bytes that it takes; 0 when it does not pay, or there is no room: then there is none. All deltas
+        together stay below one version in full, the oldest goes first.
+        """
+        room = after.total_bytes
+        if self._byte_budget is not None:
+            room = min(room, self._byte_budget - self.bytes_held)
+        size = self._deltas.add(before, after, room, threads)
+        self._deltas.keep(after.total_bytes)
+        return size
+
     def lack(self, num_bytes: int) -> str:
-        """Why the budget has no room for a further version of `num_bytes`, with the figures; "" when it has."""
+        """Why the budget has no room for a further version of `num_bytes`, with the figures; "" when it has. Deltas
+        make room for it."""
+        if self._byte_budget is None:
+            return ""
         held = self.bytes_held
-        if self._byte_budget is None or held + num_bytes <= self._byte_budget:
+        if held + num_bytes <= self._byte_budget:
+            # One byte more than there may be: `keep` stays below what it is told.
+            self._deltas.keep(self._byte_budget - held - num_bytes + 1)
             return ""
         return (
             f"older versions that are still needed hold {held:,} bytes, it takes {num_bytes:,}, and "
@@ -97,7 +120,7 @@ class ShmPublisher:
 
     @property
     def bytes_held(self) -> int:
-        """Bytes of shared memory in the folder's versions, those of an earlier learner too."""
+        """Bytes of shared memory in the folder's versions, those of an earlier learner too. Deltas do not count."""
         return sum(path.stat().st_size for path in self._folder.glob("*.weights"))
 
     def unlink(self, version: Version) -> None:
@@ -106,10 +129,12 @@ class ShmPublisher:
         version_file(self._folder, version).unlink(missing_ok=True)
 
     def keep_only(self, versions: Collection[Version]) -> None:
-        """Unlink all others: those that a publisher before this one left behind, whatever ended it."""
+        """Unlink all others: those that a publisher before this one left behind, whatever ended it. All deltas go:
+        they led to versions of that one."""
         kept = {version_file(self._folder, version) for version in versions}
         for path in set(self._folder.glob("*.weights")) - kept:
             path.unlink(missing_ok=True)
+        self._deltas.keep(0)
 
     def close(self) -> None:
         """Remove the run's folder and all versions in it."""
@@ -218,19 +243,21 @@ def _full(path: Path, total: int) -> ResourceError:
 
 def _write(
     fd: int, path: Path, plan: Sequence[TensorEntry], tensors: Sequence[torch.Tensor]
-) -> tuple[TensorEntry, ...]:
-    """Check, digest and copy each tensor in one pass through the cache."""
-    entries = []
+) -> tuple[tuple[TensorEntry, ...], float]:
+    """Check, digest and copy each tensor in one pass through the cache. Returns the seconds that checking took, too."""
+    entries, check_ns = [], 0
     for entry, tensor in zip(plan, tensors, strict=True):
         hasher, offset = xxhash.xxh3_64(), entry.offset
         for chunk in byte_chunks(tensor):
+            began = time.perf_counter_ns()
             check_finite(entry.name, chunk)
+            check_ns += time.perf_counter_ns() - began
             content = as_bytes(chunk)
             hasher.update(content)
             _write_all(fd, path, content, offset)
             offset += len(content)
         entries.append(msgspec.structs.replace(entry, digest=hasher.hexdigest()))
-    return tuple(entries)
+    return tuple(entries), check_ns / 1e9
 
 
 def _write_all(fd: int, path: Path, content: memoryview, offset: int) -> None:

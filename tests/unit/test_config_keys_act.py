@@ -4,6 +4,7 @@
 values under which it must see different things; then what else must be set for the key to act.
 """
 
+import asyncio
 import gc
 import itertools
 import sys
@@ -25,6 +26,7 @@ from services.parts import placement
 from services.queue import queue_settings
 from services.ray_session import local_options
 from services.segments import fetch_plan
+from services.ways import Home, make_sender, make_transport
 from streamrl.config import Config
 from streamrl.config.machine import Machine
 from streamrl.config.model_of import model_facts
@@ -37,6 +39,7 @@ from streamrl.errors import StreamRLError
 from streamrl.models.load import prepare_model_folder
 from streamrl.tasks.resolve import resolve_task
 from streamrl.types import FrameRef
+from streamrl.weights.shelf import VersionShelf
 
 MODULE = '''
 """A task of twenty prompts and some rewards, for the probes."""
@@ -104,6 +107,7 @@ SHORT_WARMUP = {
 PPO = {"learner.algorithm.proximal": "rollout", "learner.optimizer.lr": 1e-3}
 NO_RATIO = {"learner.algorithm.proximal": "recompute"}
 RATE = {"learner.optimizer.lr": 1e-3, "learner.optimizer.warmup_steps": 1, "learner.steps": 3}
+PLACED = {"ray.address": "10.0.0.1:6379", "rollout.resources": {"rollout-node": 1.0}}
 NEVER = 1e-6
 BARELY = 2e-6
 
@@ -180,6 +184,36 @@ def copies_kept(config: Config, folder: Path) -> int:
         plan.arrived(fetch)
     plan.evict()
     return plan.num_bytes
+
+
+def way_to_nodes(config: Config, folder: Path) -> str:
+    return type(make_transport(config, Home(parts.Handle(), "node", 1.0))).__name__
+
+
+def laid_out_in(config: Config, folder: Path) -> list[str]:
+    """Where a sender makes the folder for what other nodes read."""
+    place = folder / str(config.weights.folder)
+    place.mkdir()
+    weights = msgspec.structs.replace(config.weights, folder=str(place))
+    made = make_sender(msgspec.structs.replace(config, weights=weights), VersionShelf("run", b"", folder), "own")
+    found = [str(path.relative_to(folder)) for path in folder.glob("*/*")]
+    asyncio.run(made.close())
+    return found
+
+
+def spoken(config: Config, folder: Path) -> str:
+    """What a node is told that it will be spoken to in."""
+
+    async def meet() -> str:
+        sender: Any = make_sender(config, VersionShelf("run", b"", folder), "own")
+        try:
+            meeting = await sender.meet("node")
+        except StreamRLError as error:
+            return str(error)
+        await sender.close()
+        return meeting.place.backend
+
+    return asyncio.run(meet())
 
 
 def time_to_stop(config: Config, folder: Path) -> float:
@@ -319,6 +353,10 @@ KEYS: dict[str, Key] = {
     "queue.retain": Key(settings_of, "all", "covered"),
     "queue.disk_budget": Key(settings_of, 2**30, 2**31),
     "queue.min_free_bytes": Key(parts.pauses, 0, 2**62),
+    "weights.between_nodes": Key(way_to_nodes, "object_store", "disk"),
+    "weights.delta": Key(learner.deltas_made, True, False, {**PLACED, "learner.optimizer.lr": 0.0}),
+    "weights.folder": Key(laid_out_in, "here", "there", {"weights.between_nodes": "disk"}),
+    "weights.collective_backend": Key(spoken, "gloo", "nccl", {"weights.between_nodes": "collective"}),
     "weights.byte_budget": Key(learner.versions_that_fit, 4 * 10**6, 8 * 10**6),
     "deadlines.start_s": Key(parts.slow_start, NEVER, BARELY),
     "deadlines.rollout_s": Key(parts.slow_evaluation, NEVER, BARELY),

@@ -156,6 +156,19 @@ def test_a_file_in_the_way_of_the_runs_folder_is_seen(tmp_path):
     assert any("a file stands in the way" in str(problem) for problem in check_resources(config))
 
 
+def test_a_folder_for_versions_that_is_not_there_is_named_with_the_way_out(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "shared").mkdir()
+    problems = {}
+    for name in ("none", "file", "shared"):
+        text = f'[weights]\nbetween_nodes = "disk"\nfolder = "{tmp_path / name}"\n[model]\npreset = "tiny-qwen3"\n'
+        (tmp_path / "run.toml").write_text(text)
+        config = msgspec.structs.replace(load(tmp_path / "run.toml"), runs=str(tmp_path))
+        problems[name] = [str(one) for one in check_resources(config) if "weights.folder" in str(one)]
+    assert [len(problems[name]) for name in ("none", "file", "shared")] == [1, 1, 0]
+    assert f"{tmp_path / 'none'}: no folder in which this user may write; make it, on a disk" in problems["none"][0]
+
+
 def test_resource_problems_are_one_error_with_exit_code_three(tmp_path):
     config = quickstart()
     problems = shortages(config, estimate(config, TINY), machine(disk_bytes=0, memory_bytes=0))

@@ -74,7 +74,7 @@ async def steps(config: Config, folder: Path, count: int, wanted: tuple[bool, bo
         status=lambda: {"checkpoint_wanted": wanted[1] and not any(one[0] == "covered" for one in heard)},
         pause=lambda: "",
     )
-    store = Handle(publish=lambda data, pin: heard.append(("publish", Version(*decode(data).version))) or [])
+    store = Handle(publish=lambda data, pin: heard.append(("publish", Version(*decode(data).version))) or ([], {}))
     rank = LearnerRank(0, str(folder), msgspec.to_builtins(config), str(folder / "store"), queue, store)
     threads = torch.get_num_threads()
     try:

@@ -29,7 +29,7 @@ CONFIG = Config(
     eval=EvalConfig(every=2),
     observe=ObserveConfig(trace=False),
 )
-PARTS = ("snapshot_s", "room_s", "gather_s", "write_s", "handover_s")
+PARTS = ("snapshot_s", "room_s", "gather_s", "check_s", "write_s", "encode_s", "handover_s")
 LIMIT_S = 60
 
 
@@ -70,9 +70,9 @@ class Publishing:
         controller = Handle(published=lambda version: self.heard.append(("due", version)))
         self.publisher = Publisher(core, store, controller, CONFIG, self._tell, self.observer, rank=0)
 
-    def _published(self, manifest: bytes, pin: str | None) -> list[Version]:
+    def _published(self, manifest: bytes, pin: str | None) -> tuple[list[Version], dict[str, float]]:
         self.heard.append(("published", Version(*decode(manifest).version), decode(manifest).digest, pin))
-        return []
+        return [], {}
 
     def _tell(self, kind: str, facts: dict[str, Any]) -> None:
         self.heard.append((kind, facts))

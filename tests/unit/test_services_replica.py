@@ -7,15 +7,17 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import ray
 import torch
 from probe_learner import finished
 from probe_parts import Handle, with_replica
 
+from services.node import NodeSeat
 from services.rollout import RolloutReplica
 from services.run_folder import RunFolder
 from streamrl.config import Config
 from streamrl.config.schema import ModelConfig, QueueConfig, RolloutConfig
-from streamrl.errors import DataError, FencedError, StreamRLError
+from streamrl.errors import DataError, DeadlineError, FencedError, ProcessDiedError, ResourceError, StreamRLError
 from streamrl.models.load import prepare_model_folder
 from streamrl.types import FinishReason, GenerationResult, Version
 from streamrl.weights.manifest import WeightManifest
@@ -137,3 +139,25 @@ def test_a_fenced_replica_hears_it_from_the_queue(config, tmp_path) -> None:
 
     with pytest.raises(FencedError, match="epoch 1 has replaced it"):
         asyncio.run(with_replica(config, tmp_path / "run", write))
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (DeadlineError("rendezvous of version 0.1 with the run's node took longer than 60 s"), ProcessDiedError),
+        (DataError("version 0.1: tensor 'w' has digest 1"), ProcessDiedError),
+        (ResourceError("no room"), ResourceError),
+    ],
+)
+def test_a_replica_to_whose_node_no_version_comes_may_be_started_again(config, tmp_path, error, raised) -> None:
+    def fetch_version(manifest: bytes) -> None:
+        raise ray.exceptions.RayTaskError("fetch_version", "", error).as_instanceof_cause()
+
+    async def fetch(replica: RolloutReplica, run: RunFolder) -> str:
+        replica._seat = NodeSeat("b", str(run.path), Handle(fetch_version=fetch_version))
+        with ShmPublisher(run.run_id, run.key()) as publisher, pytest.raises(raised) as caught:
+            await replica._take_up(published(publisher, 1))
+        return str(caught.value)
+
+    said = asyncio.run(with_replica(config, tmp_path / "run", fetch))
+    assert raised is ResourceError or str(error) in said

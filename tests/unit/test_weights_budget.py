@@ -62,7 +62,7 @@ async def published(folder: Path) -> tuple[WeightStoreActor, ShmPublisher]:
     await store.join("rollout-0")
     await store.publish(encode(publisher.publish(TENSORS, V1)))
     await store.newer_than("rollout-0", None)
-    assert await store.publish(encode(publisher.publish(TENSORS, V2))) == []
+    assert await store.publish(encode(publisher.publish(TENSORS, V2))) == ([], {})
     return store, publisher
 
 
@@ -124,7 +124,7 @@ def test_a_core_says_what_a_further_version_waits_for(tmp_path: Path) -> None:
 @asynccontextmanager
 async def built_rank(config: Config, run: RunFolder, controller: Handle, **store: Any) -> AsyncIterator[LearnerRank]:
     """Rank 0 of a learner whose model is loaded."""
-    handle = Handle(publish=lambda *_: [], **store)
+    handle = Handle(publish=lambda *_: ([], {}), **store)
     rank = LearnerRank(0, str(run.path), msgspec.to_builtins(config), str(run.path / "store"), Handle(), handle)
     threads = torch.get_num_threads()
     try:

@@ -1,0 +1,115 @@
+"""Versions on their way to replicas on two other nodes, the second of which comes late: by each way, as deltas. Then
+the process at either end is killed, and it goes on."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_run import LiveRun, live_run, prepare
+from ray_cluster import RayCluster, ray_cluster
+
+from buffers.ledger import read_ledger
+from buffers.ledger_records import Accepted
+from buffers.places import node_of
+from services.node_folder import _read_id
+from services.run_folder import SHARED_MEMORY, RunFolder
+
+pytestmark = pytest.mark.ray
+
+OPTIONS = (
+    *("--rollout.engine", "scripted", "--rollout.slots", "8", "--rollout.resources", "{ rollout-node = 1 }"),
+    *("--learner.steps", "100000", "--eval.every", "100000", "--deadlines.update_s", "30"),
+    # As an optimiser's steps are: of most numbers the nearest in bfloat16 stays the same.
+    *("--model.dtype", "bfloat16", "--learner.optimizer.lr", "1e-6"),
+)
+STEPS_BEFORE, STEPS_AFTER = 6, 16
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[RayCluster]:
+    """A head, and a node with room for one of two replicas."""
+    prepare(tmp_path)
+    with ray_cluster(tmp_path, 1, {"rollout-node": 1}) as started, pytest.MonkeyPatch.context() as patch:
+        for name, value in started.environment.items():
+            patch.setenv(name, value)
+        yield started
+
+
+def versions_taken(run: LiveRun, streamrl: Path) -> dict[str, dict[str, int]]:
+    """What each node says that it took, by the node's id. A status does not wait for parts that are slow to answer."""
+    command = [streamrl, "status", run.folder, "--json"]
+    for _ in range(10):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+        fetched = json.loads(done.stdout)["fetched"]
+        if fetched is not None and len(fetched["versions"]) == 2:
+            return fetched["versions"]
+        run.until_step(run.steps()[-1]["step"] + 1)
+    pytest.fail(f"the nodes gave no figures: {fetched}")
+
+
+def node_id(cluster: RayCluster, node: int, run: LiveRun) -> str:
+    return _read_id(cluster.folders[node] / RunFolder.open(run.folder).run_id)
+
+
+def wrote(run: LiveRun) -> set[str]:
+    """Nodes whose rows the queue has."""
+    records = [record for file in read_ledger(run.folder / "queue/ledger") for record in file.records]
+    return {node_of(record.frame.path) for record in records if isinstance(record, Accepted)}
+
+
+def ways(folder: Path) -> dict[str, tuple[str, ...]]:
+    (folder / "shared").mkdir()
+    return {
+        "object_store": (),
+        "collective": (),
+        "disk": ("--weights.folder", str(folder / "shared")),
+    }
+
+
+@pytest.mark.parametrize("way", ["object_store", "collective", "disk"])
+def test_a_node_that_comes_late_takes_an_anchor_and_then_deltas_while_the_other_goes_on(
+    way: str, tmp_path: Path, cluster: RayCluster, streamrl_path: Path
+) -> None:
+    options = ("--ray.address", cluster.address, *OPTIONS, "--weights.between_nodes", way, *ways(tmp_path)[way])
+    with live_run(tmp_path, streamrl_path, way, *options) as run:
+        run.until_step(STEPS_BEFORE)
+        cluster.add_node()
+        assert run.read_until(lambda event: len(event.get("replicas", [])) == 2), run.events[-3:]
+        run.until_step(run.steps()[-1]["step"] + STEPS_AFTER)
+        taken = versions_taken(run, streamrl_path)
+        assert bool(list((tmp_path / "shared").iterdir())) == (way == "disk")
+        cluster.actor("HomeActor").kill()
+        run.until_step(run.steps()[-1]["step"] + STEPS_AFTER)
+        (service,) = (one for one in cluster.processes(1) if "".join(one.cmdline()[:1]).startswith("ray::NodeActor"))
+        service.kill()
+        run.until_step(run.steps()[-1]["step"] + STEPS_AFTER)
+        after = versions_taken(run, streamrl_path)
+        run.process.send_signal(signal.SIGINT)
+        code, err = run.end()
+    assert code == 130, err
+    early, late = node_id(cluster, 0, run), node_id(cluster, 1, run)
+    assert taken.keys() == {early, late} == wrote(run)
+    for node in (early, late):
+        assert 0 < taken[node]["anchors"] < taken[node]["deltas"], taken
+        assert taken[node]["failed_ways"] == 0, taken
+    assert after[early]["deltas"] > taken[early]["deltas"]
+    assert 0 < after[late]["anchors"] < after[late]["deltas"], after
+    assert not [text for text in run.notices() if "restart" in text]
+    assert_the_ledger_is_told(run.steps())
+    assert not list((tmp_path / "shared").iterdir())
+    assert not list(SHARED_MEMORY.glob(f"{RunFolder.open(run.folder).shared_memory_prefix}*"))
+
+
+def assert_the_ledger_is_told(steps: list[dict[str, Any]]) -> None:
+    small = [step for step in steps if 0 < step["weights/delta_bytes"] < step["weights/full_bytes"] / 2]
+    assert len(small) > len(steps) / 2
+    told = [step for step in steps if step.get("weights/updates")]
+    assert len(told) > len(steps) / 3
+    for part in ("transfer", "load", "stall"):
+        assert all(0 <= step[f"weights/{part}_s"] <= step[f"weights/{part}_max_s"] for step in told)
+    assert all(step["weights/transfer_s"] > 0 for step in told)
