@@ -188,6 +188,8 @@ def test_an_abort_that_fails_is_the_servers_death(fake: FakeVllm, engine: Server
     fake.answers["/abort_requests"] = (500, {"error": "no engine"})
     engine.submit([request("one")])
     fake.wait_for(1)
+    fake.sample(1)
+    assert engine.step() == []  # the server has begun it
     engine.abort(["one"])
     with pytest.raises(ProcessDiedError, match="POST /abort_requests answers 500: no engine"):
         step_until_it_raises(engine)

@@ -93,7 +93,7 @@ def test_the_load_is_summed_over_the_servers_engines() -> None:
 
 def test_two_servers_never_share_a_salt() -> None:
     request = GenerationRequest("r", np.array([1], np.int32), 0, SamplingParams(), ())
-    bodies = [VllmContract(Http("http://127.0.0.1:1"))._body(request) for _ in range(2)]
+    bodies = [VllmContract(Http("http://127.0.0.1:1"))._body(request, "r") for _ in range(2)]
     assert bodies[0]["cache_salt"] != bodies[1]["cache_salt"]
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from streamrl.types import FinishReason, FloatArray, GenerationRequest, IntArray, UpdateMode, Version, VersionSpan
 
 
@@ -28,6 +30,16 @@ class Piece:
     finish_reason: FinishReason | None = None
     version_spans: tuple[VersionSpan, ...] = ()
     error: str = ""
+
+    @classmethod
+    def failed(cls, error: str) -> "Piece":
+        """The last piece of a completion that came to nothing."""
+        return cls(np.empty(0, np.int32), np.empty(0, np.float32), FinishReason.ERROR, (), error)
+
+    @classmethod
+    def aborted(cls) -> "Piece":
+        """The last piece of a completion that was aborted before its first token."""
+        return cls(np.empty(0, np.int32), np.empty(0, np.float32), FinishReason.ABORT)
 
 
 @dataclass(frozen=True, slots=True)
