@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from streamrl.engines.base import Engine
 from streamrl.timeline import TraceWriter
-from streamrl.types import EngineStats, GenerationRequest, GenerationResult, PartialTokens, UpdateMode, Version
+from streamrl.types import (
+    EngineStats,
+    GenerationRequest,
+    GenerationResult,
+    PartialTokens,
+    ServerLoad,
+    UpdateMode,
+    Version,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +49,7 @@ class EngineThread:
     it must not block. `on_death(error)` is called once if the thread fails. `report(pieces)`, in the thread too, takes
     what running requests have sampled since the last time: every `report_every` steps of those with that many such
     tokens (every step, where steps are not tokens), and at the end, when it is stopped, of all. 0 reports nothing.
+    `hear(load)`, in the thread too, takes each new word of a server on how full it is.
 
     Example:
         thread = EngineThread(make_engine, deliver, on_death)
@@ -58,7 +67,10 @@ class EngineThread:
         trace: TraceWriter | None = None,
         report: Callable[[list[PartialTokens]], None] | None = None,
         report_every: int = 0,
+        hear: Callable[[ServerLoad], None] | None = None,
     ) -> None:
+        self._hear = hear
+        self._heard: ServerLoad | None = None
         self._report = report if report_every else None
         self._report_every = report_every
         self._steps_untold = 0
@@ -172,6 +184,8 @@ class EngineThread:
                 self._steps_untold += 1
                 if self._steps_untold == self._report_every or not engine.token_steps:
                     self._report_partials(engine, self._report_every)
+                if self._hear is not None and not engine.token_steps:
+                    self._report_load(engine.stats().load, self._hear)
             if self._spare and (not engine.has_work or steps_since_spare >= SPARE_EVERY):
                 steps_since_spare = 0
                 self._step_spare()
@@ -181,6 +195,11 @@ class EngineThread:
         pieces = engine.partials(least) if self._report is not None else []
         if self._report is not None and pieces:
             self._report(pieces)
+
+    def _report_load(self, load: ServerLoad | None, hear: Callable[[ServerLoad], None]) -> None:
+        if load is not None and load is not self._heard:
+            self._heard = load
+            hear(load)
 
     def _await_work(self, engine: Engine) -> bool:
         with self._wake:

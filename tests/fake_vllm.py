@@ -68,6 +68,7 @@ class FakeVllm:
         self.held: list[str | None] = ["default", "default"]
         self.paused = self.at_once = False
         self.version = "0.32.0+cpu"
+        self.metrics = METRICS
         self.answers: dict[str, tuple[int, Any]] = {}
         self.after: dict[str, tuple[int, Any]] = {}
         self.hung: set[str] = set()
@@ -202,7 +203,7 @@ class FakeVllm:
         return {"version": self.version}
 
     def _metrics(self, body: Any) -> Any:
-        return PlainTextResponse(METRICS)
+        return PlainTextResponse(self.metrics)
 
     def _is_paused(self, body: Any) -> Any:
         return {"is_paused": self.paused}

@@ -10,13 +10,12 @@ import pytest
 from fake_vllm import METRICS, FakeVllm
 
 from streamrl.engines.server import vllm_answers
-from streamrl.engines.server.contract import ServerLoad
 from streamrl.engines.server.http import Http
 from streamrl.engines.server.private_folder import make_private_folder, remove_private_folder
 from streamrl.engines.server.vllm_command import vllm_command
 from streamrl.engines.server.vllm_contract import VllmContract
 from streamrl.errors import ComponentError, ConfigError, ProcessDiedError
-from streamrl.types import GenerationRequest, SamplingParams, Version
+from streamrl.types import GenerationRequest, SamplingParams, ServerLoad, Version
 
 
 def asked(fake: FakeVllm, ask: Callable[[VllmContract], Awaitable[Any]]) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 from streamrl.config import Config
@@ -12,7 +13,7 @@ from streamrl.engines.server.private_folder import make_private_folder, remove_p
 from streamrl.engines.server.process import ServerProcess
 from streamrl.engines.server.programs import CONTRACTS, server_command
 from streamrl.engines.server.server import Server
-from streamrl.errors import ComponentError, StreamRLError
+from streamrl.errors import ComponentError
 from streamrl.types import Version
 
 _LOOK_S = 0.2
@@ -29,22 +30,17 @@ def build_server_engine(
     Raises ConfigError (no such Python, a release that is not spoken), ProcessDiedError (the server ended instead) and
     DeadlineError (0.9 of `deadlines.start_s` is over); nothing is left running then.
     """
-    folder = make_private_folder(f"{place.prefix}-server")
-    try:
+    with ExitStack() as undo:
+        folder = make_private_folder(f"{place.prefix}-server")
+        undo.callback(remove_private_folder, folder)
         server = _server(config, model_folder, max_length, place, folder)
-    except BaseException:
-        remove_private_folder(folder)
-        raise
-    try:
-        _await_ready(server, config.deadlines.start_s * _OF_THE_DEADLINE)
-        server.run(server.contract.identify(), config.deadlines.start_s, "saying its version")
-    except ComponentError as error:
-        told = type(error)(server.obituary(error))
-        server.close()
-        raise told from error
-    except StreamRLError:
-        server.close()
-        raise
+        undo.callback(server.close)
+        try:
+            _await_ready(server, config.deadlines.start_s * _OF_THE_DEADLINE)
+            server.run(server.contract.identify(), config.deadlines.start_s, "saying its version")
+        except ComponentError as error:
+            raise type(error)(server.obituary(error)) from error
+        undo.pop_all()
     return ServerEngine(server, version, _limits(config, model_folder, max_length))
 
 

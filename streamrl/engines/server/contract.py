@@ -13,7 +13,16 @@ from typing import Protocol
 
 import numpy as np
 
-from streamrl.types import FinishReason, FloatArray, GenerationRequest, IntArray, UpdateMode, Version, VersionSpan
+from streamrl.types import (
+    FinishReason,
+    FloatArray,
+    GenerationRequest,
+    IntArray,
+    ServerLoad,
+    UpdateMode,
+    Version,
+    VersionSpan,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +49,6 @@ class Piece:
     def aborted(cls) -> "Piece":
         """The last piece of a completion that was aborted before its first token."""
         return cls(np.empty(0, np.int32), np.empty(0, np.float32), FinishReason.ABORT)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLoad:
-    """What a server says of itself. running, waiting: requests. kv_use: share of its KV cache in use, 0 to 1."""
-
-    running: int
-    waiting: int
-    kv_use: float
 
 
 class ServerContract(Protocol):

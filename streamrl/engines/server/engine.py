@@ -11,6 +11,7 @@ A step is not a token: it waits for news of the server and takes in what has com
 whether a version is newer than another.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamrl.engines.server.books import Running
-from streamrl.engines.server.contract import Piece, ServerLoad
+from streamrl.engines.server.contract import Piece
 from streamrl.engines.server.inbox import Inbox
 from streamrl.engines.server.server import Server
 from streamrl.engines.server.weight_files import remove_weights, write_weights
@@ -31,6 +32,7 @@ from streamrl.types import (
     GenerationRequest,
     GenerationResult,
     PartialTokens,
+    ServerLoad,
     UpdateMode,
     Version,
 )
@@ -38,6 +40,8 @@ from streamrl.types import (
 if TYPE_CHECKING:
     import torch
 
+_LOAD_EVERY_S = 0.2
+"""Between two questions how full the server is: they cost it about as much as a request."""
 _SERVES_S = 10.0
 """For a server that refused a version to say which one it has."""
 
@@ -87,8 +91,9 @@ class ServerEngine:
         self._ended: list[GenerationResult] = []
         self._drained: tuple[Path, Version] | None = None
         self._death: ProcessDiedError | None = None
-        self._load = ServerLoad(0, 0, 0.0)
+        self._load: ServerLoad | None = None
         self._asking = False
+        self._asked = -math.inf
         self._generated = 0
         self._finished = 0
         self._closed = False
@@ -172,19 +177,21 @@ class ServerEngine:
 
     def stats(self) -> EngineStats:
         """What the books say, and of the KV cache what the server said when it was asked last: asking takes time, so
-        a call asks for the next one."""
+        a call asks for the next one, if the last was not just now."""
         self._check_open()
-        if self._death is None and not self._asking:
-            self._asking = True
+        now = time.monotonic()
+        if self._death is None and not self._asking and now - self._asked >= _LOAD_EVERY_S:
+            self._asking, self._asked = True, now
             self._server.start([self._ask_load()], self._broke)
         return EngineStats(
             running=len(self._running),
             waiting=len(self._waiting),
             generated_tokens=self._generated,
             finished_requests=self._finished,
-            kv_bytes_used=int(self._load.kv_use * self._limits.kv_bytes),
+            kv_bytes_used=0 if self._load is None else int(self._load.kv_use * self._limits.kv_bytes),
             kv_bytes_total=self._limits.kv_bytes,
             version=self._version,
+            load=self._load,
         )
 
     def close(self) -> None:

@@ -14,9 +14,9 @@ from typing import Annotated, TypeVar
 import msgspec
 import numpy as np
 
-from streamrl.engines.server.contract import Piece, ServerLoad
+from streamrl.engines.server.contract import Piece
 from streamrl.errors import ConfigError, DataError
-from streamrl.types import FinishReason, FloatArray, IntArray, Version, VersionSpan
+from streamrl.types import FinishReason, FloatArray, IntArray, ServerLoad, Version, VersionSpan
 
 OLDEST, NEWEST = (0, 5, 22), (0, 5, 23)
 """The releases whose answers are known. Spans came with 0.5.19; 0.5.22 made the routes strict about what they take."""

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from safetensors import SafetensorError, safe_open
 
-from streamrl.engines.server.contract import Piece, ServerLoad
+from streamrl.engines.server.contract import Piece
 from streamrl.engines.server.http import Answer, Http
 from streamrl.engines.server.sendings import Sendings, Sent
 from streamrl.engines.server.sglang_answers import (
@@ -33,7 +33,7 @@ from streamrl.engines.server.sglang_answers import (
     was_tried,
 )
 from streamrl.errors import ComponentError, DataError, ProcessDiedError
-from streamrl.types import GenerationRequest, SamplingParams, UpdateMode, Version
+from streamrl.types import GenerationRequest, SamplingParams, ServerLoad, UpdateMode, Version
 
 _PAUSES = {
     # Requests stay where they are with their KV; the cache cannot be flushed under them, and an update that tries to

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from streamrl.engines.server.contract import Piece, ServerLoad
+from streamrl.engines.server.contract import Piece
 from streamrl.errors import ComponentError, ConfigError
-from streamrl.types import FinishReason, Version, VersionSpan
+from streamrl.types import FinishReason, ServerLoad, Version, VersionSpan
 
 KNOWN = (0, 32)
 """The minor release that the routes and the worker extension were made for and are tested with."""

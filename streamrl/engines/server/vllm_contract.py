@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.engines.server import vllm_answers
-from streamrl.engines.server.contract import Piece, ServerLoad
+from streamrl.engines.server.contract import Piece
 from streamrl.engines.server.http import Answer, Http
 from streamrl.engines.server.sendings import Sendings, Sent
 from streamrl.errors import ComponentError, ProcessDiedError
-from streamrl.types import GenerationRequest, UpdateMode, Version
+from streamrl.types import GenerationRequest, ServerLoad, UpdateMode, Version
 
 _GENERATE = "/inference/v1/generate"
 _PREFIX = "generate-tokens-"
