@@ -8,6 +8,7 @@ from pathlib import Path
 from streamrl.config import Config
 from streamrl.engines.server.engine import ServerEngine, ServerLimits
 from streamrl.engines.server.http import Http
+from streamrl.engines.server.model_tensors import ModelTensors
 from streamrl.engines.server.place import ServerPlace, engine_python
 from streamrl.engines.server.private_folder import make_private_folder, remove_private_folder
 from streamrl.engines.server.process import ServerProcess
@@ -70,4 +71,5 @@ def _limits(config: Config, model_folder: Path, max_length: int) -> ServerLimits
         kv_bytes=config.rollout.kv_bytes,
         silence_s=config.deadlines.rollout_s,
         update_s=config.deadlines.update_s * _OF_THE_DEADLINE,
+        tensors=ModelTensors.of_folder(model_folder),
     )

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from streamrl.engines.server.books import Running
 from streamrl.engines.server.contract import Piece
 from streamrl.engines.server.inbox import Inbox
+from streamrl.engines.server.model_tensors import ModelTensors
 from streamrl.engines.server.server import Server
 from streamrl.engines.server.weight_files import remove_weights, write_weights
 from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError, StreamRLError
@@ -65,7 +66,7 @@ class _Broke:
 class ServerLimits:
     """slots: requests with the server at once. max_length: tokens of prompt and completion together. vocab_size: ids
     are below it. kv_bytes: of the server's KV cache. silence_s: without a word of a request, the server counts as dead.
-    update_s: for a version to be taken up."""
+    update_s: for a version to be taken up. tensors: what a version must have; None where only the server knows."""
 
     slots: int
     max_length: int
@@ -73,6 +74,7 @@ class ServerLimits:
     kv_bytes: int
     silence_s: float
     update_s: float
+    tensors: ModelTensors | None = None
 
 
 class ServerEngine:
@@ -142,6 +144,8 @@ class ServerEngine:
         """
         self._check_open()
         self._check_alive()
+        if self._limits.tensors is not None and (fault := self._limits.tensors.fault_of(tensors)):
+            raise self._refusal(version, f"the weights are not the model's: {fault}")
         folder = write_weights(tensors, self._server.folder)
         self._forget_drained()
         # What has come up to here is of the old version for certain.
@@ -310,10 +314,12 @@ class ServerEngine:
         if not isinstance(error, ProcessDiedError | DeadlineError) and self._serves() == self._version:
             for running in self._running.values():
                 running.versions.remove(version)
-            raise ComponentError(
-                f"{self._server.name}: version {version} was refused, version {self._version} serves on: {error}"
-            ) from error
+            raise self._refusal(version, error) from error
         raise self._die(error)
+
+    def _refusal(self, version: Version, why: object) -> ComponentError:
+        told = f"version {version} was refused, version {self._version} serves on: {why}"
+        return ComponentError(f"{self._server.name}: {told}")
 
     def _serves(self) -> Version | None:
         """The version that the server says it has; None when it cannot say."""

@@ -11,7 +11,7 @@ version before it serves, or nothing is sampled any more and `serves` is None.
   supports. Otherwise two runs of one request differ.
 * A completion ends at the model's own end tokens too, whatever `stop_token_ids` says, unless that is empty.
 * A tensor that is missing in an update keeps its old value, and one that is unknown is left out; the server is
-  silent. Whoever writes the folder answers for its being whole.
+  silent. Whoever writes the folder answers for its being whole (`streamrl.engines.server.model_tensors`).
 """
 
 import asyncio
