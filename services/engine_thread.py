@@ -152,7 +152,7 @@ class EngineThread:
         try:
             engine = self._engine = self._make_engine()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the waiter must hear it
-            self._cancel_waiting()
+            self._end_waiting(None)
             self._ready.set_exception(error)
             return
         self._ready.set_result(None)
@@ -161,9 +161,10 @@ class EngineThread:
             self._report_partials(engine, 1)
         except BaseException as error:  # noqa: BLE001 - a dead engine thread must never be silent
             self._on_death(error)
+            self._end_waiting(error)
         finally:
             engine.close()
-            self._cancel_waiting()
+            self._end_waiting(None)
 
     def _loop(self, engine: Engine) -> None:
         steps_since_spare = 0
@@ -257,13 +258,23 @@ class EngineThread:
             self._spare.popleft()
             future.set_result(None)
 
-    def _cancel_waiting(self) -> None:
+    def _end_waiting(self, error: BaseException | None) -> None:
+        """Nothing more is done for anybody: those who wait hear what the engine died of, or are cancelled."""
         with self._wake:
             self._stopping = True
-            for future in [one[1] for one in (*self._commands, *self._spare)]:
-                future.cancel()
-            # After the commands: a load whose command is cancelled is among these only then.
-            for _, loaded, _ in self._loading:
-                loaded.cancel()
+            waiting = [one[1] for one in (*self._commands, *self._spare)]
             self._commands.clear()
             self._spare.clear()
+        for future in waiting:
+            _end(future, error)
+        # After the commands: a load whose command ends is among these only then.
+        for _, loaded, _ in self._loading:
+            _end(loaded, error)
+        self._loading.clear()
+
+
+def _end(future: "Future[Any]", error: BaseException | None) -> None:
+    if error is None or not future.set_running_or_notify_cancel():
+        future.cancel()
+    else:
+        future.set_exception(error)

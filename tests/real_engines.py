@@ -69,6 +69,13 @@ class Served:
         self.models = {UNPUBLISHED: new_model(0)}
         self._new_model = new_model
         self._dtype = dtype
+        self._steps = 0
+
+    def _prepare(self, count: int) -> None:
+        """Make the models of the next versions, so that nobody waits for them while requests run."""
+        for step in range(self._steps, self._steps + count):
+            if Version(0, step) not in self.models:
+                self.models[Version(0, step)] = self._new_model(100 + step)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -81,9 +88,9 @@ class Served:
 
     def load(self, mode: UpdateMode = UpdateMode.KEEP) -> Version:
         """Give the server another model, as the next version."""
-        step = max(self.models).step + 1
-        version = Version(0, step)
-        self.models[version] = self._new_model(100 + step)
+        version = Version(0, self._steps)
+        self._prepare(1)
+        self._steps += 1
         tensors = {name: tensor.to(self._dtype) for name, tensor in self.models[version].state_dict().items()}
         self.engine.load_weights(tensors, version, mode)
         return version
@@ -94,6 +101,7 @@ class Served:
 
     def start(self, requests: Sequence[GenerationRequest]) -> None:
         """Return when each has some tokens, and none has ended."""
+        self._prepare(2)
         self.engine.submit(requests)
         while not all(one.num_tokens for one in self.engine._running.values()):
             assert self.engine.step() == [], "none of them may have ended yet"

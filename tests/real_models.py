@@ -28,7 +28,7 @@ def write_model(folder: Path, seed: int, *, context: int = CONTEXT, tied: bool =
         head = torch.empty_like(tensors["model.embed_tokens.weight"])
         tensors["lm_head.weight"] = head.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(seed))
     # As they are drawn, weights give nearly equal odds to all tokens, whatever the prompt.
-    sharper = {name: (tensor * (4 if tensor.ndim == 2 else 1)).to(DTYPES[dtype]) for name, tensor in tensors.items()}
+    sharper = {name: (tensor * (3 if tensor.ndim == 2 else 1)).to(DTYPES[dtype]) for name, tensor in tensors.items()}
     save_file(sharper, path, metadata={"format": "pt"})
     return folder
 

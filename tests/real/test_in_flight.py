@@ -26,7 +26,7 @@ PAUSE = {"vllm": ("/pause?mode=keep&clear_cache=false", None), "sglang": ("/paus
 @pytest.mark.parametrize("kind", TIED, ids=str)
 def test_each_token_has_the_log_prob_of_the_version_that_its_span_names(mode: UpdateMode, server: Served) -> None:
     drains = mode is UpdateMode.DRAIN
-    requests = requests_of(RUNNING, new=300 if drains else LONG, temperature=0.7)
+    requests = requests_of(RUNNING, new=1000 if drains else LONG, temperature=0.7)
     by_id = {request.request_id: request for request in requests}
     old = server.engine.version
     server.start(requests)
@@ -52,7 +52,7 @@ def assert_close_at_each_version(
     (old, new), ids, found = versions, result.token_ids, result.logprobs
     by_old = expected(server.models[old], request, ids)
     if mode is UpdateMode.DRAIN:
-        assert (result.finish_reason, len(ids)) == (FinishReason.LENGTH, 300)
+        assert (result.finish_reason, len(ids)) == (FinishReason.LENGTH, 1000)
         assert result.version_spans == (VersionSpan(0, old),)
         assert furthest(found, by_old) <= CLOSE
         return

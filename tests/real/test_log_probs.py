@@ -5,7 +5,7 @@ import pytest
 from real_engines import BFLOAT16, CLOSE, SEPARATE, TIED, Served, expected, requests_of
 from real_models import furthest
 
-BF16_MEAN, BF16_MAX = 0.03, 0.5
+BF16_MEAN, BF16_MAX = 0.02, 0.2
 """Differences in bfloat16, of distributions as sharp as these: two layers, each rounded to 8 bits."""
 
 
@@ -40,4 +40,4 @@ def test_log_probs_in_bfloat16_are_as_far_as_rounding_before_and_after_an_update
         print(f"{server.name}, bfloat16: mean {found.mean():.4f}, maximum {found.max():.4f}")
         assert found.mean() <= BF16_MEAN
         assert found.max() <= BF16_MAX
-        assert np.abs(np.concatenate(others)).mean() > 20 * BF16_MEAN, "the bound would pass any weights"
+        assert np.abs(np.concatenate(others)).mean() > 10 * BF16_MEAN, "the bound would pass any weights"

@@ -125,3 +125,20 @@ def test_the_death_of_the_server_is_heard(running: Running) -> None:
     running.submit("one")
     running.fake.say("one", None)
     assert isinstance(running.deaths.get(timeout=LIMIT_S), ProcessDiedError)
+
+
+class Endless(Counted):
+    @property
+    def done(self) -> bool:
+        return False
+
+
+def test_who_waits_for_the_engine_when_its_server_dies_hears_of_it(running: Running) -> None:
+    evaluation = running.thread.run_spare(Endless())
+    running.submit("one")
+    loaded = running.thread.load({"model.norm.weight": torch.zeros(2)}, NEW, UpdateMode.DRAIN)
+    running.thread.stats().result(LIMIT_S)
+    running.fake.say("one", None)
+    for future in (evaluation, loaded):
+        with pytest.raises(ProcessDiedError, match="the connection broke"):
+            future.result(LIMIT_S)
