@@ -81,6 +81,8 @@ class LearnerRank:
         self._line = asyncio.Event()
         """Set while there is no step of which the line of metrics is still to be made."""
         self._line.set()
+        self._telling: asyncio.Task[None] | None = None
+        """Makes that line; named here, since a task that nobody holds may be collected."""
 
     # ---- start
 

@@ -36,7 +36,8 @@ def show(run: RunFolder, *, as_json: bool) -> None:
 
 
 def look(run: RunFolder) -> Facts:
-    """How the queue stands: `queue` (`buffers.records.QueueCounts`), `oldest`, `disk` (bytes by log), `source`.
+    """How the queue stands: `queue` (`buffers.records.QueueCounts`), `oldest`, `disk` (bytes by log), `source`,
+    `durability` (what it promises, in words).
 
     Raises RunFolderError when the queue was never opened, DataError for damage.
     """
@@ -45,7 +46,8 @@ def look(run: RunFolder) -> Facts:
     facts = {"run": run.name, "folder": str(run.path), "state": str(run.state())}
     disk = {name: _bytes_under(run.path / folder) for name, folder in _FOLDERS.items()}
     source = "run" if asked is not None else "ledger"
-    return {**facts, "source": source, "queue": counts, "oldest": _dated(run, oldest), "disk": disk}
+    facts |= {"source": source, "durability": load(run.config_path).promise}
+    return {**facts, "queue": counts, "oldest": _dated(run, oldest), "disk": disk}
 
 
 def as_lines(facts: Facts) -> list[str]:
@@ -59,6 +61,7 @@ def as_lines(facts: Facts) -> list[str]:
     held = f"{human_bytes(queue['bytes_held'])} held, {human_bytes(queue['bytes_reserved'])} reserved"
     lines = {
         "queue": f"{facts['run']}: {facts['state']}, {how}",
+        "durability": facts["durability"],
         "next step": f"{queue['next_step']}, incarnation {queue['incarnation']}",
         "groups": f"{queue['groups_issued']} issued: {', '.join(groups)}, {sum(dropped.values())} dropped",
         "rows": ", ".join(f"{queue[f'rows_{state}']} {state}" for state in rows),

@@ -30,8 +30,6 @@ SECRET_KEYS = ("token", "key", "authorization", "password", "secret")
 """A key is secret when its last word is one of these: `api_key` is, `token_ids` and `tokens` are not."""
 
 REDACTED = "[redacted]"
-CHATTY = ("httpx",)
-"""Loggers that say something of every request; only their warnings are kept."""
 LAST_WORD = re.compile(r"[A-Za-z0-9]+$")
 BEARER = re.compile(r"(?i)\b(bearer)\s+[A-Za-z0-9._~+/=-]+")
 
@@ -84,8 +82,6 @@ def configure(
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(level)
-    for name in CHATTY:
-        logging.getLogger(name).setLevel(logging.WARNING)
     handler.hook()
     structlog.configure(
         processors=[

@@ -146,6 +146,7 @@ def test_a_run_is_looked_into_while_it_is_up_and_after_it_was_killed(user_folder
         facts = look(folder)
         queue = facts["queue"]
         assert (facts["source"], facts["state"]) == ("run", "running")
+        assert facts["durability"].startswith("disk: ")
         states = ("running", "ready", "leased", "trained")
         dropped = sum(queue["groups_dropped"].values())
         assert queue["groups_issued"] == sum(queue[f"groups_{state}"] for state in states) + dropped

@@ -90,3 +90,71 @@ def test_a_checkpoint_is_wanted_at_seventy_percent_of_a_large_budget() -> None:
     assert wanted.index(True) == 70
     index.go_to(40)
     assert index.counts().bytes_trained == 40 * ROLLOUT_BYTES
+
+
+@given(
+    max_staleness=st.integers(0, 4),
+    groups_per_step=st.integers(1, 5),
+    group_size=st.integers(1, 3),
+    stops=st.lists(st.integers(0, 29), max_size=3),
+    sizes=st.lists(st.integers(1, ROLLOUT_BYTES), min_size=1, max_size=40),
+)
+def test_invariant_9_a_learner_that_stops_fills_the_queue_within_its_budget_and_finds_its_rows_when_it_goes_on(
+    max_staleness: int, groups_per_step: int, group_size: int, stops: list[int], sizes: list[int]
+) -> None:
+    index = make_index(
+        group_size=group_size, groups_per_step=groups_per_step, max_staleness=max_staleness, steps=max_staleness + 2
+    )
+    done = 0
+    for step in range(30):
+        # Replicas take and finish whatever they are given, until there is nothing more while the learner stands still.
+        while tickets := index.issue("r", step, 100):
+            for ticket in tickets:
+                finish(index, ticket.number, group_size, sizes[done % len(sizes)])
+                done += 1
+            if step not in stops:
+                break
+        assert index.counts().bytes_held <= index.counts().byte_budget
+        assert index.lease(step) is not None, f"step {step}: {index.counts()}"
+        index.commit(step)
+        if index.checkpoint_wanted:
+            index.cover(step + 1)
+
+
+@given(
+    max_staleness=st.integers(0, 4),
+    groups_per_step=st.integers(1, 5),
+    group_size=st.integers(1, 3),
+    steps_of_a_checkpoint=st.integers(1, 6),
+    sizes=st.lists(st.integers(1, ROLLOUT_BYTES), min_size=1, max_size=40),
+)
+def test_invariant_9_a_long_checkpoint_keeps_rows_out_of_the_queue_and_never_those_that_were_admitted(
+    max_staleness: int, groups_per_step: int, group_size: int, steps_of_a_checkpoint: int, sizes: list[int]
+) -> None:
+    index = make_index(
+        group_size=group_size, groups_per_step=groups_per_step, max_staleness=max_staleness, steps=max_staleness + 2
+    )
+    under_way: tuple[int, int] | None = None
+    done = step = 0
+    while step < 30:
+        for ticket in index.issue("r", step, 100):
+            # It was admitted, so the bytes for it are there, whatever the checkpoint does.
+            finish(index, ticket.number, group_size, sizes[done % len(sizes)])
+            done += 1
+        counts = index.counts()
+        assert counts.bytes_held <= counts.byte_budget
+        if index.lease(step) is None:
+            # All that was admitted is in: the learner waits for the checkpoint, and for nothing else.
+            assert under_way is not None, f"step {step}: {counts}"
+            assert counts.groups_running == 0
+            index.cover(under_way[0])
+            under_way = None
+            continue
+        index.commit(step)
+        step += 1
+        if under_way is None and index.checkpoint_wanted:
+            under_way = (step, step + steps_of_a_checkpoint)
+        elif under_way is not None and step >= under_way[1]:
+            index.cover(under_way[0])
+            under_way = None
+    assert done >= 30 * groups_per_step

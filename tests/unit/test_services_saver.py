@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from probe_learner import STEPS, built
+from probe_learner import STEPS, built, change
 from probe_parts import Handle
 
 from services.learner_core import LearnerCore
@@ -81,12 +80,6 @@ class Saving:
     async def begin(self) -> None:
         await self.saver.begin(self.compute)
 
-    def change(self) -> None:
-        """An optimizer step on gradients of 1."""
-        for shard in self.core._policy.shards.values():
-            shard.grad = torch.ones_like(shard)
-        self.core._backend._apply()
-
     def close(self) -> None:
         self.compute.shutdown()
         self.saver.close()
@@ -127,7 +120,7 @@ async def test_a_checkpoint_is_of_its_snapshot_though_steps_change_the_weights_w
         before = weights(run.core)
         await run.begin()
         await asyncio.to_thread(disk.waits.wait)
-        run.change()
+        change(run.core)
         assert weights(run.core) != before
         assert run.heard == []
         assert find_newest(tmp_path / "checkpoints").newest is None
@@ -157,7 +150,7 @@ async def test_one_save_at_a_time_and_rows_are_let_go_in_order(tmp_path: Path, d
     with saving(tmp_path) as run:
         await run.begin()
         await asyncio.to_thread(disk.waits.wait)
-        run.change()
+        change(run.core)
         second = asyncio.ensure_future(run.begin())
         for _ in range(10):
             await asyncio.sleep(0)
@@ -209,7 +202,7 @@ async def test_a_save_that_fails_ends_the_run_with_its_error_and_lets_no_rows_go
                 await run.saver.unless_failed(waiting_for_rows(run))
         assert ended
         repair()
-        run.change()
+        change(run.core)
         for again in (run.begin, run.saver.finish):
             with pytest.raises(ComponentError, match="Input/output error"):
                 await again()

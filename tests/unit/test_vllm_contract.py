@@ -59,7 +59,10 @@ def test_a_paused_server_is_not_ready_and_nobody_there_is_neither() -> None:
 
     async def nobody() -> bool:
         contract = VllmContract(Http(socket=Path("/nowhere/socket")))
-        return await contract.ready()
+        try:
+            return await contract.ready()
+        finally:
+            await contract.close()
 
     assert asyncio.run(nobody()) is False
 
@@ -104,9 +107,13 @@ def test_a_server_of_another_machine_is_never_spoken_to() -> None:
 
 def test_a_broken_connection_names_the_route() -> None:
     async def ask() -> None:
-        await Http("http://127.0.0.1:1").get("/version")
+        http = Http("http://127.0.0.1:1")
+        try:
+            await http.get("/version")
+        finally:
+            await http.close()
 
-    with pytest.raises(ProcessDiedError, match=r"^GET /version: the connection broke \(ConnectError"):
+    with pytest.raises(ProcessDiedError, match=r"^GET /version: the connection broke \(ClientConnectorError"):
         asyncio.run(ask())
 
 

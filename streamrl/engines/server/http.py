@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import httpx
+import aiohttp
 import msgspec
 
 from streamrl.config.loopback import fault_of_endpoint
@@ -85,9 +85,9 @@ class Http:
         """Raises ConfigError for an endpoint that is not of this machine."""
         if socket is None and (fault := fault_of_endpoint(endpoint)):
             raise ConfigError(f"rollout.server.endpoint = {endpoint!r}: {fault}")
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEP_ALIVE_S)
-        transport = httpx.AsyncHTTPTransport(uds=None if socket is None else str(socket), limits=limits, retries=0)
-        self._client = httpx.AsyncClient(base_url=endpoint, transport=transport, timeout=None, trust_env=False)
+        self._endpoint = endpoint
+        self._socket = socket
+        self._opened: aiohttp.ClientSession | None = None
 
     async def get(self, route: str) -> Answer:
         return await self._ask("GET", route, None, None)
@@ -97,48 +97,66 @@ class Http:
 
     async def _ask(self, verb: str, route: str, body: object, params: Mapping[str, str] | None) -> Answer:
         what = f"{verb} {route}"
+        # Each on a connection of its own: some servers close it behind an error without a word, and the request that
+        # takes it up next fails without a fault of anybody's.
+        kwargs = _payload(body, {"connection": "close"})
         try:
-            # Each on a connection of its own: some servers close it behind an error without a word, and the request
-            # that takes it up next fails without a fault of anybody's.
-            kwargs = _payload(body, {"connection": "close"})
-            response = await self._client.request(verb, route, params=params, **kwargs)
-        except httpx.TransportError as error:
+            async with self._session.request(verb, route, params=params, allow_redirects=False, **kwargs) as response:
+                return Answer(what, response.status, await response.read())
+        except (aiohttp.ClientError, ConnectionError) as error:
             raise _broken(what, error) from error
-        return Answer(what, response.status_code, response.content)
 
     @asynccontextmanager
     async def stream(self, route: str, body: object) -> AsyncIterator["Stream"]:
         """POST, and read the answer while it comes. Leaving the block ends the request."""
         what = f"POST {route}"
         try:
-            async with self._client.stream("POST", route, **_payload(body)) as response:
+            # What is left unread when the block ends closes the connection.
+            async with self._session.post(route, allow_redirects=False, **_payload(body)) as response:
                 yield Stream(what, response)
-        except httpx.TransportError as error:
+        except (aiohttp.ClientError, ConnectionError) as error:
             raise _broken(what, error) from error
 
     async def close(self) -> None:
-        await self._client.aclose()
+        if self._opened is not None:
+            await self._opened.close()
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        """Made in the event loop that uses it. As many connections as there are requests."""
+        if self._opened is None:
+            kept: dict[str, Any] = {"limit": 0, "keepalive_timeout": _KEEP_ALIVE_S}
+            self._opened = aiohttp.ClientSession(
+                self._endpoint,
+                connector=aiohttp.TCPConnector(**kept)
+                if self._socket is None
+                else aiohttp.UnixConnector(str(self._socket), **kept),
+                timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+            )
+        return self._opened
 
 
 class Stream:
     """An answer that is still coming. Its methods break off with a ProcessDiedError when the connection does."""
 
-    def __init__(self, route: str, response: httpx.Response) -> None:
+    def __init__(self, route: str, response: aiohttp.ClientResponse) -> None:
         self._route = route
         self._response = response
 
     @property
     def ok(self) -> bool:
-        return self._response.status_code < 400
+        return self._response.status < 400
 
     async def whole(self) -> Answer:
         """Read it to its end, for an answer that is no stream: a refusal."""
-        return Answer(self._route, self._response.status_code, await self._response.aread())
+        return Answer(self._route, self._response.status, await self._response.read())
 
     async def events(self) -> AsyncIterator[bytes]:
         """The data of each server-sent event, `[DONE]` left out."""
         rest = b""
-        async for chunk in self._response.aiter_bytes():
+        async for chunk in self._response.content.iter_any():
             *events, rest = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
             for event in events:
                 if event.startswith(b"data:") and (data := event[5:].strip()) != b"[DONE]":
@@ -148,8 +166,8 @@ class Stream:
 def _payload(body: object, headers: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     if body is None:
         return {"headers": dict(headers)}
-    return {"content": msgspec.json.encode(body), "headers": {**headers, "content-type": "application/json"}}
+    return {"data": msgspec.json.encode(body), "headers": {**headers, "content-type": "application/json"}}
 
 
-def _broken(route: str, error: httpx.TransportError) -> ProcessDiedError:
+def _broken(route: str, error: Exception) -> ProcessDiedError:
     return ProcessDiedError(f"{route}: the connection broke ({type(error).__name__}: {error})")

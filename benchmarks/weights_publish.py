@@ -1,0 +1,130 @@
+"""Versions through shared memory: what the learner stands still for, what writing one takes, and how fast one replica
+and four take one up.
+
+Against memcpy, which is a copy of as many bytes into memory that is there already, in turns with what it is compared
+with.
+"""
+
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from report import Report
+from weights_model import build
+from weights_replica import receive, send
+
+from streamrl.learner.process_group import open_group
+from streamrl.learner.sharding import ShardedPolicy
+from streamrl.types import Version
+from streamrl.weights.folder import shm_folder
+from streamrl.weights.manifest import encode
+from streamrl.weights.shm import ShmPublisher
+
+RUN_ID = "bench-weights"
+PROGRAM = Path(__file__).with_name("weights_replica.py")
+
+
+def measure(report: Report, rounds: int) -> None:
+    """All of it, for one model."""
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        group = open_group(0, 1, scratch / "meeting", device=torch.device("cpu"))
+        stack.callback(group.close)
+        policy = ShardedPolicy(build(), group, torch.float32)
+        size = sum(shard.nbytes for shard in policy.shards.values())
+        report.add("bytes of a version", size / 1e6, "MB")
+        key = secrets.token_bytes(32)
+        publisher = stack.enter_context(ShmPublisher(RUN_ID, key))
+        copying(report, policy, publisher, rounds)
+        taking_up(report, policy, publisher, key, rounds)
+
+
+def copying(report: Report, policy: ShardedPolicy, publisher: ShmPublisher, rounds: int) -> None:
+    """The snapshot and the publication over memcpy."""
+    shards = {name: shard.detach() for name, shard in policy.shards.items()}
+    target = {name: torch.empty_like(shard) for name, shard in shards.items()}
+
+    def copy() -> None:
+        for name, shard in shards.items():
+            target[name].copy_(shard)
+
+    def publish(step: int) -> None:
+        publisher.publish(policy.gather(snapshot), Version(0, step))
+
+    snapshot = policy.snapshot()
+    copy()
+    times: dict[str, list[float]] = {"memcpy": [], "snapshot": [], "publish": []}
+    for step in range(rounds + 1):
+        took = {
+            "memcpy": seconds(copy),
+            "snapshot": seconds(policy.snapshot),
+            "publish": seconds(lambda step=step: publish(step)),
+        }
+        publisher.unlink(Version(0, step))
+        if step:  # the first touches fresh memory
+            for name, value in took.items():
+                times[name].append(value)
+    size = sum(shard.nbytes for shard in shards.values())
+    report.add("memcpy", size / 1e9 / statistics.median(times["memcpy"]), "GB/s")
+    report.add("snapshot, all that a step waits for", ratio(times, "snapshot", "memcpy"), "memcpys", at_most=1.3)
+    report.add(
+        "gather, check, digest and write over memcpy's rate", ratio(times, "memcpy", "publish"), "", at_least=0.5
+    )
+
+
+def taking_up(report: Report, policy: ShardedPolicy, publisher: ShmPublisher, key: bytes, rounds: int) -> None:
+    """From a version's hand-over to the last replica's answer: signature, every digest, and the engine's copy."""
+    weights = list(policy.gather(policy.snapshot()))
+    with replicas(key, shm_folder(RUN_ID), 4) as four:
+        times: dict[str, list[float]] = {"one": [], "four": []}
+        for step in range(1, rounds + 2):
+            manifest = encode(publisher.publish(weights, Version(1, step)))
+            took = {
+                "one": seconds(lambda m=manifest: take(four[:1], m)),
+                "four": seconds(lambda m=manifest: take(four, m)),
+            }
+            publisher.unlink(Version(1, step))
+            if step > 1:
+                for name, value in took.items():
+                    times[name].append(value)
+    report.add("one replica takes a version", 1e3 * statistics.median(times["one"]), "ms")
+    report.add("four replicas take a version", ratio(times, "four", "one"), "times one", at_most=1.5)
+
+
+def take(processes: "list[subprocess.Popen[bytes]]", manifest: bytes) -> None:
+    for process in processes:
+        send(process.stdin, manifest)
+    for process in processes:
+        receive(process.stdout)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    started = time.monotonic()
+    call()
+    return time.monotonic() - started
+
+
+def ratio(times: dict[str, list[float]], upper: str, lower: str) -> float:
+    return statistics.median(a / b for a, b in zip(times[upper], times[lower], strict=True))
+
+
+@contextmanager
+def replicas(key: bytes, folder: Path, number: int) -> "Iterator[list[subprocess.Popen[bytes]]]":
+    """So many replica processes that stand ready."""
+    words = [sys.executable, PROGRAM, RUN_ID, folder]
+    processes = [subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(number)]
+    try:
+        for process in processes:
+            send(process.stdin, key)
+            receive(process.stdout)
+        yield processes
+    finally:
+        for process in processes:
+            process.communicate()
