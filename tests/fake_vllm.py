@@ -63,6 +63,7 @@ class FakeVllm:
         self.running: dict[str, FakeRequest] = {}
         self.seen: list[str] = []
         self.over: list[str] = []
+        self.connections: list[str | None] = []
         self.loaded: list[tuple[list[str], int]] = []
         self.label = "default"
         self.held: list[str | None] = ["default", "default"]
@@ -148,6 +149,7 @@ class FakeVllm:
 
     async def generate(self, request: Request) -> Response:
         body = await request.json()
+        self.connections.append(request.headers.get("connection"))
         name = name_of(body["request_id"])
         self.calls.append(("/inference/v1/generate", body))
         if refusal := self._instead("/inference/v1/generate"):

@@ -142,3 +142,18 @@ def test_the_command_line_has_the_users_words_last_and_no_open_port() -> None:
     assert "--no-enable-chunked-prefill" not in line
     assert not {"--host", "--port"} & set(command.argv)
     assert command.env["OMP_NUM_THREADS"] == "4"
+
+
+def test_a_connection_that_the_server_keeps_is_not_used_again() -> None:
+    """It may be closing just then: the request would look like one to a server that died."""
+    fake = FakeVllm()
+    fake.at_once = True
+
+    async def twice(contract: VllmContract) -> list[str | None]:
+        for name in ("one", "two"):
+            request = GenerationRequest(name, np.array([1], np.int32), 0, SamplingParams(max_new_tokens=2), ())
+            async for _ in contract.generate(request):
+                pass
+        return fake.connections
+
+    assert asked(fake, twice) == ["close", "close"]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import torch
 
 _LOAD_EVERY_S = 0.2
-"""Between two questions how full the server is: they cost it about as much as a request."""
+"""Between two questions how full the server is: the answer is a page of metrics, and only a number of it is read."""
 _SERVES_S = 10.0
 """For a server that refused a version to say which one it has."""
 

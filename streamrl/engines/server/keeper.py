@@ -27,7 +27,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _OURS = ("PYTHON", "RAY_", "STREAMRL_", "VIRTUAL_ENV")
 _CLEANING_S = 5.0
-_KILL_S = 1.0
+_KILL_S = 10.0  # a large process gives its memory back first
 _ROUNDS = 20  # one that forks while it is being ended shows up in the next round
 
 

@@ -108,7 +108,7 @@ class VllmContract:
                 yield Piece.failed(str(answer.refusal()))
                 return
             async for data in response.events():
-                # To the end of the stream, behind the last piece: then the connection is good for another request.
+                # To the end of the stream: what came behind the last piece would be a fault.
                 if (piece := vllm_answers.read_chunk(data)) is not None:
                     yield piece
 
