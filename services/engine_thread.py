@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from streamrl.engines.base import Engine
 from streamrl.timeline import TraceWriter
-from streamrl.types import EngineStats, GenerationRequest, GenerationResult, PartialTokens, UpdateMode, Version
+from streamrl.types import (
+    EngineStats,
+    GenerationRequest,
+    GenerationResult,
+    PartialTokens,
+    ServerLoad,
+    UpdateMode,
+    Version,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +61,7 @@ class EngineThread:
     it must not block. `on_death(error)` is called once if the thread fails. `report(pieces)`, in the thread too, takes
     what running requests have sampled since the last time: every `report_every` steps of those with that many such
     tokens (every step, where steps are not tokens), and at the end, when it is stopped, of all. 0 reports nothing.
+    `hear(load)`, in the thread too, takes each new word of a server on how full it is.
 
     Example:
         thread = EngineThread(make_engine, deliver, on_death)
@@ -70,7 +79,10 @@ class EngineThread:
         trace: TraceWriter | None = None,
         report: Callable[[list[PartialTokens]], None] | None = None,
         report_every: int = 0,
+        hear: Callable[[ServerLoad], None] | None = None,
     ) -> None:
+        self._hear = hear
+        self._heard: ServerLoad | None = None
         self._report = report if report_every else None
         self._report_every = report_every
         self._steps_untold = 0
@@ -163,7 +175,7 @@ class EngineThread:
         try:
             engine = self._engine = self._make_engine()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the waiter must hear it
-            self._cancel_waiting()
+            self._end_waiting(None)
             self._ready.set_exception(error)
             return
         self._ready.set_result(None)
@@ -172,9 +184,10 @@ class EngineThread:
             self._report_partials(engine, 1)
         except BaseException as error:  # noqa: BLE001 - a dead engine thread must never be silent
             self._on_death(error)
+            self._end_waiting(error)
         finally:
             engine.close()
-            self._cancel_waiting()
+            self._end_waiting(None)
 
     def _loop(self, engine: Engine) -> None:
         steps_since_spare = 0
@@ -195,6 +208,8 @@ class EngineThread:
                 self._steps_untold += 1
                 if self._steps_untold == self._report_every or not engine.token_steps:
                     self._report_partials(engine, self._report_every)
+                if self._hear is not None and not engine.token_steps:
+                    self._report_load(engine.stats().load, self._hear)
             if self._spare and (not engine.has_work or steps_since_spare >= SPARE_EVERY):
                 steps_since_spare = 0
                 self._step_spare()
@@ -204,6 +219,11 @@ class EngineThread:
         pieces = engine.partials(least) if self._report is not None else []
         if self._report is not None and pieces:
             self._report(pieces)
+
+    def _report_load(self, load: ServerLoad | None, hear: Callable[[ServerLoad], None]) -> None:
+        if load is not None and load is not self._heard:
+            self._heard = load
+            hear(load)
 
     def _await_work(self, engine: Engine) -> bool:
         with self._wake:
@@ -269,13 +289,23 @@ class EngineThread:
             self._spare.popleft()
             future.set_result(None)
 
-    def _cancel_waiting(self) -> None:
+    def _end_waiting(self, error: BaseException | None) -> None:
+        """Nothing more is done for anybody: those who wait hear what the engine died of, or are cancelled."""
         with self._wake:
             self._stopping = True
-            for future in [one[1] for one in (*self._commands, *self._spare)]:
-                future.cancel()
-            # After the commands: a load whose command is cancelled is among these only then.
-            for load in self._loading:
-                load.loaded.cancel()
+            waiting = [one[1] for one in (*self._commands, *self._spare)]
             self._commands.clear()
             self._spare.clear()
+        for future in waiting:
+            _end(future, error)
+        # After the commands: a load whose command ends is among these only then.
+        for load in self._loading:
+            _end(load.loaded, error)
+        self._loading.clear()
+
+
+def _end(future: "Future[Any]", error: BaseException | None) -> None:
+    if error is None or not future.set_running_or_notify_cancel():
+        future.cancel()
+    else:
+        future.set_exception(error)

@@ -13,12 +13,12 @@ from ray.actor import ActorHandle
 
 from services.books import RunBook
 from services.deadline import within
-from services.deaths import process_died
+from services.deaths import cause_of, process_died
 from services.due import target_reached
 from services.seat import Seat
 from services.weights import EVALUATION
 from streamrl.config import Config
-from streamrl.errors import DataError
+from streamrl.errors import DataError, ProcessDiedError
 from streamrl.evaluation import EvalScore
 from streamrl.types import Version
 
@@ -117,7 +117,8 @@ class Evaluator:
             index = next(iter(self._serving))
             try:
                 return await self._serving[index].evaluate.remote(manifest)
-            except ray.exceptions.ActorDiedError as error:
-                if not process_died(error):
+            except (ray.exceptions.ActorDiedError, ray.exceptions.RayTaskError) as error:
+                # It ends, too, when its server does, and can still say so.
+                if not (process_died(error) or isinstance(cause_of(error), ProcessDiedError)):
                     raise
                 self.left(index)

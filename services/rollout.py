@@ -42,6 +42,7 @@ from streamrl.engines.server.place import ServerPlace
 from streamrl.errors import ComponentError, DataError, ProcessDiedError
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.replica_state import ReplicaStateMachine
+from streamrl.room import Room
 from streamrl.tasks.prompts import EncodedPrompts, longest_text
 from streamrl.tasks.resolve import resolve_task
 from streamrl.types import (
@@ -49,6 +50,7 @@ from streamrl.types import (
     GenerationResult,
     PartialTokens,
     SamplingParams,
+    ServerLoad,
     Ticket,
     UpdateMode,
     Version,
@@ -117,7 +119,8 @@ class RolloutReplica:
         self._loop = asyncio.get_running_loop()
         self._state = ReplicaStateMachine(self._name, self._epoch)
         self._orders = itertools.count()
-        self._routable, self._room, self._flush = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._routable, self._news, self._flush = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._room = Room(self._config.rollout.slots, self._config.rollout.group_size)
         self._death: asyncio.Future[None] = self._loop.create_future()
         folder = model_folder(self._run.path, self._config)
         tokenizer = load_tokenizer(folder)
@@ -140,6 +143,7 @@ class RolloutReplica:
             self._observer.trace,
             report=self._report,
             report_every=self._journal.every,
+            hear=self._hear,
         )
         await asyncio.wrap_future(self._thread.start())
         await self._store.join.remote(self._name)
@@ -216,15 +220,19 @@ class RolloutReplica:
             self._thread.submit(requests).add_done_callback(self._ordered)
 
     async def _wait_for_room(self) -> int:
-        """Groups that the engine can take: at least a quarter of its slots, so that prefills come in batches."""
-        group_size, slots = self._config.rollout.group_size, self._config.rollout.slots
-        least = max(1, slots // group_size // 4)
-        while True:
-            room = (max(slots, group_size) - len(self._running)) // group_size
-            if room >= least:
-                return room
-            self._room.clear()
-            await self._room.wait()
+        """Groups that the engine can take; at least one."""
+        while not (groups := self._room.groups(len(self._running))):
+            self._news.clear()
+            await self._news.wait()
+        return groups
+
+    def _hear(self, load: ServerLoad) -> None:
+        """Called by the engine thread."""
+        self._loop.call_soon_threadsafe(self._collect_load, load)
+
+    def _collect_load(self, load: ServerLoad) -> None:
+        self._room.heard(load)
+        self._news.set()
 
     def _requests(self, ticket: Ticket) -> list[GenerationRequest]:
         prompt, prompt_ids = self._prompts.at(ticket.data_index)
@@ -266,7 +274,8 @@ class RolloutReplica:
             self._finished.append(Finished(issued, finite(result, self._name), now))
         if idle or len(self._finished) >= min(FRAME_ROWS, self._frame_room):
             self._flush.set()
-        self._room.set()
+        self._room.ended(len(results))
+        self._news.set()
 
     def _report(self, pieces: list[PartialTokens]) -> None:
         """Called by the engine thread."""

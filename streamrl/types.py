@@ -137,8 +137,19 @@ class GenerationResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """What a server says of itself. running: requests that have a part of its KV cache. waiting: those that have none
+    (not yet, or not any more). kv_use: share of the cache in use, 0 to 1."""
+
+    running: int
+    waiting: int
+    kv_use: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since start (tokens, requests) and gauges (running, waiting, kv_bytes_*)."""
+    """Counters since start (tokens, requests) and gauges (running, waiting, kv_bytes_*). load: what a server said of
+    itself last; None before that, and of an engine that keeps room for each of its slots."""
 
     running: int
     waiting: int
@@ -147,6 +158,7 @@ class EngineStats:
     kv_bytes_used: int
     kv_bytes_total: int
     version: Version
+    load: ServerLoad | None = None
 
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
+from fake_server import Reset, logprob, spans_of, token
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -29,18 +30,6 @@ INFO = {
     "speculative_algorithm": None,
     "dp_size": 1,
 }
-
-
-def token(index: int) -> int:
-    return 10 + index
-
-
-def logprob(index: int) -> float:
-    return -0.5 - index / 8
-
-
-class _Reset(Exception):
-    """Breaks the connection in the middle of an answer."""
 
 
 @dataclass
@@ -144,7 +133,7 @@ class FakeSglang:
         while request.ending is None:
             count = len(request.labels)
             if count == self.reset_at:
-                raise _Reset
+                raise Reset
             if self._holds(request):
                 await self.until(lambda: request.ending is not None or not self._holds(request))
                 continue
@@ -179,7 +168,9 @@ class FakeSglang:
             "output_token_logprobs": rows,
         }
         if request.ending is not None and self.spans:
-            meta["weight_versions"] = spans_of(request.labels, self.label)
+            # One empty span, of the weights now, for a completion without tokens.
+            nothing = [{"version": self.label, "start": 0, "end": 0}]
+            meta["weight_versions"] = spans_of(request.labels) or nothing
         return b"data: " + json.dumps({"output_ids": ids, "meta_info": meta}).encode() + b"\n\n"
 
     async def _abort(self, body: dict[str, Any]) -> Response:
@@ -222,17 +213,6 @@ class FakeSglang:
     async def _loads(self, _: Any) -> Response:
         load = {"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 2, "token_usage": 0.25}
         return JSONResponse({"version": "0.5.23", "loads": [load]})
-
-
-def spans_of(labels: list[str], label: str) -> list[dict[str, Any]]:
-    """As the server tells them; one empty span, of the weights now, for a completion without tokens."""
-    spans: list[dict[str, Any]] = []
-    for index, one in enumerate(labels):
-        if spans and spans[-1]["version"] == one:
-            spans[-1]["end"] = index + 1
-        else:
-            spans.append({"version": one, "start": index, "end": index + 1})
-    return spans or [{"version": label, "start": 0, "end": 0}]
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from fake_server import Reset, logprob, spans_of, token
 from safetensors import safe_open
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -36,18 +37,6 @@ vllm:num_requests_running{engine="0",model_name="model"} 3.0
 vllm:num_requests_waiting{engine="0",model_name="model"} 2.0
 vllm:kv_cache_usage_perc{engine="0",model_name="model"} 0.25
 """
-
-
-def token(index: int) -> int:
-    return 10 + index
-
-
-def logprob(index: int) -> float:
-    return -0.5 - index / 8
-
-
-class _Reset(Exception):
-    """Breaks the connection in the middle of an answer."""
 
 
 @dataclass
@@ -73,11 +62,14 @@ class FakeVllm:
         self.calls: list[tuple[str, Any]] = []
         self.running: dict[str, FakeRequest] = {}
         self.seen: list[str] = []
+        self.over: list[str] = []
+        self.connections: list[str | None] = []
         self.loaded: list[tuple[list[str], int]] = []
         self.label = "default"
         self.held: list[str | None] = ["default", "default"]
         self.paused = self.at_once = False
         self.version = "0.32.0+cpu"
+        self.metrics = METRICS
         self.answers: dict[str, tuple[int, Any]] = {}
         self.after: dict[str, tuple[int, Any]] = {}
         self.hung: set[str] = set()
@@ -95,6 +87,11 @@ class FakeVllm:
         """Until so many requests have come, from the start on."""
         with self._arrived:
             assert self._arrived.wait_for(lambda: len(self.seen) >= count, LIMIT_S), self.seen
+
+    def wait_for_end_of(self, rid: str) -> None:
+        """Until the answer to a request has come to its end, or its connection was closed."""
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: rid in self.over, LIMIT_S), self.over
 
     def sample(self, count: int = 1, *names: str) -> None:
         """Sample so many tokens of each request, or of those named, in one piece."""
@@ -147,11 +144,13 @@ class FakeVllm:
             choice["weight_versions"] = spans_of(request.labels)
             del self.running[name]
         self.odd(choice)
-        request.chunks.put_nowait({"request_id": f"generate-tokens-{name}", "choices": [choice]})
+        given = request.body["request_id"]
+        request.chunks.put_nowait({"request_id": f"generate-tokens-{given}", "choices": [choice]})
 
     async def generate(self, request: Request) -> Response:
         body = await request.json()
-        name = body["request_id"]
+        self.connections.append(request.headers.get("connection"))
+        name = name_of(body["request_id"])
         self.calls.append(("/inference/v1/generate", body))
         if refusal := self._instead("/inference/v1/generate"):
             return refusal
@@ -164,12 +163,21 @@ class FakeVllm:
         return StreamingResponse(self._stream(mine), media_type="text/event-stream")
 
     async def _stream(self, request: FakeRequest) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._chunks(request):
+                yield chunk
+        finally:
+            with self._arrived:
+                self.over.append(request.body["request_id"])
+                self._arrived.notify_all()
+
+    async def _chunks(self, request: FakeRequest) -> AsyncIterator[bytes]:
         while (chunk := await request.chunks.get()) is not None:
             yield f"data: {json.dumps(chunk)}\n\n".encode()
             if "error" in chunk or chunk["choices"][0].get("finish_reason"):
                 yield b"data: [DONE]\n\n"
                 return
-        raise _Reset
+        raise Reset
 
     async def verb(self, request: Request) -> Response:
         """Every other route."""
@@ -197,7 +205,7 @@ class FakeVllm:
         return {"version": self.version}
 
     def _metrics(self, body: Any) -> Any:
-        return PlainTextResponse(METRICS)
+        return PlainTextResponse(self.metrics)
 
     def _is_paused(self, body: Any) -> Any:
         return {"is_paused": self.paused}
@@ -218,9 +226,7 @@ class FakeVllm:
         return {"success": True, "new_version": self.label}
 
     def _abort_requests(self, body: Any) -> Any:
-        for name in [
-            one.removeprefix("generate-tokens-") for one in body["request_ids"] if one.startswith("generate-")
-        ]:
+        for name in [name_of(one) for one in body["request_ids"] if one.startswith("generate-tokens-")]:
             if name in self.running:
                 self._finish(name, "abort")
         return {"status": "aborted", "aborted": len(body["request_ids"])}
@@ -269,14 +275,9 @@ class FakeVllm:
             thread.join(LIMIT_S)
 
 
-def spans_of(labels: list[str]) -> list[dict[str, Any]]:
-    spans: list[dict[str, Any]] = []
-    for place, label in enumerate(labels):
-        if spans and spans[-1]["version"] == label:
-            spans[-1]["end"] = place + 1
-        else:
-            spans.append({"version": label, "start": place, "end": place + 1})
-    return spans
+def name_of(rid: str) -> str:
+    """The test's name of a request, which a contract sends under a name that is new each time."""
+    return rid.split(":")[-1]
 
 
 @contextmanager

@@ -10,35 +10,31 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from streamrl.config.schema import ModelConfig
-from streamrl.models.load import load_model, prepare_model_folder
+from streamrl.models.load import DTYPES, load_model, prepare_model_folder
 from streamrl.types import FloatArray
 
 CONTEXT = 512
 
 
-def write_model(folder: Path, seed: int, *, context: int = CONTEXT) -> Path:
-    """A model folder of 0.4 million parameters with tied embeddings, whose distributions differ well between seeds."""
+def write_model(folder: Path, seed: int, *, context: int = CONTEXT, tied: bool = True, dtype: str = "float32") -> Path:
+    """A model folder of 0.4 million parameters whose distributions differ well between seeds."""
     prepare_model_folder(ModelConfig(preset="tiny-qwen3"), seed, folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": context}))
-    assert config["tie_word_embeddings"]
+    changed = {"max_position_embeddings": context, "tie_word_embeddings": tied, "dtype": dtype}
+    (folder / "config.json").write_text(json.dumps({**config, **changed}))
     (path,) = folder.glob("*.safetensors")
+    tensors = load_file(path)
+    if not tied:
+        head = torch.empty_like(tensors["model.embed_tokens.weight"])
+        tensors["lm_head.weight"] = head.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(seed))
     # As they are drawn, weights give nearly equal odds to all tokens, whatever the prompt.
-    sharper = {name: tensor * (6 if tensor.ndim == 2 else 1) for name, tensor in load_file(path).items()}
+    sharper = {name: (tensor * (3 if tensor.ndim == 2 else 1)).to(DTYPES[dtype]) for name, tensor in tensors.items()}
     save_file(sharper, path, metadata={"format": "pt"})
     return folder
 
 
-def write_update(folder: Path, model: Path) -> Path:
-    """A folder with nothing but the model's weights, as a replica hands them to a server."""
-    folder.mkdir()
-    (path,) = model.glob("*.safetensors")
-    save_file(load_file(path), folder / "model.safetensors")
-    return folder
-
-
 def reference(folder: Path) -> PreTrainedModel:
-    """The model in float32."""
+    """The model in float32, whatever its weights are kept in."""
     return load_model(folder, "float32")
 
 

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import numpy as np
-from fake_sglang import token
+from fake_server import token
 
 from streamrl.engines.server.contract import Piece
 from streamrl.engines.server.sglang_contract import SglangContract

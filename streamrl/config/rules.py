@@ -11,7 +11,7 @@ from streamrl.config.known import REWARDS, TASK_LONGEST_PROMPT
 from streamrl.config.limits import INVARIANT_ROWS
 from streamrl.config.problems import Problem
 from streamrl.config.schema import Config
-from streamrl.config.server_rules import only_for_servers, server_endpoint, servers_share_batches
+from streamrl.config.server_rules import only_for_servers, server_arguments, server_endpoint, servers_share_batches
 from streamrl.config.suggest import nearest_value
 from streamrl.config.toml_text import quoted
 from streamrl.config.weights_rules import collective_backend, shared_folder
@@ -247,4 +247,5 @@ RULES: tuple[Rule, ...] = (
     server_endpoint,
     shared_folder,
     collective_backend,
+    server_arguments,
 )

@@ -106,7 +106,8 @@ class ServerConfig(Table, frozen=True):
     quantization: str | None = None
     """The server's own name of the number format that it serves weights in; that of the model when absent."""
     args: tuple[str, ...] = ()
-    """Further arguments of the server's command line, behind those that streamrl gives."""
+    """Further arguments of the server's command line, behind those that streamrl gives. Refused are those that would
+    open the server to others, or break what it promises of log-probs and versions."""
 
 
 class RolloutConfig(Table, frozen=True):

@@ -10,6 +10,21 @@ from streamrl.config.toml_text import quoted
 _OF_THE_LAUNCH = ("python", "tensor_parallel", "quantization", "args")
 """Keys that say how to start a server."""
 
+_OPEN = "the server's routes for weights ask for no password, so it listens on a private socket alone"
+_NOT_YOURS = {
+    "--host": _OPEN,
+    "--port": _OPEN,
+    "--uds": _OPEN,
+    "--enable-return-routed-experts": (
+        "router replay does not exist here: the experts that the server names would be recorded nowhere, and the "
+        "learner routes each token by itself"
+    ),
+    "--logprobs-mode": "the learner needs log-probs of the distribution that is sampled",
+    "--data-parallel-size": "a version is taken up by one rank; set rollout.replicas",
+    "--dp-size": "a version is taken up by one rank; set rollout.replicas",
+}
+"""Arguments that would break a promise, and why."""
+
 
 def only_for_servers(config: Config) -> Iterator[Problem]:
     """`[rollout.server]` says nothing to an engine that is none."""
@@ -47,6 +62,16 @@ def server_endpoint(config: Config) -> Iterator[Problem]:
             "others; set 1, or leave the endpoint out"
         )
         yield Problem(key="rollout.replicas", what=what, given=str(config.rollout.replicas), involves=(key,))
+
+
+def server_arguments(config: Config) -> Iterator[Problem]:
+    """Arguments of the server's command line win over those that streamrl gives; not over what it promises."""
+    if not config.rollout.is_server:
+        return
+    for argument in config.rollout.server.args:
+        why = _NOT_YOURS.get(argument.split("=")[0].replace("_", "-"))
+        if why is not None:
+            yield Problem(key="rollout.server.args", what=f"{why}; leave it out", given=quoted(argument))
 
 
 def _set_keys(server: ServerConfig, keys: tuple[str, ...]) -> Iterator[tuple[str, object]]:

@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
-from fake_vllm import FakeVllm, fake_engine, logprob, token
+from fake_server import logprob, token
+from fake_vllm import FakeVllm, fake_engine, name_of
 
 from streamrl.engines.server.engine import ServerEngine
 from streamrl.errors import ComponentError
@@ -65,8 +67,16 @@ def tokens_arrive(engine: ServerEngine, count: int) -> None:
         assert engine.step() == []
 
 
+def begun(fake: FakeVllm, engine: ServerEngine, name: str) -> None:
+    """A request of which the engine has heard."""
+    engine.submit([request(name)])
+    fake.wait_for(1)
+    fake.sample(1, name)
+    tokens_arrive(engine, 1)
+
+
 def sent(fake: FakeVllm) -> list[str]:
-    return [body["request_id"] for path, body in fake.calls if path == "/inference/v1/generate"]
+    return [name_of(body["request_id"]) for path, body in fake.calls if path == "/inference/v1/generate"]
 
 
 def test_as_many_as_there_are_slots_are_sent_and_the_others_follow_in_order(fake: FakeVllm) -> None:
@@ -116,6 +126,7 @@ def test_each_token_has_the_version_that_sampled_it(fake: FakeVllm, engine: Serv
     engine.submit([request("one")])
     fake.wait_for(1)
     fake.sample(3)
+    tokens_arrive(engine, 3)
     engine.load_weights(weights(), NEW, UpdateMode.KEEP)
     fake.sample(1)
     engine.load_weights(weights(), NEWER, UpdateMode.RECOMPUTE)
@@ -145,13 +156,60 @@ def test_the_server_reads_each_tensor_once_from_a_folder_that_is_ours_alone_and_
 
 
 def test_a_request_under_a_new_version_reuses_no_keys_of_an_old_one(fake: FakeVllm, engine: ServerEngine) -> None:
-    engine.submit([request("before")])
-    fake.wait_for(1)
+    begun(fake, engine, "before")
     engine.load_weights(weights(), NEW, UpdateMode.KEEP)
     engine.submit([request("after"), request("too")])
     fake.wait_for(3)
     salts = {name: running.body["cache_salt"] for name, running in fake.running.items()}
     assert salts["before"] != salts["after"] == salts["too"]
+
+
+@pytest.mark.parametrize("refused", [None, "tensor 'x' is not of this model"])
+def test_a_request_that_the_server_may_not_have_begun_is_sent_again_after_an_update_that_keeps_the_keys(
+    refused: str | None, fake: FakeVllm, engine: ServerEngine
+) -> None:
+    begun(fake, engine, "begun")
+    engine.submit([request("on its way")])
+    fake.wait_for(2)
+    fake.refused = refused
+    with pytest.raises(ComponentError) if refused else nullcontext():
+        engine.load_weights(weights(), NEW, UpdateMode.KEEP)
+    fake.wait_for(3)
+    assert sent(fake) == ["begun", "on its way", "on its way"]
+    old, first, second = [body for path, body in fake.calls if path == "/inference/v1/generate"]
+    fake.wait_for_end_of(first["request_id"])
+    assert first["request_id"] != second["request_id"]
+    assert old["cache_salt"] == first["cache_salt"]
+    assert (second["cache_salt"] == first["cache_salt"]) == bool(refused)
+    fake.sample(8, "on its way")
+    (result,) = results(engine)
+    assert result.token_ids.tolist() == [token(i) for i in range(8)]
+    assert result.version_spans == (VersionSpan(0, OLD if refused else NEW),)
+
+
+@pytest.mark.parametrize("mode", [UpdateMode.RECOMPUTE, UpdateMode.DRAIN])
+def test_an_update_that_empties_the_cache_sends_nothing_again(
+    mode: UpdateMode, fake: FakeVllm, engine: ServerEngine
+) -> None:
+    engine.submit([request("on its way")])
+    fake.wait_for(1)
+    engine.load_weights(weights(), NEW, mode)
+    fake.sample(8)
+    (result,) = results(engine)
+    assert result.finish_reason is FinishReason.LENGTH
+    assert sent(fake) == ["on its way"]
+
+
+def test_a_request_that_the_server_may_not_have_begun_is_aborted_by_closing_its_connection(
+    fake: FakeVllm, engine: ServerEngine
+) -> None:
+    engine.submit([request("one")])
+    fake.wait_for(1)
+    engine.abort(["one"])
+    (aborted,) = results(engine)
+    assert (aborted.finish_reason, len(aborted.token_ids)) == (FinishReason.ABORT, 0)
+    fake.wait_for_end_of(fake.calls[0][1]["request_id"])
+    assert "/abort_requests" not in fake.paths()
 
 
 def test_a_request_goes_on_behind_the_tokens_that_it_came_with(fake: FakeVllm, engine: ServerEngine) -> None:
@@ -246,6 +304,7 @@ def test_a_load_replaces_a_drained_one_that_is_pending(fake: FakeVllm, engine: S
     fake.wait_for(1)
     engine.load_weights(weights(), NEW, UpdateMode.DRAIN)
     engine.load_weights(weights(), NEWER, UpdateMode.KEEP)
+    fake.wait_for(2)  # sent again
     fake.sample(8)
     (result,) = results(engine)
     assert result.version_spans == (VersionSpan(0, NEWER),)
@@ -258,6 +317,7 @@ def test_an_abort_ends_the_waiting_at_once_and_the_running_with_their_tokens(fak
         engine.submit([request("running"), request("waiting"), request("stays")])
         fake.wait_for(1)
         fake.sample(2)
+        tokens_arrive(engine, 2)
         engine.load_weights(weights(), NEW, UpdateMode.KEEP)
         fake.sample(1)
         engine.abort(["running", "waiting", "nobody"])
@@ -290,8 +350,7 @@ def test_an_abort_without_spans_keeps_what_is_certain(fake: FakeVllm, engine: Se
 
 
 def test_an_older_request_of_the_same_id_ends_before_the_newer_one_starts(fake: FakeVllm, engine: ServerEngine) -> None:
-    engine.submit([request("one")])
-    fake.wait_for(1)
+    begun(fake, engine, "one")
     fake.hung.add("/abort_requests")
     engine.abort(["one"])
     engine.submit([request("one"), request("two")])

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_vllm import FakeVllm, fake_engine, token
+from fake_server import token
+from fake_vllm import FakeVllm, fake_engine
 
 from services.engine_thread import EngineThread
 from streamrl.errors import ProcessDiedError
@@ -85,6 +86,7 @@ def test_an_order_does_not_wait_for_the_server(running: Running) -> None:
 def test_a_version_is_taken_up_while_a_request_waits_for_its_tokens(running: Running) -> None:
     running.submit("one")
     running.thread.load({"model.norm.weight": torch.zeros(2)}, NEW, UpdateMode.KEEP).result(LIMIT_S)
+    running.fake.wait_for(2)  # sent again: the server had not begun it
     running.fake.sample(8)
     ((result,), _) = running.delivered.get(timeout=LIMIT_S)
     assert result.version_spans == (VersionSpan(0, NEW),)
@@ -123,3 +125,20 @@ def test_the_death_of_the_server_is_heard(running: Running) -> None:
     running.submit("one")
     running.fake.say("one", None)
     assert isinstance(running.deaths.get(timeout=LIMIT_S), ProcessDiedError)
+
+
+class Endless(Counted):
+    @property
+    def done(self) -> bool:
+        return False
+
+
+def test_who_waits_for_the_engine_when_its_server_dies_hears_of_it(running: Running) -> None:
+    evaluation = running.thread.run_spare(Endless())
+    running.submit("one")
+    loaded = running.thread.load({"model.norm.weight": torch.zeros(2)}, NEW, UpdateMode.DRAIN)
+    running.thread.stats().result(LIMIT_S)
+    running.fake.say("one", None)
+    for future in (evaluation, loaded):
+        with pytest.raises(ProcessDiedError, match="the connection broke"):
+            future.result(LIMIT_S)

@@ -3,6 +3,7 @@ trusted is dead, and an update leaves one version or none."""
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from fake_vllm import FakeVllm, fake_engine
 
 from streamrl.engines.server.engine import ServerEngine
+from streamrl.engines.server.model_tensors import ModelTensors
 from streamrl.errors import ComponentError, ProcessDiedError
 from streamrl.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, UpdateMode, Version
 
@@ -188,6 +190,8 @@ def test_an_abort_that_fails_is_the_servers_death(fake: FakeVllm, engine: Server
     fake.answers["/abort_requests"] = (500, {"error": "no engine"})
     engine.submit([request("one")])
     fake.wait_for(1)
+    fake.sample(1)
+    assert engine.step() == []  # the server has begun it
     engine.abort(["one"])
     with pytest.raises(ProcessDiedError, match="POST /abort_requests answers 500: no engine"):
         step_until_it_raises(engine)
@@ -211,6 +215,38 @@ def test_a_version_that_is_refused_leaves_the_old_one_serving(path: str, fake: F
     assert [path.name for path in engine._server.folder.iterdir()] == ["socket"]
     fake.sample(6)
     assert [span.version for span in result_of(engine).version_spans] == [OLD]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        ({}, r"tensor model\.norm\.weight is missing, and 0 more"),
+        ({"model.norm.weight": 2, "other": 2}, r"tensor other is not of this model, and 0 more"),
+        ({"model.norm.weight": 2, "lm_head.weight": 2}, r"tensor lm_head\.weight is not of this model"),
+        ({"model.norm.weight": 3}, r"tensor model\.norm\.weight has shape \(3,\); this model has \(2,\)"),
+    ],
+)
+def test_weights_that_are_not_the_models_are_refused_before_the_server_sees_them(
+    shapes: dict[str, int], words: str, fake: FakeVllm, engine: ServerEngine
+) -> None:
+    engine._limits = replace(engine._limits, tensors=ModelTensors({"model.norm.weight": (2,)}, tied=False))
+    with pytest.raises(ComponentError, match=rf"version 0\.1 was refused, version 0\.0 serves on: .*{words}"):
+        engine.load_weights({name: torch.zeros(size) for name, size in shapes.items()}, NEW, UpdateMode.KEEP)
+    assert fake.calls == []
+    assert engine.version == OLD
+
+
+def test_a_tied_head_may_be_a_tensor_of_its_own_or_not() -> None:
+    model = ModelTensors({"model.embed_tokens.weight": (4, 2), "lm_head.weight": (4, 2)}, tied=True)
+    embedding = {"model.embed_tokens.weight": torch.zeros(4, 2)}
+    assert model.fault_of(embedding) == ""
+    assert model.fault_of(embedding | {"lm_head.weight": torch.zeros(4, 2)}) == ""
+    assert (
+        ModelTensors({"model.embed_tokens.weight": (4, 2)}, tied=True).fault_of(
+            embedding | {"lm_head.weight": torch.zeros(4, 2)}
+        )
+        == ""
+    )
 
 
 @pytest.mark.parametrize("held", [[None, "0.0"], ["0.1", "0.0"], ["0.1", "0.1"]], ids=["torn", "mixed", "unlabelled"])

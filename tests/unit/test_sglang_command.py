@@ -45,6 +45,7 @@ def test_the_server_serves_what_was_asked_for() -> None:
 def test_the_server_listens_in_a_private_folder_and_has_all_its_files_there() -> None:
     env = command().env
     assert (env["SGLANG_UNIX_SOCKET"], env["TMPDIR"]) == ("/private/socket", "/private")
+    assert env["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] == "file:///private/meeting"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_sglang import FakeSglang, fake_sglang, logprob, serving
+from fake_server import logprob
+from fake_sglang import FakeSglang, fake_sglang, serving
 from sglang_requests import end, first_piece, ids, pieces, request, sampled
 
 from streamrl.engines.server.http import Http

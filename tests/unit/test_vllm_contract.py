@@ -10,13 +10,12 @@ import pytest
 from fake_vllm import METRICS, FakeVllm
 
 from streamrl.engines.server import vllm_answers
-from streamrl.engines.server.contract import ServerLoad
 from streamrl.engines.server.http import Http
 from streamrl.engines.server.private_folder import make_private_folder, remove_private_folder
 from streamrl.engines.server.vllm_command import vllm_command
 from streamrl.engines.server.vllm_contract import VllmContract
 from streamrl.errors import ComponentError, ConfigError, ProcessDiedError
-from streamrl.types import GenerationRequest, SamplingParams, Version
+from streamrl.types import GenerationRequest, SamplingParams, ServerLoad, Version
 
 
 def asked(fake: FakeVllm, ask: Callable[[VllmContract], Awaitable[Any]]) -> Any:
@@ -96,7 +95,7 @@ def test_the_load_is_summed_over_the_servers_engines() -> None:
 
 def test_two_servers_never_share_a_salt() -> None:
     request = GenerationRequest("r", np.array([1], np.int32), 0, SamplingParams(), ())
-    bodies = [VllmContract(Http("http://127.0.0.1:1"))._body(request) for _ in range(2)]
+    bodies = [VllmContract(Http("http://127.0.0.1:1"))._body(request, "r") for _ in range(2)]
     assert bodies[0]["cache_salt"] != bodies[1]["cache_salt"]
 
 
@@ -143,3 +142,18 @@ def test_the_command_line_has_the_users_words_last_and_no_open_port() -> None:
     assert "--no-enable-chunked-prefill" not in line
     assert not {"--host", "--port"} & set(command.argv)
     assert command.env["OMP_NUM_THREADS"] == "4"
+
+
+def test_a_connection_that_the_server_keeps_is_not_used_again() -> None:
+    """It may be closing just then: the request would look like one to a server that died."""
+    fake = FakeVllm()
+    fake.at_once = True
+
+    async def twice(contract: VllmContract) -> list[str | None]:
+        for name in ("one", "two"):
+            request = GenerationRequest(name, np.array([1], np.int32), 0, SamplingParams(max_new_tokens=2), ())
+            async for _ in contract.generate(request):
+                pass
+        return fake.connections
+
+    assert asked(fake, twice) == ["close", "close"]

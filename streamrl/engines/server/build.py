@@ -2,17 +2,19 @@
 
 import asyncio
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 from streamrl.config import Config
 from streamrl.engines.server.engine import ServerEngine, ServerLimits
 from streamrl.engines.server.http import Http
+from streamrl.engines.server.model_tensors import ModelTensors
 from streamrl.engines.server.place import ServerPlace, engine_python
 from streamrl.engines.server.private_folder import make_private_folder, remove_private_folder
 from streamrl.engines.server.process import ServerProcess
 from streamrl.engines.server.programs import CONTRACTS, server_command
 from streamrl.engines.server.server import Server
-from streamrl.errors import ComponentError, StreamRLError
+from streamrl.errors import ComponentError
 from streamrl.types import Version
 
 _LOOK_S = 0.2
@@ -29,22 +31,17 @@ def build_server_engine(
     Raises ConfigError (no such Python, a release that is not spoken), ProcessDiedError (the server ended instead) and
     DeadlineError (0.9 of `deadlines.start_s` is over); nothing is left running then.
     """
-    folder = make_private_folder(f"{place.prefix}-server")
-    try:
+    with ExitStack() as undo:
+        folder = make_private_folder(f"{place.prefix}-server")
+        undo.callback(remove_private_folder, folder)
         server = _server(config, model_folder, max_length, place, folder)
-    except BaseException:
-        remove_private_folder(folder)
-        raise
-    try:
-        _await_ready(server, config.deadlines.start_s * _OF_THE_DEADLINE)
-        server.run(server.contract.identify(), config.deadlines.start_s, "saying its version")
-    except ComponentError as error:
-        told = type(error)(server.obituary(error))
-        server.close()
-        raise told from error
-    except StreamRLError:
-        server.close()
-        raise
+        undo.callback(server.close)
+        try:
+            _await_ready(server, config.deadlines.start_s * _OF_THE_DEADLINE)
+            server.run(server.contract.identify(), config.deadlines.start_s, "saying its version")
+        except ComponentError as error:
+            raise type(error)(server.obituary(error)) from error
+        undo.pop_all()
     return ServerEngine(server, version, _limits(config, model_folder, max_length))
 
 
@@ -74,4 +71,5 @@ def _limits(config: Config, model_folder: Path, max_length: int) -> ServerLimits
         kv_bytes=config.rollout.kv_bytes,
         silence_s=config.deadlines.rollout_s,
         update_s=config.deadlines.update_s * _OF_THE_DEADLINE,
+        tensors=ModelTensors.of_folder(model_folder),
     )

@@ -11,7 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from streamrl.types import FinishReason, FloatArray, GenerationRequest, IntArray, UpdateMode, Version, VersionSpan
+import numpy as np
+
+from streamrl.types import (
+    FinishReason,
+    FloatArray,
+    GenerationRequest,
+    IntArray,
+    ServerLoad,
+    UpdateMode,
+    Version,
+    VersionSpan,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +40,15 @@ class Piece:
     version_spans: tuple[VersionSpan, ...] = ()
     error: str = ""
 
+    @classmethod
+    def failed(cls, error: str) -> "Piece":
+        """The last piece of a completion that came to nothing."""
+        return cls(np.empty(0, np.int32), np.empty(0, np.float32), FinishReason.ERROR, (), error)
 
-@dataclass(frozen=True, slots=True)
-class ServerLoad:
-    """What a server says of itself. running, waiting: requests. kv_use: share of its KV cache in use, 0 to 1."""
-
-    running: int
-    waiting: int
-    kv_use: float
+    @classmethod
+    def aborted(cls) -> "Piece":
+        """The last piece of a completion that was aborted before its first token."""
+        return cls(np.empty(0, np.int32), np.empty(0, np.float32), FinishReason.ABORT)
 
 
 class ServerContract(Protocol):

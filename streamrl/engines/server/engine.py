@@ -11,6 +11,7 @@ A step is not a token: it waits for news of the server and takes in what has com
 whether a version is newer than another.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamrl.engines.server.books import Running
-from streamrl.engines.server.contract import Piece, ServerLoad
+from streamrl.engines.server.contract import Piece
 from streamrl.engines.server.inbox import Inbox
+from streamrl.engines.server.model_tensors import ModelTensors
 from streamrl.engines.server.server import Server
 from streamrl.engines.server.weight_files import remove_weights, write_weights
 from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError, StreamRLError
@@ -31,6 +33,7 @@ from streamrl.types import (
     GenerationRequest,
     GenerationResult,
     PartialTokens,
+    ServerLoad,
     UpdateMode,
     Version,
 )
@@ -38,6 +41,8 @@ from streamrl.types import (
 if TYPE_CHECKING:
     import torch
 
+_LOAD_EVERY_S = 0.2
+"""Between two questions how full the server is: the answer is a page of metrics, and only a number of it is read."""
 _SERVES_S = 10.0
 """For a server that refused a version to say which one it has."""
 
@@ -61,7 +66,7 @@ class _Broke:
 class ServerLimits:
     """slots: requests with the server at once. max_length: tokens of prompt and completion together. vocab_size: ids
     are below it. kv_bytes: of the server's KV cache. silence_s: without a word of a request, the server counts as dead.
-    update_s: for a version to be taken up."""
+    update_s: for a version to be taken up. tensors: what a version must have; None where only the server knows."""
 
     slots: int
     max_length: int
@@ -69,6 +74,7 @@ class ServerLimits:
     kv_bytes: int
     silence_s: float
     update_s: float
+    tensors: ModelTensors | None = None
 
 
 class ServerEngine:
@@ -87,8 +93,9 @@ class ServerEngine:
         self._ended: list[GenerationResult] = []
         self._drained: tuple[Path, Version] | None = None
         self._death: ProcessDiedError | None = None
-        self._load = ServerLoad(0, 0, 0.0)
+        self._load: ServerLoad | None = None
         self._asking = False
+        self._asked = -math.inf
         self._generated = 0
         self._finished = 0
         self._closed = False
@@ -137,6 +144,8 @@ class ServerEngine:
         """
         self._check_open()
         self._check_alive()
+        if self._limits.tensors is not None and (fault := self._limits.tensors.fault_of(tensors)):
+            raise self._refusal(version, f"the weights are not the model's: {fault}")
         folder = write_weights(tensors, self._server.folder)
         self._forget_drained()
         # What has come up to here is of the old version for certain.
@@ -172,19 +181,21 @@ class ServerEngine:
 
     def stats(self) -> EngineStats:
         """What the books say, and of the KV cache what the server said when it was asked last: asking takes time, so
-        a call asks for the next one."""
+        a call asks for the next one, if the last was not just now."""
         self._check_open()
-        if self._death is None and not self._asking:
-            self._asking = True
+        now = time.monotonic()
+        if self._death is None and not self._asking and now - self._asked >= _LOAD_EVERY_S:
+            self._asking, self._asked = True, now
             self._server.start([self._ask_load()], self._broke)
         return EngineStats(
             running=len(self._running),
             waiting=len(self._waiting),
             generated_tokens=self._generated,
             finished_requests=self._finished,
-            kv_bytes_used=int(self._load.kv_use * self._limits.kv_bytes),
+            kv_bytes_used=0 if self._load is None else int(self._load.kv_use * self._limits.kv_bytes),
             kv_bytes_total=self._limits.kv_bytes,
             version=self._version,
+            load=self._load,
         )
 
     def close(self) -> None:
@@ -303,10 +314,12 @@ class ServerEngine:
         if not isinstance(error, ProcessDiedError | DeadlineError) and self._serves() == self._version:
             for running in self._running.values():
                 running.versions.remove(version)
-            raise ComponentError(
-                f"{self._server.name}: version {version} was refused, version {self._version} serves on: {error}"
-            ) from error
+            raise self._refusal(version, error) from error
         raise self._die(error)
+
+    def _refusal(self, version: Version, why: object) -> ComponentError:
+        told = f"version {version} was refused, version {self._version} serves on: {why}"
+        return ComponentError(f"{self._server.name}: {told}")
 
     def _serves(self) -> Version | None:
         """The version that the server says it has; None when it cannot say."""

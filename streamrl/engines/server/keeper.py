@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -27,7 +27,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _OURS = ("PYTHON", "RAY_", "STREAMRL_", "VIRTUAL_ENV")
 _CLEANING_S = 5.0
-_ROUNDS, _ROUND_S = 200, 0.01  # one that forks while it is being ended shows up in the next round
+_KILL_S = 10.0  # a large process gives its memory back first
+_ROUNDS = 20  # one that forks while it is being ended shows up in the next round
 
 
 def main(order: dict[str, Any]) -> int:
@@ -72,20 +73,9 @@ def end_all() -> None:
     """Kill every process below this one, and reap them; those that clean up behind the others come last."""
     kill_all(lambda pid: not cleans_up(pid))
     # Each ends by itself, with the last process that it serves; unless it was stopped together with the others.
-    for pid in family(os.getpid()) - {os.getpid()}:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-    signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, _CLEANING_S)
-    with suppress(ChildProcessError, TimeoutError):
-        while os.waitpid(-1, 0):
-            pass
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal_and_await(family(os.getpid()) - {os.getpid()}, signal.SIGCONT, _CLEANING_S)
     kill_all(lambda pid: True)
-
-
-def give_up(*_: object) -> None:
-    raise TimeoutError
+    reap()
 
 
 def kill_all(which: Callable[[int], bool]) -> None:
@@ -93,14 +83,33 @@ def kill_all(which: Callable[[int], bool]) -> None:
         left = {pid for pid in family(os.getpid()) - {os.getpid()} if which(pid)}
         if not left:
             return
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in left:
-            # A grandchild becomes a child when its parent is gone; until then it is not ours to wait for.
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-        time.sleep(_ROUND_S)
+        signal_and_await(left, signal.SIGKILL, _KILL_S)
+
+
+def signal_and_await(pids: Iterable[int], number: int, limit_s: float) -> None:
+    """Send them all the signal, and return when the last of them has ended, or at the limit."""
+    ends: list[int] = []
+    waiting = select.poll()
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            ends.append(end := os.pidfd_open(pid))
+            waiting.register(end, select.POLLIN)
+            signal.pidfd_send_signal(end, number)
+    limit = time.monotonic() + limit_s
+    left = set(ends)
+    while left and (ready := waiting.poll(1000 * max(0.0, limit - time.monotonic()))):
+        for end, _ in ready:
+            waiting.unregister(end)
+            left.discard(end)
+    for end in ends:
+        os.close(end)
+
+
+def reap() -> None:
+    """Take note of those that have ended. A process whose parent has ended is a child of this one."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
 
 
 def cleans_up(pid: int) -> bool:

@@ -14,9 +14,9 @@ from typing import Annotated, TypeVar
 import msgspec
 import numpy as np
 
-from streamrl.engines.server.contract import Piece, ServerLoad
+from streamrl.engines.server.contract import Piece
 from streamrl.errors import ConfigError, DataError
-from streamrl.types import FinishReason, FloatArray, IntArray, Version, VersionSpan
+from streamrl.types import FinishReason, FloatArray, IntArray, ServerLoad, Version, VersionSpan
 
 OLDEST, NEWEST = (0, 5, 22), (0, 5, 23)
 """The releases whose answers are known. Spans came with 0.5.19; 0.5.22 made the routes strict about what they take."""
@@ -29,9 +29,6 @@ STARTED_WITH = Version(-1, -1)
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _T = TypeVar("_T")
-
-_NO_IDS: IntArray = np.empty(0, np.int32)
-_NO_LOGPROBS: FloatArray = np.empty(0, np.float32)
 
 _LABEL = re.compile(r"(-?\d+)\.(-?\d+)")
 _RELEASE = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.post\d+)?(?:\+\w[\w.]*)?")
@@ -120,7 +117,7 @@ class ChunkReader:
         add up."""
         chunk = _decoded(_CHUNKS, data)
         if chunk.error is not None:
-            return failed(_text(chunk.error))
+            return Piece.failed(_text(chunk.error))
         if chunk.meta_info is None:
             raise DataError(f"a chunk without `meta_info`: {_shown(data)}")
         meta = chunk.meta_info
@@ -157,16 +154,6 @@ class ChunkReader:
             broken = int(np.flatnonzero(~np.isfinite(logprobs))[0])
             raise DataError(f"the log-prob of token {self._seen + broken} is {fresh[broken][0]}, which is not a number")
         return np.array(ids, np.int32), logprobs
-
-
-def failed(error: str) -> Piece:
-    """The last piece of a completion that came to nothing."""
-    return Piece(_NO_IDS, _NO_LOGPROBS, FinishReason.ERROR, (), error)
-
-
-def aborted() -> Piece:
-    """The last piece of a completion that was aborted before its first token."""
-    return Piece(_NO_IDS, _NO_LOGPROBS, FinishReason.ABORT)
 
 
 def was_tried(body: bytes) -> bool:

@@ -73,6 +73,8 @@ def sglang_command(
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(threads),
         "SGLANG_UNIX_SOCKET": str(socket),
+        # Otherwise its workers meet at a port that is open on all of the machine's addresses.
+        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"file://{socket.parent}/meeting",
         "TMPDIR": str(socket.parent),
     }
     return ServerCommand(argv, env | _CPU_ENV if device == "cpu" else env)

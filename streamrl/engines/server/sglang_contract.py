@@ -11,32 +11,29 @@ version before it serves, or nothing is sampled any more and `serves` is None.
   supports. Otherwise two runs of one request differ.
 * A completion ends at the model's own end tokens too, whatever `stop_token_ids` says, unless that is empty.
 * A tensor that is missing in an update keeps its old value, and one that is unknown is left out; the server is
-  silent. Whoever writes the folder answers for its being whole.
+  silent. Whoever writes the folder answers for its being whole (`streamrl.engines.server.model_tensors`).
 """
 
 import asyncio
-import itertools
-import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from safetensors import SafetensorError, safe_open
 
-from streamrl.engines.server.contract import Piece, ServerLoad
+from streamrl.engines.server.contract import Piece
 from streamrl.engines.server.http import Answer, Http
+from streamrl.engines.server.sendings import Sendings, Sent
 from streamrl.engines.server.sglang_answers import (
     UNLABELLED,
     ChunkReader,
-    aborted,
     check_server,
-    failed,
     read_load,
     read_version,
     was_tried,
 )
 from streamrl.errors import ComponentError, DataError, ProcessDiedError
-from streamrl.types import GenerationRequest, SamplingParams, UpdateMode, Version
+from streamrl.types import GenerationRequest, SamplingParams, ServerLoad, UpdateMode, Version
 
 _PAUSES = {
     # Requests stay where they are with their KV; the cache cannot be flushed under them, and an update that tries to
@@ -51,39 +48,14 @@ _PAUSES = {
 _T = TypeVar("_T")
 
 
-class _Running:
-    """A request that the server has, under the name `rid`. `news`: its pieces, then None. heard: whether one came.
-    reading: the task that takes them from the server."""
-
-    def __init__(self, request: GenerationRequest) -> None:
-        self.request = request
-        self.rid = ""
-        self.news: asyncio.Queue[Piece | None] = asyncio.Queue()
-        self.heard = False
-        self.reading: asyncio.Task[None]
-
-    def tell(self, piece: Piece) -> None:
-        self.heard = True
-        self.news.put_nowait(piece)
-
-    def over(self, reading: "asyncio.Task[None]") -> None:
-        """Nothing comes any more; unless it was taken back, and is to be sent again."""
-        if not reading.cancelled():
-            self.news.put_nowait(None)
-
-
 class SglangContract:
     """One SGLang server, for one event loop. See `ServerContract`."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
-        self._secret = secrets.token_hex(8)
-        self._numbers = itertools.count()
-        self._running: dict[str, _Running] = {}
+        self._sendings = Sendings(self._ask)
         self._label = UNLABELLED
         self._certain = True
-        self._open = asyncio.Event()
-        self._open.set()
 
     async def ready(self) -> bool:
         try:
@@ -96,44 +68,27 @@ class SglangContract:
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Piece]:
         if fault := _unsupported(request.sampling):
-            yield failed(fault)
+            yield Piece.failed(fault)
             return
-        running = self._running[request.request_id] = _Running(request)
-        self._send(running)
-        try:
-            while (piece := await running.news.get()) is not None:
-                yield piece
-                if piece.finish_reason is not None:
-                    return
-            await running.reading
-        finally:
-            if self._running.get(request.request_id) is running:
-                del self._running[request.request_id]
-            running.reading.cancel()
-            await asyncio.gather(running.reading, return_exceptions=True)
+        async for piece in self._sendings.pieces(request):
+            yield piece
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        running = [self._running[one] for one in request_ids if one in self._running]
-        for one in running:
-            # An abort that comes before the request has reached the server's scheduler is lost, and so is every later
-            # one of that request. Without a piece it may be such a one: its connection is closed, which always works.
-            if not one.heard:
-                one.tell(aborted())
-        answers = await asyncio.gather(*(self._http.post("/abort_request", {"rid": one.rid}) for one in running))
-        for answer in answers:
+        names = self._sendings.drop(request_ids)
+        for answer in await asyncio.gather(*(self._http.post("/abort_request", {"rid": name}) for name in names)):
             _accepted(answer)
 
     async def update(self, weights: Path, version: Version, mode: UpdateMode) -> None:
         _check_files(weights)
-        self._open.clear()
+        self._sendings.close_gate()
         try:
             if mode is UpdateMode.KEEP:
-                await self._take_back_unheard()
+                await self._sendings.take_back_unheard()
             await self._replace(weights, version, mode)
         finally:
             # Of a server that is not certain nothing more is asked; what waits here ends with it.
             if self._certain:
-                self._open.set()
+                self._sendings.open_gate()
 
     async def serves(self) -> Version | None:
         return _read(await self._http.get("/model_info"), read_version) if self._certain else None
@@ -144,45 +99,24 @@ class SglangContract:
     async def close(self) -> None:
         await self._http.close()
 
-    def _send(self, running: _Running) -> None:
-        # A name that the server never had, and that is not the beginning of another: it aborts all that begin with the
-        # one given, and two seconds after a stream ended whatever has its name then.
-        running.rid = f"{self._secret}:{next(self._numbers)}:{running.request.request_id}"
-        running.reading = asyncio.create_task(self._read_pieces(running))
-        running.reading.add_done_callback(running.over)
-
-    async def _take_back_unheard(self) -> None:
-        """Have those of which nothing came yet sent again after the update. The server may begin them only then, as
-        all of the new version, and would find the prefixes of the version under which they were sent."""
-        unheard = [one for one in self._running.values() if not one.heard]
-        for one in unheard:
-            one.reading.cancel()
-        await asyncio.gather(*(one.reading for one in unheard), return_exceptions=True)
-        for one in unheard:
-            # Meanwhile it may have failed, or nobody wants it any more.
-            if one.reading.cancelled() and self._running.get(one.request.request_id) is one and not one.heard:
-                self._send(one)
-
-    async def _read_pieces(self, running: _Running) -> None:
-        """Put all of its pieces into `news`; what ends it otherwise is raised."""
-        request = running.request
-        reader = ChunkReader(_still_to_come(request))
-        try:
-            await self._open.wait()
-            async with self._http.stream("/generate", _body(request, running.rid, self._label)) as stream:
-                if not stream.ok:
-                    answer = await stream.whole()
-                    if answer.status >= 500:  # not the request's fault
-                        raise answer.refusal()
-                    running.tell(failed(str(answer.refusal())))
-                    return
+    async def _ask(self, sent: Sent) -> AsyncIterator[Piece]:
+        reader = ChunkReader(_still_to_come(sent.request))
+        async with self._http.stream("/generate", _body(sent.request, sent.rid, self._label)) as stream:
+            if not stream.ok:
+                answer = await stream.whole()
+                if answer.status >= 500:  # not the request's fault
+                    raise answer.refusal()
+                yield Piece.failed(str(answer.refusal()))
+                return
+            try:
                 async for data in stream.events():
-                    running.tell(piece := reader.read(data))
+                    yield (piece := reader.read(data))
                     if piece.finish_reason is not None:
                         return
-                running.tell(failed("the server ended the stream without a word on why"))
-        except DataError as error:
-            running.tell(failed(f"POST /generate answers what makes no sense: {error}"))
+            except DataError as error:
+                yield Piece.failed(f"POST /generate answers what makes no sense: {error}")
+                return
+        yield Piece.failed("the server ended the stream without a word on why")
 
     async def _replace(self, weights: Path, version: Version, mode: UpdateMode) -> None:
         pause, flush = _PAUSES[mode]

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from streamrl.engines.server.contract import Piece, ServerLoad
+from streamrl.engines.server.contract import Piece
 from streamrl.errors import ComponentError, ConfigError
-from streamrl.types import FinishReason, FloatArray, IntArray, Version, VersionSpan
+from streamrl.types import FinishReason, ServerLoad, Version, VersionSpan
 
 KNOWN = (0, 32)
 """The minor release that the routes and the worker extension were made for and are tested with."""
@@ -28,8 +28,6 @@ UNLABELLED = "default"
 STARTED_WITH = Version(-1, -1)
 """Our version of those: older than every published one."""
 
-_NO_IDS: IntArray = np.empty(0, np.int32)
-_NO_LOGPROBS: FloatArray = np.empty(0, np.float32)
 _LABEL = re.compile(r"(-?\d+)\.(-?\d+)")
 _METRIC = re.compile(r"^(vllm:\w+)(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
@@ -64,11 +62,6 @@ class _Chunk(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Chunk)
 
 
-def error_piece(words: str) -> Piece:
-    """The last piece of a request that the server refuses."""
-    return Piece(_NO_IDS, _NO_LOGPROBS, FinishReason.ERROR, error=words)
-
-
 def read_chunk(data: bytes) -> Piece | None:
     """A piece of a streamed answer; None for one without a choice (usage). A refusal in the stream is an ERROR piece.
 
@@ -84,7 +77,7 @@ def read_chunk(data: bytes) -> Piece | None:
         words, code = str(told.get("message") or chunk.error), told.get("code")
         if isinstance(code, int) and code >= _SERVERS_OWN:
             raise ComponentError(f"the answer breaks off with error {code}: {words}")
-        return error_piece(words)
+        return Piece.failed(words)
     return _piece(chunk.choices[0]) if chunk.choices else None
 
 
@@ -92,18 +85,18 @@ def _piece(choice: _Choice) -> Piece:
     ids = np.asarray(choice.token_ids or [], np.int32)
     given = (choice.logprobs.content if choice.logprobs is not None else None) or []
     if len(given) != len(ids):
-        return error_piece(f"{len(ids)} tokens came with {len(given)} log-probs")
+        return Piece.failed(f"{len(ids)} tokens came with {len(given)} log-probs")
     logprobs = np.asarray([NOT_A_NUMBER if one.logprob is None else one.logprob for one in given], np.float32)
     logprobs[logprobs <= NOT_A_NUMBER] = np.nan
     if choice.finish_reason is None:
         return Piece(ids, logprobs)
     reason = _REASONS.get(choice.finish_reason)
     if reason is None:
-        return error_piece(f"it ended for a reason that is not known here: {choice.finish_reason!r}")
+        return Piece.failed(f"it ended for a reason that is not known here: {choice.finish_reason!r}")
     try:
         spans = read_spans(choice.weight_versions or [])
     except ComponentError as error:
-        return error_piece(str(error))
+        return Piece.failed(str(error))
     return Piece(ids, logprobs, reason, spans)
 
 

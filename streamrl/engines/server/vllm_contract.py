@@ -3,7 +3,9 @@
 Traps that it goes around:
 * Weights that change while a step runs end the engine, or leave a token under the wrong label: it pauses first.
 * A prefix cache knows nothing of weights: every request's entries are salted with the version under which it was sent,
-  so no later request reuses keys and values of older weights; `recompute` and `drain` also empty the cache.
+  so no later request reuses keys and values of older weights. `recompute` and `drain` also empty the cache; with `keep`
+  a request that the server may not have begun is taken back and sent again, with the new salt.
+* An abort of a request that the server has not begun is lost: such a request is ended by closing its connection.
 * A pause outlives whoever asked for it: whatever fails between, the server is resumed, unless nobody can say which
   weights it has.
 """
@@ -14,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.engines.server import vllm_answers
-from streamrl.engines.server.contract import Piece, ServerLoad
+from streamrl.engines.server.contract import Piece
 from streamrl.engines.server.http import Answer, Http
+from streamrl.engines.server.sendings import Sendings, Sent
 from streamrl.errors import ComponentError, ProcessDiedError
-from streamrl.types import GenerationRequest, UpdateMode, Version
+from streamrl.types import GenerationRequest, ServerLoad, UpdateMode, Version
 
 _GENERATE = "/inference/v1/generate"
 _PREFIX = "generate-tokens-"
@@ -30,6 +33,7 @@ class VllmContract:
     def __init__(self, http: Http) -> None:
         self._http = http
         self._secret = secrets.token_hex(8)
+        self._sendings = Sendings(self._ask)
         self._label = ""
 
     async def ready(self) -> bool:
@@ -44,25 +48,18 @@ class VllmContract:
         vllm_answers.check_version(version)
         return version
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Piece]:
-        async with self._http.stream(_GENERATE, self._body(request)) as response:
-            if not response.ok:
-                answer = await response.whole()
-                if answer.status >= 500:
-                    raise answer.refusal()
-                yield vllm_answers.error_piece(str(answer.refusal()))
-                return
-            async for data in response.events():
-                # To the end of the stream, behind the last piece: then the connection is good for another request.
-                if (piece := vllm_answers.read_chunk(data)) is not None:
-                    yield piece
+    def generate(self, request: GenerationRequest) -> AsyncIterator[Piece]:
+        return self._sendings.pieces(request)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        names = [_PREFIX + name for name in request_ids]
-        _checked(await self._http.post("/abort_requests", {"request_ids": names}))
+        if names := [_PREFIX + name for name in self._sendings.drop(request_ids)]:  # none would mean all
+            _checked(await self._http.post("/abort_requests", {"request_ids": names}))
 
     async def update(self, weights: Path, version: Version, mode: UpdateMode) -> None:
         """Pause, load, label, resume. All of it while nothing is sampled: so a label never lies."""
+        self._sendings.close_gate()
+        if mode is UpdateMode.KEEP:
+            await self._sendings.take_back_unheard()
         clear = mode is not UpdateMode.KEEP
         try:
             _checked(await self._http.post("/pause", params={"mode": "keep", "clear_cache": str(clear).lower()}))
@@ -92,6 +89,7 @@ class VllmContract:
 
     async def _resume(self) -> None:
         _checked(await self._http.post("/resume"))
+        self._sendings.open_gate()
 
     async def _rpc(self, method: str, *args: str) -> list[Any]:
         """Call a method of the worker extension in every worker; their answers."""
@@ -101,11 +99,24 @@ class VllmContract:
             raise ComponentError(f"{answer.route} ({method}) answers without results: {answer.words()}")
         return results
 
-    def _body(self, request: GenerationRequest) -> dict[str, Any]:
+    async def _ask(self, sent: Sent) -> AsyncIterator[Piece]:
+        async with self._http.stream(_GENERATE, self._body(sent.request, sent.rid)) as response:
+            if not response.ok:
+                answer = await response.whole()
+                if answer.status >= 500:
+                    raise answer.refusal()
+                yield Piece.failed(str(answer.refusal()))
+                return
+            async for data in response.events():
+                # To the end of the stream: what came behind the last piece would be a fault.
+                if (piece := vllm_answers.read_chunk(data)) is not None:
+                    yield piece
+
+    def _body(self, request: GenerationRequest, rid: str) -> dict[str, Any]:
         sampling, so_far = request.sampling, request.so_far
         before = [] if so_far is None else so_far.token_ids.tolist()
         return {
-            "request_id": request.request_id,
+            "request_id": rid,
             "token_ids": request.prompt_ids.tolist() + before,
             "stream": True,
             "cache_salt": f"{self._secret} {self._label}",
