@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,12 @@ class LiveRun:
 
     def end(self) -> tuple[int, str]:
         """Wait for its end: exit code, and what it said on standard error."""
-        out, err = self.process.communicate(timeout=LIMIT_S)
-        self.events += [json.loads(line) for line in out.splitlines()]
-        return self.process.returncode, err
+        assert self.process.stderr is not None
+        with ThreadPoolExecutor(1) as beside:
+            err = beside.submit(self.process.stderr.read)
+            # By the same file object: it has read ahead, maybe half a line, which `communicate` would not see.
+            self.read_until(lambda _: False)
+            return self.process.wait(timeout=LIMIT_S), err.result()
 
     def events_of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["kind"] == kind]
