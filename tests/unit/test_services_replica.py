@@ -123,7 +123,7 @@ def test_a_replica_asks_for_groups_only_when_a_quarter_of_its_slots_is_free(conf
         await asyncio.sleep(0)
         assert not waiting.done()
         replica._running.ended("0")
-        replica._room.set()
+        replica._news.set()
         return [*rooms, await waiting]
 
     assert asyncio.run(with_replica(config, tmp_path / "run", room)) == [8, 2, 2]
