@@ -70,7 +70,7 @@ def assert_close_at_each_version(
 
 @pytest.mark.parametrize("kind", TIED, ids=str)
 def test_two_updates_during_one_completion_give_three_spans(server: Served) -> None:
-    requests = requests_of(4, new=LONG)
+    requests = requests_of(16, new=LONG)
     by_id = {request.request_id: request for request in requests}
     versions = [server.engine.version]
     server.start(requests)
