@@ -13,6 +13,7 @@ from fake_vllm import FakeVllm, fake_engine
 
 from streamrl.engines.server.engine import ServerEngine
 from streamrl.engines.server.model_tensors import ModelTensors
+from streamrl.engines.server.private_folder import remove_private_folder
 from streamrl.errors import ComponentError, ProcessDiedError
 from streamrl.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, UpdateMode, Version
 
@@ -234,6 +235,16 @@ def test_weights_that_are_not_the_models_are_refused_before_the_server_sees_them
         engine.load_weights({name: torch.zeros(size) for name, size in shapes.items()}, NEW, UpdateMode.KEEP)
     assert fake.calls == []
     assert engine.version == OLD
+
+
+def test_a_server_whose_folder_went_with_it_is_dead_and_has_not_run_out_of_room(
+    engine: ServerEngine,
+) -> None:
+    remove_private_folder(engine._server.folder)
+    with pytest.raises(ProcessDiedError, match=r"vllm: .*No such file or directory"):
+        engine.load_weights(WEIGHTS, NEW, UpdateMode.KEEP)
+    with pytest.raises(ProcessDiedError, match="vllm: "):
+        engine.step()
 
 
 def test_a_tied_head_may_be_a_tensor_of_its_own_or_not() -> None:

@@ -25,7 +25,7 @@ from streamrl.engines.server.inbox import Inbox
 from streamrl.engines.server.model_tensors import ModelTensors
 from streamrl.engines.server.server import Server
 from streamrl.engines.server.weight_files import remove_weights, write_weights
-from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError, StreamRLError
+from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError, ResourceError, StreamRLError
 from streamrl.partials import ended_as, fault_of, unstarted
 from streamrl.types import (
     EngineStats,
@@ -146,7 +146,7 @@ class ServerEngine:
         self._check_alive()
         if self._limits.tensors is not None and (fault := self._limits.tensors.fault_of(tensors)):
             raise self._refusal(version, f"the weights are not the model's: {fault}")
-        folder = write_weights(tensors, self._server.folder)
+        folder = self._write(tensors)
         self._forget_drained()
         # What has come up to here is of the old version for certain.
         self._take_in()
@@ -290,6 +290,16 @@ class ServerEngine:
         if self._drained is not None:
             remove_weights(self._drained[0])
             self._drained = None
+
+    def _write(self, tensors: "Mapping[str, torch.Tensor]") -> Path:
+        """Where the server can read them. Raises ResourceError and ProcessDiedError."""
+        try:
+            return write_weights(tensors, self._server.folder)
+        except (FileNotFoundError, ResourceError) as error:
+            if self._server.folder.exists():
+                raise
+            # It goes with the server's process, and nobody has heard of that end yet.
+            raise self._die(error) from error
 
     def _update(self, folder: Path, version: Version, mode: UpdateMode) -> None:
         """Let the server take up what lies in `folder`, and remove it."""
