@@ -34,7 +34,8 @@ def measure(report: Report, steps: int) -> None:
 
 def stalls(report: Report, steps: int) -> None:
     lines = metrics("quickstart", "--learner.steps", str(steps))
-    stalled = statistics.fmean(line["weights/stall_s"] for line in lines)
+    # An update that meets no request holds nobody up.
+    stalled = statistics.fmean(line["weights/stall_s"] for line in lines if line["weights/stall_s"])
     share = stalled / statistics.fmean(line["time/step"] for line in lines)
     report.add(
         "quickstart: generation stands still, share of the time between two updates", 100 * share, "%", at_most=1
