@@ -214,7 +214,7 @@ class LearnerCore:
         wanted = self._config.weights.delta and self._config.rollout.resources is not None
         if not wanted or before is None or before.version != version_before(manifest.version):
             return 0
-        return self._shared_memory().publish_delta(before, manifest, self._config.learner.threads)
+        return self._shared_memory().publish_delta(before, manifest)
 
     def _check_published_again(self, manifest: WeightManifest) -> None:
         """What a resumed run publishes first was published before: to the bit, or the checkpoint is not that run's."""
@@ -243,7 +243,8 @@ class LearnerCore:
             budget = self._config.weights.byte_budget
             if budget is None:
                 budget = (SPARE_VERSIONS + self._config.rollout.replicas) * self._version_bytes()
-            self._publisher = ShmPublisher(self._run.run_id, self._run.key(), byte_budget=budget)
+            threads = self._config.learner.threads
+            self._publisher = ShmPublisher(self._run.run_id, self._run.key(), byte_budget=budget, threads=threads)
         return self._publisher
 
     def _version_bytes(self) -> int:

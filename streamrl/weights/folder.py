@@ -6,6 +6,7 @@ it.
 """
 
 import contextlib
+import fcntl
 import mmap
 import os
 import re
@@ -55,16 +56,35 @@ def remove_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
+def open_version(path: Path) -> Iterator[int]:
+    """A descriptor of a version's file, to map it inside the context.
+
+    It is locked against being written again until it and every mapping that was made of it are gone: a mapping keeps
+    the open file, and the open file the lock, whatever becomes of the process. Raises FileNotFoundError when the
+    version was taken back, at any moment, and OSError when it cannot be opened.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FileNotFoundError(f"{path} was taken back, and is being written again") from None
+        # It may have been taken back before it was locked.
+        if not os.path.samestat(os.fstat(fd), path.lstat()):
+            raise FileNotFoundError(f"{path} was taken back")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
 def mapped(path: Path, manifest: WeightManifest) -> Iterator[memoryview]:
     """All bytes of a version's file, read-only, inside the context. Raises FileNotFoundError, and DataError for a file
     of another size."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with open_version(path) as fd:
         if os.fstat(fd).st_size != manifest.total_bytes:
             raise DataError(f"weights: version {manifest.version}: {path} has not the size that its manifest says")
         content = mmap.mmap(fd, manifest.total_bytes, access=mmap.ACCESS_READ)
-    finally:
-        os.close(fd)
     view = memoryview(content)
     try:
         yield view

@@ -4,6 +4,7 @@ Guarantees: a way that it names moves as few bytes as any that is there, and its
 later they may be gone, which is a DataError. It writes nothing, and does not know how bytes travel. Without torch.
 """
 
+import mmap
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from streamrl.errors import DataError
 from streamrl.types import Version
 from streamrl.weights.delta_chain import ChainStep, Kind, plan_chain
 from streamrl.weights.delta_files import Content, DeltaFiles
-from streamrl.weights.folder import version_file
+from streamrl.weights.folder import open_version, version_file
 from streamrl.weights.manifest import WeightManifest, decode, encode, verify
 from streamrl.weights.pulls import WayStep
 
@@ -61,12 +62,13 @@ class VersionShelf:
         return [self._step(step, manifest) for step in steps]
 
     def content(self, item: Item) -> Content:
-        """Its bytes, as a view that stays when the file is removed. Raises DataError when it is gone."""
+        """Its bytes, as a view that stays as it is when the file is taken back. Raises DataError when it is gone."""
         if item.kind == "delta":
             return self._deltas.open(item.version)[1]
         path = version_file(self._folder, item.version)
         try:
-            return np.memmap(path, np.uint8, mode="c")
+            with open_version(path) as fd:
+                return np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY), np.uint8)
         except (OSError, ValueError) as error:
             what = f"weights: {item}: {path} cannot be read"
             raise DataError(f"{what}: {error}; ask the weight store for a newer version") from error

@@ -1,17 +1,18 @@
-"""Versions through shared memory: one new file for each, written once, read by memory map.
+"""Versions through shared memory: a file for each, written once, read by memory map.
 
-Guarantees of the publisher: a version's file is complete, finite and digested before its manifest exists; a
-file is never written again; what cannot be published leaves no file. Guarantees of the source: tensors are
+Guarantees of the publisher: a version's file is complete, finite and digested before its manifest exists; what
+can be opened as a version is never written again (`streamrl.weights.version_files`); what cannot be published
+leaves no file. Guarantees of the source: tensors are
 handed out only after signature, file size and every digest hold; they are views, no copy is made. Neither
 knows which version is newest or who still reads one: that is `WeightStore` and the replica.
 """
 
 import contextlib
-import errno
 import mmap
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -19,17 +20,16 @@ import numpy as np
 import torch
 import xxhash
 
-from streamrl.errors import DataError, FencedError, ResourceError
+from streamrl.errors import DataError, ResourceError
 from streamrl.types import Version
-from streamrl.weights.delta_files import DeltaFiles
-from streamrl.weights.folder import make_folder, remove_folder, shm_folder, version_file
+from streamrl.weights.delta_files import Content, DeltaFiles
+from streamrl.weights.folder import make_folder, open_version, remove_folder, shm_folder, version_file
 from streamrl.weights.manifest import TensorEntry, WeightManifest, combined_digest, sign, verify
 from streamrl.weights.tensors import NamedTensors, as_bytes, byte_chunks, check_finite, described
+from streamrl.weights.version_files import VersionFiles
 
 ALIGNMENT = 64
 """A cache line, and the widest vector load."""
-
-NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 class ShmPublisher:
@@ -45,19 +45,26 @@ class ShmPublisher:
             publisher.unlink(manifest.version)
     """
 
-    def __init__(self, run_id: str, key: bytes, folder: Path | None = None, byte_budget: int | None = None) -> None:
-        """byte_budget: of all versions in the folder, and of the deltas beside them; None is no bound."""
+    def __init__(
+        self, run_id: str, key: bytes, folder: Path | None = None, byte_budget: int | None = None, threads: int = 1
+    ) -> None:
+        """byte_budget: of all versions in the folder, and of the deltas beside them; None is no bound.
+
+        threads: that write a version and compare it with the one before.
+        """
         self._run_id = run_id
         self._key = key
         self._folder = folder if folder is not None else shm_folder(run_id)
         self._byte_budget = byte_budget
+        self._threads = threads
         make_folder(self._folder)
+        self._files = VersionFiles(self._folder)
         self._deltas = DeltaFiles(self._folder)
         self.check_s = 0.0
         """Seconds that looking for NaN and infinity took in the last version: a part of writing it."""
 
     def publish(self, tensors: NamedTensors, version: Version) -> WeightManifest:
-        """Copy the tensors into a new file and describe it.
+        """Copy the tensors into a file of their own and describe it.
 
         Raises NonFiniteError (a NaN or infinity, named), ResourceError (no room, in memory or in the budget, found
         before the first byte is written), FencedError (the version exists), DataError (no tensors, a name twice, a
@@ -68,15 +75,13 @@ class ShmPublisher:
         plan, total = _layout(named)
         if lack := self.lack(total):
             raise ResourceError(f"weights: version {version} has no room: {lack}")
-        path = version_file(self._folder, version)
-        fd = _create(path, version, total)
+        growing = self._files.begin(version, total)
         try:
-            entries, self.check_s = _write(fd, path, plan, [tensor for _, tensor in named])
+            entries, self.check_s = _write(growing.content, plan, [tensor for _, tensor in named], self._threads)
         except BaseException:
-            path.unlink(missing_ok=True)
+            growing.abandon()
             raise
-        finally:
-            os.close(fd)
+        path = growing.keep()
         return sign(
             WeightManifest(
                 run_id=self._run_id,
@@ -90,7 +95,7 @@ class ShmPublisher:
             self._key,
         )
 
-    def publish_delta(self, before: WeightManifest, after: WeightManifest, threads: int = 1) -> int:
+    def publish_delta(self, before: WeightManifest, after: WeightManifest) -> int:
         """Write the delta of two versions that follow each other, both of them published here.
 
         Returns the bytes that it takes; 0 when it does not pay, or there is no room: then there is none. All deltas
@@ -98,8 +103,8 @@ class ShmPublisher:
         """
         room = after.total_bytes
         if self._byte_budget is not None:
-            room = min(room, self._byte_budget - self.bytes_held)
-        size = self._deltas.add(before, after, room, threads)
+            room = min(room, self._byte_budget - self.bytes_held - self._files.spare_bytes)
+        size = self._deltas.add(before, after, room, self._threads)
         self._deltas.keep(after.total_bytes)
         return size
 
@@ -121,23 +126,22 @@ class ShmPublisher:
     @property
     def bytes_held(self) -> int:
         """Bytes of shared memory in the folder's versions, those of an earlier learner too. Deltas do not count."""
-        return sum(path.stat().st_size for path in self._folder.glob("*.weights"))
+        return self._files.version_bytes
 
     def unlink(self, version: Version) -> None:
-        """Give a version's memory back once its last reader is done. Readers that have it open keep their
-        view."""
-        version_file(self._folder, version).unlink(missing_ok=True)
+        """Nobody opens this version any more, and its memory is used again or given back once its last reader is
+        done. Readers that have it open keep their view."""
+        self._files.retire(version)
 
     def keep_only(self, versions: Collection[Version]) -> None:
         """Unlink all others: those that a publisher before this one left behind, whatever ended it. All deltas go:
         they led to versions of that one."""
-        kept = {version_file(self._folder, version) for version in versions}
-        for path in set(self._folder.glob("*.weights")) - kept:
-            path.unlink(missing_ok=True)
+        self._files.keep_only(versions)
         self._deltas.keep(0)
 
     def close(self) -> None:
         """Remove the run's folder and all versions in it."""
+        self._files.close()
         remove_folder(self._folder)
 
     def __enter__(self) -> "ShmPublisher":
@@ -202,92 +206,49 @@ def _layout(named: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[TensorEntry
     return plan, end
 
 
-def _create(path: Path, version: Version, total: int) -> int:
-    """A new file with `total` bytes reserved, so that a full memory shows before the copy and not in a
-    reader."""
-    try:
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        raise FencedError(
-            f"weights: version {version} exists as {path} and is never overwritten: "
-            "a resumed learner publishes under a higher incarnation"
-        ) from None
-    try:
-        _reserve(fd, path, total)
-    except BaseException:
-        os.close(fd)
-        path.unlink(missing_ok=True)
-        raise
-    return fd
-
-
-def _reserve(fd: int, path: Path, total: int) -> None:
-    free = os.fstatvfs(fd)
-    if total > free.f_bavail * free.f_frsize:
-        raise _full(path, total)
-    try:
-        os.posix_fallocate(fd, 0, total)
-    except OSError as error:
-        if error.errno in NO_SPACE:
-            raise _full(path, total) from error
-        raise
-
-
-def _full(path: Path, total: int) -> ResourceError:
-    free = os.statvfs(path.parent)
-    return ResourceError(
-        f"weights: {path} needs {total:,} bytes of shared memory, {free.f_bavail * free.f_frsize:,} are "
-        f"free: remove what others left in {path.parent.parent}, or give it more room"
-    )
-
-
 def _write(
-    fd: int, path: Path, plan: Sequence[TensorEntry], tensors: Sequence[torch.Tensor]
+    content: Content, plan: Sequence[TensorEntry], tensors: Sequence[torch.Tensor], threads: int
 ) -> tuple[tuple[TensorEntry, ...], float]:
-    """Check, digest and copy each tensor in one pass through the cache. Returns the seconds that checking took, too."""
-    entries, check_ns = [], 0
-    for entry, tensor in zip(plan, tensors, strict=True):
-        hasher, offset = xxhash.xxh3_64(), entry.offset
-        for chunk in byte_chunks(tensor):
-            began = time.perf_counter_ns()
-            check_finite(entry.name, chunk)
-            check_ns += time.perf_counter_ns() - began
-            content = as_bytes(chunk)
-            hasher.update(content)
-            _write_all(fd, path, content, offset)
-            offset += len(content)
-        entries.append(msgspec.structs.replace(entry, digest=hasher.hexdigest()))
-    return tuple(entries), check_ns / 1e9
+    """Check, digest and copy all tensors, the largest first. Returns the seconds that checking took, too."""
+    largest_first = sorted(range(len(plan)), key=lambda number: -plan[number].nbytes)
+    with ThreadPoolExecutor(threads, thread_name_prefix="write-version") as pool:
+        done = dict(
+            zip(
+                largest_first,
+                pool.map(lambda number: _write_tensor(content, plan[number], tensors[number]), largest_first),
+                strict=True,
+            )
+        )
+    written = [done[number] for number in range(len(plan))]
+    return tuple(entry for entry, _ in written), sum(check_ns for _, check_ns in written) / 1e9 / threads
 
 
-def _write_all(fd: int, path: Path, content: memoryview, offset: int) -> None:
-    # Writing, not mapping: fresh pages are filled without being cleared first, and no room is an error, not
-    # SIGBUS.
-    while content:
-        try:
-            written = os.pwrite(fd, content, offset)
-        except OSError as error:
-            if error.errno in NO_SPACE:
-                raise _full(path, len(content)) from error
-            raise
-        content, offset = content[written:], offset + written
+def _write_tensor(content: Content, entry: TensorEntry, tensor: torch.Tensor) -> tuple[TensorEntry, int]:
+    """One pass through the cache. Returns the entry with its digest, and the nanoseconds of the check."""
+    hasher, offset, check_ns = xxhash.xxh3_64(), entry.offset, 0
+    for chunk in byte_chunks(tensor):
+        began = time.perf_counter_ns()
+        check_finite(entry.name, chunk)
+        check_ns += time.perf_counter_ns() - began
+        data = as_bytes(chunk)
+        hasher.update(data)
+        np.copyto(content[offset : offset + len(data)], np.frombuffer(data, np.uint8))
+        offset += len(data)
+    return msgspec.structs.replace(entry, digest=hasher.hexdigest()), check_ns
 
 
 def _map(manifest: WeightManifest, path: Path) -> mmap.mmap:
     what = f"weights: version {manifest.version}"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open_version(path) as fd:
+            size = os.fstat(fd).st_size
+            if size != manifest.total_bytes:
+                raise DataError(f"{what}: {path} has {size} bytes, its manifest says {manifest.total_bytes}")
+            return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
     except FileNotFoundError:
         raise DataError(f"{what}: {path} is gone; ask the weight store for a newer version") from None
     except OSError as error:
         raise DataError(f"{what}: cannot open {path}: {error.strerror}") from error
-    try:
-        size = os.fstat(fd).st_size
-        if size != manifest.total_bytes:
-            raise DataError(f"{what}: {path} has {size} bytes, its manifest says {manifest.total_bytes}")
-        return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
-    finally:
-        os.close(fd)
 
 
 def _check_digests(manifest: WeightManifest, content: np.ndarray) -> None:

@@ -5,9 +5,10 @@ non-finite number is found in one pass that allocates nothing of the tensor's si
 bytes go.
 """
 
-import math
 from collections.abc import Iterable, Iterator
+from typing import Final
 
+import numpy as np
 import torch
 import xxhash
 
@@ -16,6 +17,13 @@ from streamrl.weights.manifest import ITEM_BYTES, TensorEntry, combined_digest, 
 
 CHUNK_BYTES = 512 * 1024
 """Fits a second-level cache: a chunk is checked, digested and copied while it is there."""
+
+_BITS: Final = {
+    torch.float32: (torch.int32, np.uint32, 0x7F800000),
+    torch.bfloat16: (torch.int16, np.uint16, 0x7F80),
+    torch.float16: (torch.int16, np.uint16, 0x7C00),
+}
+"""How a format's bits are seen as signed and as unsigned numbers, and those of its infinity."""
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
@@ -66,9 +74,10 @@ def check_finite(name: str, chunk: torch.Tensor) -> None:
 
 
 def _all_finite(chunk: torch.Tensor) -> bool:
-    if chunk.dtype == torch.float16:
-        # torch's aminmax is not vectorised for float16. 2**18 numbers of at most 65504 cannot overflow a
-        # float32.
-        return math.isfinite(chunk.sum(dtype=torch.float32).item())
-    low, high = torch.aminmax(chunk)
-    return math.isfinite(low.item()) and math.isfinite(high.item())
+    """By the order of the bits: those of NaN and infinity are the largest of either sign, as signed numbers for the
+    positive half and as unsigned ones for the negative. Two maxima of integers, at the speed of the cache in every
+    format."""
+    signed, unsigned, infinity = _BITS[chunk.dtype]
+    bits = chunk.view(signed).numpy()
+    sign = 1 << (8 * bits.itemsize - 1)
+    return int(bits.max()) < infinity and int(bits.view(unsigned).max()) < infinity + sign
