@@ -17,7 +17,8 @@ import psutil
 
 from services import ray_session
 from services.run_folder import RunFolder
-from streamrl.config.schema import Config, LearnerConfig, ModelConfig, RayConfig, RolloutConfig
+from streamrl.config.learner_tables import LearnerConfig
+from streamrl.config.schema import Config, ModelConfig, RayConfig, RolloutConfig
 
 NAME = "rollout-0"
 

@@ -12,8 +12,9 @@ import msgspec
 
 from streamrl.config import fields
 from streamrl.config.problems import Problem
-from streamrl.config.schema import Config, Table
+from streamrl.config.schema import Config
 from streamrl.config.suggest import nearest_keys, nearest_value
+from streamrl.config.table import Table
 from streamrl.config.toml_text import dotted, quoted
 
 NONE = "none"  # TOML has no null: this word gives an optional key back its absence

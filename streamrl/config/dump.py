@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 
 from streamrl.config import fields
-from streamrl.config.schema import Config, Table
+from streamrl.config.schema import Config
+from streamrl.config.table import Table
 from streamrl.config.toml_text import toml_value
 
 

@@ -6,7 +6,8 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import inspect
 
-from streamrl.config.schema import Config, Name, Table
+from streamrl.config.schema import Config
+from streamrl.config.table import Name, Table
 from streamrl.config.toml_text import toml_value
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from streamrl.config import fields, schema
-from streamrl.config.schema import Table
+from streamrl.config import fields, learner_tables, schema
+from streamrl.config.table import Table
 from streamrl.config.toml_text import toml_value
 
 _INTRO = """\
 # Configuration
 
-<!-- Made by `python -m streamrl.config.reference` from streamrl/config/schema.py: change it there. -->
+<!-- Made by `python -m streamrl.config.reference` from streamrl/config/schema.py and its tables: change it there. -->
 
 A run is described by one TOML file. Every key has a default; `configs/quickstart.toml` shows a small complete
 run.
@@ -36,15 +36,15 @@ The resolved configuration, defaults included, is written to `<runs>/<name>/conf
 
 def reference_markdown() -> str:
     """The page: a section for each table, a row for each key."""
-    docs = key_docs(schema)
+    docs = key_docs(schema, learner_tables)
     sections = [_section(name, table, docs[table.__name__]) for name, table in fields.tables()]
     return _INTRO + "".join(sections)
 
 
-def key_docs(module: ModuleType) -> dict[str, dict[str, str]]:
-    """For each class of `module`, the docstring under each of its annotated fields."""
-    classes = [node for node in ast.parse(getsource(module)).body if isinstance(node, ast.ClassDef)]
-    return {node.name: _field_docs(node) for node in classes}
+def key_docs(*modules: ModuleType) -> dict[str, dict[str, str]]:
+    """For each class of the modules, the docstring under each of its annotated fields."""
+    nodes = [node for module in modules for node in ast.parse(getsource(module)).body]
+    return {node.name: _field_docs(node) for node in nodes if isinstance(node, ast.ClassDef)}
 
 
 def _field_docs(node: ast.ClassDef) -> dict[str, str]:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from streamrl.algorithms.aggregation import Denominators
 from streamrl.clock import Clock, SystemClock
-from streamrl.config.schema import AlgorithmConfig, OptimizerConfig
+from streamrl.config.learner_tables import AlgorithmConfig, OptimizerConfig
 from streamrl.errors import DataError, NonFiniteError
 from streamrl.learner.finite import require_finite
 from streamrl.learner.objectives import Objective, Sums, policy_loss

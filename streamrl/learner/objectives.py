@@ -14,7 +14,7 @@ from streamrl.algorithms.aggregation import AGGREGATIONS, Denominators, token_me
 from streamrl.algorithms.corrections import CORRECTIONS, LOG_RATIO_LIMIT
 from streamrl.algorithms.losses import LOSSES
 from streamrl.algorithms.proximal import PROXIMALS
-from streamrl.config.schema import AlgorithmConfig
+from streamrl.config.learner_tables import AlgorithmConfig
 from streamrl.learner.packing import PackedBatch
 from streamrl.learner.policy import PolicyModel
 

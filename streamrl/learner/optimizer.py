@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from streamrl.config.schema import OptimizerConfig
+from streamrl.config.learner_tables import OptimizerConfig
 
 
 def make_optimizer(params: Iterable[torch.Tensor], config: OptimizerConfig) -> torch.optim.AdamW:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from streamrl.config.schema import OptimizerConfig
+from streamrl.config.learner_tables import OptimizerConfig
 
 DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda _progress: 1.0,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamrl.config.schema import OptimizerConfig, WarmupConfig
+from streamrl.config.learner_tables import OptimizerConfig
+from streamrl.config.schema import WarmupConfig
 from streamrl.errors import ConfigError
 from streamrl.learner.balance import split_rows
 from streamrl.learner.fsdp import FsdpBackend

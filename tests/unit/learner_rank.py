@@ -17,7 +17,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from streamrl.algorithms.advantages import ADVANTAGES
-from streamrl.config.schema import AlgorithmConfig, OptimizerConfig, WarmupConfig
+from streamrl.config.learner_tables import AlgorithmConfig, OptimizerConfig
+from streamrl.config.schema import WarmupConfig
 from streamrl.errors import NonFiniteError
 from streamrl.learner import checkpoint
 from streamrl.learner.balance import split_rows

@@ -31,7 +31,8 @@ from streamrl.config import Config
 from streamrl.config.machine import Machine
 from streamrl.config.model_of import model_facts
 from streamrl.config.resources import estimate, shortages
-from streamrl.config.schema import ModelConfig, Table
+from streamrl.config.schema import ModelConfig
+from streamrl.config.table import Table
 from streamrl.engines.build import build_engine
 from streamrl.engines.server.place import engine_python
 from streamrl.engines.server.programs import server_command

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from streamrl.config import fields, known, schema
+from streamrl.config import fields, known, learner_tables, schema
 from streamrl.config.model_facts import read_folder
 from streamrl.config.model_of import preset_facts
 from streamrl.config.reference import key_docs, reference_markdown
@@ -35,7 +35,7 @@ def test_the_page_is_printed_by_its_module():
 
 @pytest.mark.parametrize(("name", "table"), list(fields.tables()), ids=lambda value: str(value))
 def test_every_table_and_key_has_a_docstring_and_a_default(name, table):
-    docs = key_docs(schema)[table.__name__]
+    docs = key_docs(schema, learner_tables)[table.__name__]
     assert table.__doc__, f"the table {name} has no docstring"
     for field in msgspec.structs.fields(table):
         assert not field.required, f"{name}.{field.name} has no default"

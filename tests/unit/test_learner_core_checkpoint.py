@@ -7,7 +7,8 @@ import pytest
 import torch
 from probe_learner import STEPS, built, learn
 
-from streamrl.config.schema import CheckpointConfig, Config, LearnerConfig, ModelConfig, OptimizerConfig
+from streamrl.config.learner_tables import LearnerConfig, OptimizerConfig
+from streamrl.config.schema import CheckpointConfig, Config, ModelConfig
 from streamrl.errors import DataError
 from streamrl.learner.checkpoint import CheckpointInfo, find_newest
 from streamrl.learner.digest import tensor_digest

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from streamrl.config.schema import AlgorithmConfig, OptimizerConfig
+from streamrl.config.learner_tables import AlgorithmConfig, OptimizerConfig
 from streamrl.errors import ComponentError, DataError, NonFiniteError
 from streamrl.learner.digest import weight_digest
 from streamrl.learner.fsdp import FsdpBackend, build

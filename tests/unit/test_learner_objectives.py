@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from streamrl.algorithms.aggregation import AGGREGATIONS
 from streamrl.algorithms.corrections import CORRECTIONS
 from streamrl.algorithms.proximal import PROXIMALS
-from streamrl.config.schema import AlgorithmConfig
+from streamrl.config.learner_tables import AlgorithmConfig
 from streamrl.learner.objectives import Objective, Sums, nll_loss, policy_loss
 from streamrl.learner.packing import PackedBatch, pack
 from streamrl.learner.rows import count_targets, loss_mask

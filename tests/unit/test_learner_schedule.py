@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamrl.config.schema import OptimizerConfig
+from streamrl.config.learner_tables import OptimizerConfig
 from streamrl.errors import NonFiniteError
 from streamrl.learner.balance import split_rows, workload
 from streamrl.learner.digest import weight_digest

@@ -12,7 +12,8 @@ from buffers.partial_log import SEALED_KEPT, read_partials
 from services.partial_journal import JournalFigures, PartialJournal
 from services.rollout_rows import Issued
 from streamrl.config import Config
-from streamrl.config.schema import LearnerConfig, QueueConfig, RolloutConfig, SamplingConfig
+from streamrl.config.learner_tables import LearnerConfig
+from streamrl.config.schema import QueueConfig, RolloutConfig, SamplingConfig
 from streamrl.partials import PartialChains
 from streamrl.types import GenerationRequest, PartialTokens, SamplingParams, Ticket, Version, VersionSpan
 

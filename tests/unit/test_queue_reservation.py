@@ -18,7 +18,8 @@ from services.queue import queue_settings
 from services.rollout_rows import Finished, Issued
 from streamrl.clock import SystemClock
 from streamrl.config import Config, limits
-from streamrl.config.schema import LearnerConfig, QueueConfig, RolloutConfig, SamplingConfig
+from streamrl.config.learner_tables import LearnerConfig
+from streamrl.config.schema import QueueConfig, RolloutConfig, SamplingConfig
 from streamrl.rewards.base import REASON_LENGTH
 from streamrl.tasks.base import Prompt
 from streamrl.tasks.order import PromptOrder

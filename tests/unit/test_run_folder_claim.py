@@ -12,7 +12,8 @@ from services.claim import Claim, claim
 from services.liveness import ProcessId
 from services.run_folder import Launch, RunFolder, RunState, explained, find_run, write_whole
 from services.run_lock import RunLock
-from streamrl.config.schema import Config, LearnerConfig, ModelConfig, RewardConfig
+from streamrl.config.learner_tables import LearnerConfig
+from streamrl.config.schema import Config, ModelConfig, RewardConfig
 from streamrl.errors import ResourceError, RunFolderError
 
 NOBODY = ProcessId(2**22 - 1, 1)

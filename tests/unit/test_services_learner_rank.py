@@ -17,7 +17,8 @@ from services.completions import CompletionLog
 from services.learner import PHASES, LearnerRank
 from streamrl.clock import SystemClock
 from streamrl.config import Config
-from streamrl.config.schema import CheckpointConfig, LearnerConfig, ModelConfig, OptimizerConfig, QueueConfig
+from streamrl.config.learner_tables import LearnerConfig, OptimizerConfig
+from streamrl.config.schema import CheckpointConfig, ModelConfig, QueueConfig
 from streamrl.errors import NonFiniteError
 from streamrl.logs import release
 from streamrl.models.load import prepare_model_folder

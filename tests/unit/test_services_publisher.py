@@ -17,7 +17,8 @@ from probe_parts import Handle
 from services.learner_core import LearnerCore
 from services.observe import Observer
 from services.publisher import Publisher
-from streamrl.config.schema import Config, EvalConfig, LearnerConfig, ModelConfig, ObserveConfig, OptimizerConfig
+from streamrl.config.learner_tables import LearnerConfig, OptimizerConfig
+from streamrl.config.schema import Config, EvalConfig, ModelConfig, ObserveConfig
 from streamrl.errors import NonFiniteError
 from streamrl.logs import release
 from streamrl.types import Version

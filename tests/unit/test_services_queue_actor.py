@@ -8,7 +8,8 @@ import pytest
 from buffers.places import PARTIALS_DIR
 from services.queue import QueueActor
 from streamrl.config import Config
-from streamrl.config.schema import LearnerConfig, QueueConfig, RolloutConfig
+from streamrl.config.learner_tables import LearnerConfig
+from streamrl.config.schema import QueueConfig, RolloutConfig
 from streamrl.types import Version
 
 AT_ONCE = -1.0

@@ -17,7 +17,8 @@ from probe_parts import Handle
 from services.learner_core import LearnerCore
 from services.observe import Observer
 from services.saver import Saver
-from streamrl.config.schema import CheckpointConfig, Config, LearnerConfig, ModelConfig, ObserveConfig, OptimizerConfig
+from streamrl.config.learner_tables import LearnerConfig, OptimizerConfig
+from streamrl.config.schema import CheckpointConfig, Config, ModelConfig, ObserveConfig
 from streamrl.errors import ComponentError, DeadlineError
 from streamrl.learner.checkpoint import CheckpointInfo, find_newest
 from streamrl.learner.digest import tensor_digest

@@ -8,7 +8,7 @@ from services.reward import FailureShare
 from services.rollout_rows import finite
 from services.step_plan import STOP, decode, encode, make_plan, share_of, shares_of
 from streamrl.config import Config
-from streamrl.config.schema import LearnerConfig
+from streamrl.config.learner_tables import LearnerConfig
 from streamrl.errors import ComponentError
 from streamrl.types import FinishReason, FrameRef, GenerationResult, Score, Version, VersionSpan
 

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from services.view import JsonView, PlainView, choose_view, page, summary_text
 from services.view_state import ViewState, human_bytes, human_seconds, number
-from streamrl.config.schema import Config, LearnerConfig, QueueConfig, RolloutConfig
+from streamrl.config.learner_tables import LearnerConfig
+from streamrl.config.schema import Config, QueueConfig, RolloutConfig
 
 SECOND = 10**9
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from services.why import WINDOW, explain
-from streamrl.config.schema import Config, LearnerConfig, RolloutConfig
+from streamrl.config.learner_tables import LearnerConfig
+from streamrl.config.schema import Config, RolloutConfig
 
 
 def config() -> Config:
