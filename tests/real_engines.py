@@ -39,23 +39,26 @@ RUNNING = 32
 
 
 class Kind(NamedTuple):
-    """Of a server: which engine, with tied embeddings or with a head of its own, in which format."""
+    """Of a server: which engine, with tied embeddings or with a head of its own, in which format, over how many
+    ranks."""
 
     name: str
     tied: bool = True
     dtype: str = "float32"
+    ranks: int = 1
 
     @property
     def python(self) -> Path:
         return ROOT / f".venvs/{self.name}/bin/python"
 
     def __str__(self) -> str:
-        return f"{self.name}-{'tied' if self.tied else 'separate'}-{self.dtype}"
+        return f"{self.name}-{'tied' if self.tied else 'separate'}-{self.dtype}-{self.ranks}"
 
 
 TIED, SEPARATE = [Kind(name) for name in ENGINES], [Kind(name, tied=False) for name in ENGINES]
 BFLOAT16 = [Kind(name, dtype="bfloat16") for name in ENGINES]
-KINDS = [*TIED, *SEPARATE, *BFLOAT16]
+SHARDED = [Kind(name, ranks=2) for name in ENGINES]
+KINDS = [*TIED, *SEPARATE, *BFLOAT16, *SHARDED]
 
 
 class Served:
@@ -160,7 +163,12 @@ def served(kind: Kind, folder: Path) -> Iterator[Served]:
     new_model(0)
     tree = {
         "model": {"path": str(folder / "model-0"), "dtype": kind.dtype},
-        "rollout": {"engine": kind.name, "slots": RUNNING + 4, "kv_bytes": 2**28},
+        "rollout": {
+            "engine": kind.name,
+            "slots": RUNNING + 4,
+            "kv_bytes": 2**28,
+            "server": {"tensor_parallel": kind.ranks},
+        },
         "deadlines": {"start_s": 600, "update_s": 60, "rollout_s": 120},
     }
     config = msgspec.convert(tree, Config)
@@ -195,3 +203,8 @@ def expected_with_kept_keys(
     """Log-probs of the tokens from `switch` on, which `new` sampled behind keys and values of `old`."""
     temperature = request.sampling.temperature
     return logprobs_with_old_cache(old, new, request.prompt_ids.tolist(), ids.tolist(), switch, temperature)
+
+
+def step_until_it_raises(engine: ServerEngine) -> None:
+    while True:
+        engine.step()

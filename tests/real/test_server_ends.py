@@ -8,7 +8,7 @@ from dataclasses import replace
 import psutil
 import pytest
 import torch
-from real_engines import BFLOAT16, LONG, SEPARATE, TIED, Served, requests_of
+from real_engines import BFLOAT16, LONG, SEPARATE, TIED, Served, requests_of, step_until_it_raises
 
 from streamrl.engines.server.engine import ServerEngine
 from streamrl.errors import ComponentError, ProcessDiedError
@@ -86,8 +86,3 @@ def assert_nothing_is_left(server: Served, processes: list[psutil.Process]) -> N
     server.engine.close()
     assert not any(process.is_running() for process in processes)
     assert not server.engine._server.folder.exists()
-
-
-def step_until_it_raises(engine: ServerEngine) -> None:
-    while True:
-        engine.step()

@@ -103,3 +103,10 @@ def test_a_cache_holds_as_many_tokens_as_their_keys_and_values_fit() -> None:
 def test_on_a_cpu_plain_torch_takes_over_and_nowhere_else() -> None:
     assert command(device="cpu").env["SGLANG_TORCH_CPU"] == "1"
     assert "SGLANG_TORCH_CPU" not in command().env
+
+
+def test_ranks_on_processors_may_run_on_all_cores_and_one_rank_is_left_alone():
+    name = "SGLANG_CPU_OMP_THREADS_BIND"
+    assert command(device="cpu", tensor_parallel=2, cpus=[0, 1, 5]).env[name] == "0,1,5|0,1,5"
+    assert name not in command(device="cpu", cpus=[0, 1]).env
+    assert name not in command(tensor_parallel=2).env

@@ -1,5 +1,6 @@
 """Which server programs there are: for each, how a configuration starts it, and who speaks to it."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ def _sglang(config: Config, python: Path, model_folder: Path, max_length: int, l
     if facts is None:
         raise ConfigError("; ".join(map(str, problems)))
     tokens = kv_tokens(facts, config.model.dtype, config.rollout.kv_bytes)
-    return sglang_command(python, model_folder, listens_at, kv_tokens=tokens, **_common(config, max_length))
+    cpus, common = sorted(os.sched_getaffinity(0)), _common(config, max_length)
+    return sglang_command(python, model_folder, listens_at, kv_tokens=tokens, cpus=cpus, **common)
 
 
 def _common(config: Config, max_length: int) -> dict[str, Any]:

@@ -36,13 +36,14 @@ def sglang_command(
     threads: int,
     tensor_parallel: int = 1,
     quantization: str | None = None,
+    cpus: Sequence[int] = (0,),
     further: Sequence[str] = (),
 ) -> ServerCommand:
     """The server for `model_folder` behind the Unix socket `socket`, run by `python`.
 
     The socket's folder must be private: the server's other files lie there, too. slots: requests at once.
-    context_length: tokens of prompt and completion together. kv_tokens: of its KV cache, see `kv_tokens`. further:
-    arguments that come last, and so win.
+    context_length: tokens of prompt and completion together. kv_tokens: of its KV cache, see `kv_tokens`. cpus: that
+    its ranks may run on, where they run on processors. further: arguments that come last, and so win.
     """
     argv = [
         *(str(python), str(LAUNCHER), "--model-path", str(model_folder)),
@@ -77,7 +78,12 @@ def sglang_command(
         "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"file://{socket.parent}/meeting",
         "TMPDIR": str(socket.parent),
     }
-    return ServerCommand(argv, env | _CPU_ENV if device == "cpu" else env)
+    return ServerCommand(argv, {**env, **_CPU_ENV, **_cores(tensor_parallel, cpus)} if device == "cpu" else env)
+
+
+def _cores(ranks: int, cpus: Sequence[int]) -> dict[str, str]:
+    """Each rank may run on every core; unasked it takes a NUMA node for itself, and few machines have two."""
+    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join([",".join(map(str, cpus))] * ranks)} if ranks > 1 else {}
 
 
 def kv_tokens(facts: ModelFacts, dtype: str, kv_bytes: int) -> int:
