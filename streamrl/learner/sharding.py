@@ -101,11 +101,10 @@ class ShardedPolicy:
 
     def gather(self, snapshot: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         """Collective, on a group of its own: a thread may gather a snapshot while another one trains. What
-        `iter_hf_weights` gave at the moment of the snapshot."""
+        `iter_hf_weights` gave at the moment of the snapshot, or would have refused: whoever publishes it looks whether
+        it is finite, in the pass that copies it."""
         for name, shard in snapshot.items():
-            whole = self._whole(name, shard, self.group.beside)
-            require_finite_weight(name, whole)
-            yield name, whole
+            yield name, self._whole(name, shard, self.group.beside)
 
     def shard_of(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """This rank's part, a copy, of a whole tensor shaped like parameter `name`.

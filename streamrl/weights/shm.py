@@ -25,7 +25,7 @@ from streamrl.types import Version
 from streamrl.weights.delta_files import Content, DeltaFiles
 from streamrl.weights.folder import make_folder, open_version, remove_folder, shm_folder, version_file
 from streamrl.weights.manifest import TensorEntry, WeightManifest, combined_digest, sign, verify
-from streamrl.weights.tensors import NamedTensors, as_bytes, byte_chunks, check_finite, described
+from streamrl.weights.tensors import NamedTensors, check_finite, chunks, described, flat_bits
 from streamrl.weights.version_files import VersionFiles
 
 ALIGNMENT = 64
@@ -225,15 +225,15 @@ def _write(
 
 def _write_tensor(content: Content, entry: TensorEntry, tensor: torch.Tensor) -> tuple[TensorEntry, int]:
     """One pass through the cache. Returns the entry with its digest, and the nanoseconds of the check."""
-    hasher, offset, check_ns = xxhash.xxh3_64(), entry.offset, 0
-    for chunk in byte_chunks(tensor):
+    hasher, check_ns = xxhash.xxh3_64(), 0
+    bits = flat_bits(tensor)
+    targets = chunks(content[entry.offset : entry.offset + entry.nbytes].view(bits.dtype))
+    for chunk, target in zip(chunks(bits), targets, strict=True):
         began = time.perf_counter_ns()
-        check_finite(entry.name, chunk)
+        check_finite(entry.name, tensor.dtype, chunk)
         check_ns += time.perf_counter_ns() - began
-        data = as_bytes(chunk)
-        hasher.update(data)
-        np.copyto(content[offset : offset + len(data)], np.frombuffer(data, np.uint8))
-        offset += len(data)
+        hasher.update(chunk)
+        np.copyto(target, chunk)
     return msgspec.structs.replace(entry, digest=hasher.hexdigest()), check_ns
 
 

@@ -6,9 +6,10 @@ bytes go.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xxhash
 
@@ -25,6 +26,7 @@ _BITS: Final = {
 }
 """How a format's bits are seen as signed and as unsigned numbers, and those of its infinity."""
 
+Bits = npt.NDArray[np.signedinteger[Any]]
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 
@@ -39,8 +41,8 @@ def weights_digest(tensors: NamedTensors) -> str:
     entries = []
     for name, tensor in tensors:
         hasher = xxhash.xxh3_64()
-        for chunk in byte_chunks(tensor):
-            hasher.update(as_bytes(chunk))
+        for chunk in chunks(flat_bits(tensor)):
+            hasher.update(chunk)
         entries.append(described(name, tensor, 0, hasher.hexdigest()))
     return combined_digest(entries)
 
@@ -53,31 +55,30 @@ def described(name: str, tensor: torch.Tensor, offset: int, digest: str = "") ->
     return TensorEntry(name, dtype, shape, offset, entry_bytes(dtype, shape), digest)
 
 
-def byte_chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensor's elements in order, as flat CPU pieces of at most `CHUNK_BYTES`; views where possible."""
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    if flat.nbytes <= CHUNK_BYTES:
-        return iter((flat,) if flat.numel() else ())
-    return iter(flat.split(CHUNK_BYTES // flat.element_size()))
+def flat_bits(tensor: torch.Tensor) -> Bits:
+    """The tensor's elements in order, as signed integers of their bits, on the CPU; a view where possible."""
+    return tensor.detach().cpu().contiguous().view(-1).view(_BITS[tensor.dtype][0]).numpy()
 
 
-def as_bytes(chunk: torch.Tensor) -> memoryview:
-    """The memory of a flat contiguous CPU tensor."""
-    return memoryview(chunk.view(torch.uint8).numpy())
+def chunks(bits: Bits) -> Iterator[Bits]:
+    """Views of at most `CHUNK_BYTES`, in order; none of an empty tensor."""
+    length = CHUNK_BYTES // bits.itemsize
+    return (bits[start : start + length] for start in range(0, len(bits), length))
 
 
-def check_finite(name: str, chunk: torch.Tensor) -> None:
-    """Raise NonFiniteError, naming the tensor, when a flat non-empty chunk holds NaN or infinity."""
-    if not _all_finite(chunk):
-        count = int((~torch.isfinite(chunk)).sum())
-        raise NonFiniteError(f"tensor {name!r} holds at least {count} NaN or infinite numbers: it is not published")
+def check_finite(name: str, dtype: torch.dtype, chunk: Bits) -> None:
+    """Raise NonFiniteError, naming the tensor, when a non-empty chunk of its bits holds NaN or infinity.
 
-
-def _all_finite(chunk: torch.Tensor) -> bool:
-    """By the order of the bits: those of NaN and infinity are the largest of either sign, as signed numbers for the
+    By the order of the bits: those of NaN and infinity are the largest of either sign, as signed numbers for the
     positive half and as unsigned ones for the negative. Two maxima of integers, at the speed of the cache in every
-    format."""
-    signed, unsigned, infinity = _BITS[chunk.dtype]
-    bits = chunk.view(signed).numpy()
-    sign = 1 << (8 * bits.itemsize - 1)
-    return int(bits.max()) < infinity and int(bits.view(unsigned).max()) < infinity + sign
+    format.
+    """
+    _, unsigned, infinity = _BITS[dtype]
+    negative_infinity = infinity + (1 << (8 * chunk.itemsize - 1))
+    if chunk.max() >= infinity or chunk.view(unsigned).max() >= negative_infinity:
+        numbers = torch.from_numpy(chunk).view(dtype)
+        count = int((~torch.isfinite(numbers)).sum())
+        raise NonFiniteError(
+            f"tensor {name!r} holds at least {count} NaN or infinite numbers: it is not published. "
+            "Resume from the last checkpoint with a lower learner.optimizer.lr"
+        )
