@@ -27,7 +27,8 @@ from streamrl.config import Config
 from streamrl.weights.manifest import encode
 
 if TYPE_CHECKING:
-    from services.learner_core import LearnerCore, WeightSnapshot
+    from services.learner_core import LearnerCore
+    from services.version_writer import WeightSnapshot
 
 T = TypeVar("T")
 Facts = dict[str, Any]
@@ -112,6 +113,7 @@ class Publisher:
         size, ended = written.manifest.total_bytes, self._clock.now()
         return {
             "weights/bytes": size,
+            "weights/base_bytes": written.base_bytes,
             "weights/full_bytes": size,
             "weights/delta_bytes": written.delta_bytes,
             "weights/digest": written.manifest.digest,

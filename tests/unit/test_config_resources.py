@@ -32,6 +32,7 @@ def machine(**changes) -> Machine:
         num_gpus=0,
         torch_has_cuda=False,
         has_tensorboard=False,
+        has_peft=False,
     )
     return msgspec.structs.replace(plenty, **changes)
 
