@@ -113,7 +113,6 @@ class Publisher:
         size, ended = written.manifest.total_bytes, self._clock.now()
         return {
             "weights/bytes": size,
-            "weights/base_bytes": written.base_bytes,
             "weights/full_bytes": size,
             "weights/delta_bytes": written.delta_bytes,
             "weights/digest": written.manifest.digest,

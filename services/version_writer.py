@@ -47,15 +47,13 @@ class WeightSnapshot:
 @dataclass(frozen=True, slots=True)
 class Written:
     """A version in shared memory, and the delta that leads to it. gather_s: what it took to bring the ranks' parts
-    together; check_s: to look for NaN and infinity; encode_s: to make the delta. delta_bytes: 0 where there is none.
-    base_bytes: of the base, where it was written with the version."""
+    together; check_s: to look for NaN and infinity; encode_s: to make the delta. delta_bytes: 0 where there is none."""
 
     manifest: WeightManifest
     gather_s: float
     check_s: float
     encode_s: float
     delta_bytes: int
-    base_bytes: int
 
 
 class VersionWriter:
@@ -79,7 +77,7 @@ class VersionWriter:
         """Collective. As `LearnerCore.publish`."""
         started, version = time.monotonic(), snapshot.version
         with span("gather"):
-            base_bytes = self._publish_base(version)
+            self._publish_base(version)
             weights = list(self._policy.gather(snapshot.shards)) if self._rank == 0 else self._take_part(snapshot)
         if weights is None:
             return None
@@ -93,8 +91,7 @@ class VersionWriter:
         with span("encode"):
             delta_bytes = self._publish_delta(manifest)
         check_s = self._shared_memory().check_s
-        encode_s = time.monotonic() - wrote
-        return Written(manifest, gathered - started, check_s, encode_s, delta_bytes, base_bytes)
+        return Written(manifest, gathered - started, check_s, time.monotonic() - wrote, delta_bytes)
 
     def lack(self, incarnation: int) -> str:
         """Why shared memory has no room for a further version of an incarnation, in words; "" when it has."""
@@ -120,11 +117,11 @@ class VersionWriter:
         for _ in self._policy.gather(snapshot.shards):
             pass
 
-    def _publish_base(self, version: Version) -> int:
-        """Collective. What the adapters of an incarnation change, before the first of them. Returns its bytes, 0 where
-        there is nothing to do."""
+    def _publish_base(self, version: Version) -> None:
+        """Collective. What the adapters of an incarnation change, before the first of them; nothing where all weights
+        are trained."""
         if not self._policy.num_base_parameters or self._base_of == version.incarnation:
-            return 0
+            return
         weights = self._policy.gather_base()
         if self._rank == 0:
             self._base = self._shared_memory().publish(weights, base_version(version))
@@ -132,7 +129,6 @@ class VersionWriter:
             for _ in weights:
                 pass
         self._base_of = version.incarnation
-        return self._base.total_bytes if self._base is not None else 0
 
     def _adapter_facts(self) -> AdapterFacts | None:
         lora = self._config.learner.lora

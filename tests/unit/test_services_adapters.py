@@ -64,14 +64,13 @@ def in_shared_memory(core: LearnerCore) -> list[str]:
 
 def test_each_step_publishes_adapters_only_and_each_incarnation_its_base_once(tmp_path: Path) -> None:
     with built(CONFIG, tmp_path) as core:
-        sizes = []
+        manifests = []
         for _ in range(2):
-            written = core.publish(core.snapshot_weights())
-            sizes.append((written.manifest.total_bytes, written.base_bytes))
+            manifests.append(published(core))
             train(core)
         policy = core._policy
         version, base = 4 * policy.num_parameters, 4 * policy.num_base_parameters
-        assert sizes == [(version, base), (version, 0)]
+        assert [(one.total_bytes, one.base.total_bytes) for one in manifests] == [(version, base)] * 2
         assert version < base / 5
         assert in_shared_memory(core) == ["0.-1", "0.0", "0.1"]
         core.incarnation = 3

@@ -113,10 +113,12 @@ async def test_deltas_of_adapters_need_no_other_base(versions: AdapterVersions, 
 
 
 async def test_the_base_of_a_version_that_is_on_its_way_is_kept(versions: AdapterVersions, node: Node) -> None:
-    manifest = versions.version(1)
-    node.wire.on_piece = lambda: node.pulls.keep_only([])
+    newer, manifest = versions.version(1, incarnation=1), versions.version(1)
+    await node.fetch(newer)
+    node.wire.on_piece = lambda: node.pulls.keep_only([newer.version])
     await node.fetch(manifest)
-    assert node.names == ["0.-1", "0.1"]
+    assert node.names == ["0.-1", "0.1", "1.-1", "1.1"]
+    assert node.pulls.figures.anchors == 4
     node.check(manifest)
 
 
