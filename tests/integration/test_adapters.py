@@ -18,10 +18,10 @@ from streamrl.learner.checkpoint import verify
 
 pytestmark = pytest.mark.ray
 
-STEPS = 16
+STEPS = 60
 OVERRIDES = (
     *("--learner.lora.rank", "4", "--learner.lora.alpha", "16", "--learner.optimizer.lr", "1e-2"),
-    *("--learner.steps", str(STEPS), "--checkpoint.every", "4", "--checkpoint.keep", "9", "--eval.every", "8"),
+    *("--learner.steps", str(STEPS), "--checkpoint.every", "8", "--checkpoint.keep", "9", "--eval.every", "20"),
 )
 # peft 0.21 reads an attribute that transformers 5.23 calls by another name.
 IGNORED = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
@@ -31,7 +31,7 @@ IGNORED = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
 def adapted(user_folder: Path, streamrl_path: Path) -> LiveRun:
     """A run whose learner died once, so that there were two incarnations and two bases."""
     with live_run(user_folder, streamrl_path, "adapted", *OVERRIDES) as run:
-        run.until_step(6)
+        run.until_step(10)
         run.actors("LearnerRank")[0].send_signal(signal.SIGKILL)
         code, err = run.end()
     assert code == 0, err
@@ -66,7 +66,7 @@ def test_a_replay_makes_the_same_adapters_to_the_bit(adapted: LiveRun) -> None:
 
 
 @pytest.mark.filterwarnings(IGNORED)
-@pytest.mark.parametrize("step", [4, 12])
+@pytest.mark.parametrize("step", [8, 48])
 def test_the_engine_answers_with_the_log_probs_of_the_unmerged_model_that_is_trained(
     adapted: LiveRun, step: int, tmp_path: Path
 ) -> None:
