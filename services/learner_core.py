@@ -141,7 +141,7 @@ class LearnerCore:
         return metrics
 
     def snapshot_weights(self) -> WeightSnapshot:
-        """A copy of this rank's part of the weights, in the model's number format. The next one is written over it."""
+        """A copy of this rank's part of what a version holds, in its number format. The next one is written over it."""
         return WeightSnapshot(self.version, self._policy.snapshot())
 
     def publish(self, snapshot: WeightSnapshot, span: Callable[[str], Span] = untold) -> Written | None:
