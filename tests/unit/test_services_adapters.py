@@ -1,6 +1,7 @@
 """A run that trains adapters, without Ray: what its learner publishes, what a replica serves, what is exported."""
 
 import asyncio
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from probe_parts import with_replica
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
+from services.cli import run_app
 from services.commands import export
 from services.learner_core import LearnerCore
 from services.rollout import RolloutReplica
@@ -244,6 +246,28 @@ def test_exports_whole_and_by_peft_compute_what_was_served(tmp_path: Path) -> No
         with safe_open(tmp_path / "alone" / "adapter_model.safetensors", framework="pt") as file:
             names = set(file.keys())
         assert names == {f"base_model.model.{entry.name}" for entry in manifest.tensors}
+
+
+def test_the_command_exports_to_the_run_folder_by_default_and_knows_two_formats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with finished(CONFIG, tmp_path / "run") as run:
+        assert run_app(["export", str(run.path), "--format", "peft", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["step"], told["folder"]) == (STEPS, str(run.path / "adapters"))
+        settings = json.loads((run.path / "adapters" / "adapter_config.json").read_text())
+        assert (settings["r"], settings["lora_alpha"]) == (4, 6)
+        assert settings["base_model_name_or_path"] == str(run.path / "model")
+        assert run_app(["export", str(run.path), "--format", "gguf"]) == 2
+        assert "hf" in capsys.readouterr().err
+
+
+def test_a_check_says_that_adapters_are_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.toml").write_text('[model]\npreset = "tiny-qwen3"\n')
+    arguments = ["check", str(tmp_path / "run.toml"), "--runs", str(tmp_path / "runs")]
+    for rank, said in ((0, "100 steps\n"), (4, "100 steps, adapters of rank 4\n")):
+        assert run_app([*arguments, "--learner.lora.rank", str(rank)]) == 0
+        assert capsys.readouterr().out.endswith(said)
 
 
 def test_an_export_of_adapters_is_refused_where_there_are_none_or_the_model_is_another(tmp_path: Path) -> None:
