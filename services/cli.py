@@ -9,10 +9,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
+from services.printed import print_facts
 from streamrl.errors import ConfigError, StreamRLError
 
 EXIT_USAGE = 2
@@ -96,7 +97,9 @@ def check(config: str, *rest: Rest, name: str | None = None, as_json: Json = Fal
     if as_json:
         print(msgspec.json.encode(checked).decode())
     else:
-        print(f"{config}: nothing wrong; run {checked.name}, {checked.learner.steps} steps")
+        rank = checked.learner.lora.rank
+        trained = f", adapters of rank {rank}" if rank else ""
+        print(f"{config}: nothing wrong; run {checked.name}, {checked.learner.steps} steps{trained}")
     return 0
 
 
@@ -112,7 +115,7 @@ def status(run: str | None = None, *, as_json: Json = False) -> int:
     from services import commands
 
     facts = commands.status(_find(run))
-    _print(facts, as_json)
+    print_facts(facts, as_json)
     return 0
 
 
@@ -179,7 +182,7 @@ def evaluate(run: str | None = None, *, as_json: Json = False) -> int:
     """
     from services import commands
 
-    _print(commands.evaluate(_find(run)), as_json)
+    print_facts(commands.evaluate(_find(run)), as_json)
     return 0
 
 
@@ -238,7 +241,9 @@ def sql(
 
 
 @app.command
-def export(run: str | None = None, *, to: str | None = None, as_json: Json = False) -> int:
+def export(
+    run: str | None = None, *, to: str | None = None, format: Literal["hf", "peft"] = "hf", as_json: Json = False
+) -> int:
     """Write the newest checkpoint as a Hugging Face model folder.
 
     Parameters
@@ -246,12 +251,15 @@ def export(run: str | None = None, *, to: str | None = None, as_json: Json = Fal
     run
         A run folder, or a name under `runs/`; the newest when absent.
     to
-        The folder to write; `export/` in the run folder when absent.
+        The folder to write; `export/` in the run folder when absent, `adapters/` for the format peft.
+    format
+        hf is the whole model, adapters merged; peft the adapters alone, as peft loads them (`learner.lora`).
     """
     from services import commands
 
     found = _find(run)
-    _print(commands.export(found, Path(to) if to else found.export_path), as_json)
+    place = found.export_path if format == "hf" else found.adapters_path
+    print_facts(commands.export(found, Path(to) if to else place, format), as_json)
     return 0
 
 
@@ -294,7 +302,7 @@ def parity(config: str, *rest: Rest, prompts: int = 64, as_json: Json = False) -
     # Behind the check: this one takes seconds to import.
     from services.doctor import parity as compare
 
-    _print(msgspec.to_builtins(compare(checked, prompts)), as_json)
+    print_facts(msgspec.to_builtins(compare(checked, prompts)), as_json)
     return 0
 
 
@@ -309,7 +317,7 @@ def down(run: str | None = None, *, as_json: Json = False) -> int:
     """
     from services import commands
 
-    _print(commands.down(_find(run)), as_json)
+    print_facts(commands.down(_find(run)), as_json)
     return 0
 
 
@@ -377,22 +385,6 @@ def _find(run: str | None) -> Any:
     from services.run_folder import find_run
 
     return find_run(run)
-
-
-def _print(facts: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(facts))
-        return
-    for key, value in _flat(facts):
-        print(f"{key:<24} {value}")
-
-
-def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-    for key, value in facts.items():
-        nested = isinstance(value, dict)
-        pairs += _flat(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
-    return pairs
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Light: neither Ray nor torch is imported, but for `export`.
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -119,9 +119,10 @@ def show_logs(
         pause.wait(FOLLOW_S)
 
 
-def export(run: RunFolder, to: Path) -> dict[str, Any]:
-    """Write the newest checkpoint as a Hugging Face folder. Raises RunFolderError when there is none."""
+def export(run: RunFolder, to: Path, layout: Literal["hf", "peft"] = "hf") -> dict[str, Any]:
+    """Write the newest checkpoint as a Hugging Face folder, or its adapters as one of peft's. Raises RunFolderError
+    when there is none."""
     from services.export import export_newest
 
-    step = export_newest(run, to)
+    step = export_newest(run, to, layout)
     return {"run": run.name, "step": step, "folder": str(to)}

@@ -6,15 +6,13 @@ what it publishes.
 """
 
 import gc
-import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from buffers.gather import rollout_rows
 from buffers.records import Lease
@@ -23,10 +21,11 @@ from services import warm_up
 from services.layout import model_folder, start_folder
 from services.run_folder import RunFolder
 from services.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, num_shares, shares_of
+from services.version_writer import Span, VersionWriter, WeightSnapshot, Written, untold
 from streamrl.algorithms.aggregation import Denominators
-from streamrl.config import Config
+from streamrl.config import Config, limits
 from streamrl.disk_room import DiskRoom
-from streamrl.errors import ConfigError, DataError
+from streamrl.errors import ConfigError
 from streamrl.learner import checkpoint
 from streamrl.learner.checkpoint_retention import oldest_step
 from streamrl.learner.fsdp import MOMENTS, FsdpBackend, on_policy
@@ -41,40 +40,7 @@ from streamrl.tasks.base import is_demonstrated
 from streamrl.tasks.load import load_task
 from streamrl.timeline import StepTimer
 from streamrl.types import RolloutRows, Version
-from streamrl.weights.delta_chain import version_before
-from streamrl.weights.manifest import WeightManifest
-from streamrl.weights.shm import ALIGNMENT, ShmPublisher
 from streamrl.weights.tensors import weights_digest
-
-SPARE_VERSIONS = 3
-"""Versions that shared memory has room for beside one for each replica, where nothing else is said: the newest, the one
-that is being written, and one that is being evaluated."""
-
-Span = AbstractContextManager[None]
-
-
-def _untold(part: str) -> Span:
-    return nullcontext()
-
-
-@dataclass(frozen=True, slots=True)
-class WeightSnapshot:
-    """One rank's part of the weights of a version, by name."""
-
-    version: Version
-    shards: Mapping[str, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A version in shared memory, and the delta that leads to it. gather_s: what it took to bring the ranks' parts
-    together; check_s: to look for NaN and infinity; encode_s: to make the delta. delta_bytes: 0 where there is none."""
-
-    manifest: WeightManifest
-    gather_s: float
-    check_s: float
-    encode_s: float
-    delta_bytes: int
 
 
 class LearnerCore:
@@ -88,10 +54,7 @@ class LearnerCore:
         self._rank = rank
         self._reader = SegmentReader(run.path)
         self._store_path = store_path
-        self._publisher: ShmPublisher | None = None
-        self._published: dict[str, Any] | None = None
-        self._before: WeightManifest | None = None
-        """Of the version that was published last."""
+        self._versions: VersionWriter | None = None
         self._room = DiskRoom()
 
     @property
@@ -118,7 +81,8 @@ class LearnerCore:
         self._group.barrier()
         model = load_model(model_folder(self._run.path, self._config), self._config.model.dtype)
         self._load_task(model.config.get_text_config().max_position_embeddings)
-        self._policy = ShardedPolicy(model, self._group, DTYPES[self._config.model.dtype])
+        self._policy = self._make_policy(model)
+        self._versions = VersionWriter(self._run, self._config, self._rank, self._policy)
         self._backend = self._make_backend()
         found = self._load_newest() if resume else {}
         return {**found, "longest_prompt": self._longest_prompt}
@@ -177,84 +141,31 @@ class LearnerCore:
         return metrics
 
     def snapshot_weights(self) -> WeightSnapshot:
-        """A copy of this rank's part of the weights, in the model's number format. The next one is written over it."""
+        """A copy of this rank's part of what a version holds, in its number format. The next one is written over it."""
         return WeightSnapshot(self.version, self._policy.snapshot())
 
-    def publish(self, snapshot: WeightSnapshot, span: Callable[[str], Span] = _untold) -> Written | None:
+    def publish(self, snapshot: WeightSnapshot, span: Callable[[str], Span] = untold) -> Written | None:
         """Collective. Write the weights of a snapshot as its version to shared memory. None on the ranks that only take
         part. May run beside the other methods, in a thread of its own, until the next snapshot.
 
         span: what to enter while it does the part of that name (`gather`, `write`, `encode`).
         """
-        started = time.monotonic()
-        with span("gather"):
-            weights = list(self._policy.gather(snapshot.shards)) if self._rank == 0 else self._take_part(snapshot)
-        if weights is None:
-            return None
-        gathered = time.monotonic()
-        with span("write"):
-            manifest = self._shared_memory().publish(weights, snapshot.version)
-        self._check_published_again(manifest)
-        version = snapshot.version
-        self._published = {"step": version.step, "version": str(version), "digest": manifest.digest}
-        del weights
-        wrote = time.monotonic()
-        with span("encode"):
-            delta_bytes = self._publish_delta(manifest)
-        check_s = self._shared_memory().check_s
-        return Written(manifest, gathered - started, check_s, time.monotonic() - wrote, delta_bytes)
-
-    def _take_part(self, snapshot: WeightSnapshot) -> None:
-        for _ in self._policy.gather(snapshot.shards):
-            pass
-
-    def _publish_delta(self, manifest: WeightManifest) -> int:
-        """Bytes of the delta against the version before, which other nodes take; 0 where there is none."""
-        before, self._before = self._before, manifest
-        wanted = self._config.weights.delta and self._config.rollout.resources is not None
-        if not wanted or before is None or before.version != version_before(manifest.version):
-            return 0
-        return self._shared_memory().publish_delta(before, manifest)
-
-    def _check_published_again(self, manifest: WeightManifest) -> None:
-        """What a resumed run publishes first was published before: to the bit, or the checkpoint is not that run's."""
-        before, version = self._published, Version(*manifest.version)
-        if before is not None and before["step"] == version.step and before["digest"] != manifest.digest:
-            raise DataError(
-                f"version {version} has weights of digest {manifest.digest}, but its checkpoint says that version "
-                f"{before['version']} of the same step had {before['digest']}: the checkpoint is of another run, or "
-                "the number format of the model was changed"
-            )
+        return self._versions.publish(snapshot, span)
 
     def lack_of_memory(self) -> str:
         """Why shared memory has no room for a further version, in words; "" when it has."""
-        return self._shared_memory().lack(self._version_bytes())
+        return self._versions.lack(self.incarnation)
 
     def unlink(self, versions: list[Version]) -> None:
-        for version in versions:
-            self._shared_memory().unlink(Version(*version))
+        self._versions.unlink([Version(*version) for version in versions])
 
     def keep_only(self, versions: list[Version]) -> None:
         """Give back the memory of all other versions, those of an earlier learner too."""
-        self._shared_memory().keep_only([Version(*version) for version in versions])
-
-    def _shared_memory(self) -> ShmPublisher:
-        if self._publisher is None:
-            budget = self._config.weights.byte_budget
-            if budget is None:
-                budget = (SPARE_VERSIONS + self._config.rollout.replicas) * self._version_bytes()
-            threads = self._config.learner.threads
-            self._publisher = ShmPublisher(self._run.run_id, self._run.key(), byte_budget=budget, threads=threads)
-        return self._publisher
-
-    def _version_bytes(self) -> int:
-        """Bytes of one version, each tensor with the gap before it."""
-        width = DTYPES[self._config.model.dtype].itemsize
-        return self._policy.num_parameters * width + len(self._policy.shards) * ALIGNMENT
+        self._versions.keep_only([Version(*version) for version in versions])
 
     def weight_digest(self) -> str:
         """Collective. The digest that a manifest of the weights carries."""
-        return weights_digest(self._backend.iter_hf_weights())
+        return weights_digest(self._policy.iter_version())
 
     # ---- what stays
 
@@ -264,7 +175,7 @@ class LearnerCore:
         return self._room.pause
 
     def state_bytes(self) -> int:
-        """Bytes of the tensors of a checkpoint: weights and moments, in float32."""
+        """Bytes of the tensors of a checkpoint: what is trained and its moments, in float32."""
         return self._policy.num_parameters * 4 * (1 + len(MOMENTS))
 
     def save(self) -> None:
@@ -287,7 +198,7 @@ class LearnerCore:
             self.version,
             tensors,
             ledger_position=self.step,
-            extra={"backend": self._backend.state_extra(), "published": self._published},
+            extra={"backend": self._backend.state_extra(), "published": self._versions.published},
         )
 
     def commit(self, snapshot: checkpoint.Snapshot) -> int:
@@ -305,8 +216,10 @@ class LearnerCore:
 
     def close(self) -> None:
         """Leave the group and take the published versions back. The policy goes with it."""
-        if self._publisher is not None:
-            self._publisher.close()
+        versions, self._versions = self._versions, None
+        if versions is not None:
+            versions.close()
+        del versions
         self._group.close()
         # The group's threads end with the last reference to it, and the policy holds some. A thread that still puts its
         # last tensor away when the interpreter ends would abort the process.
@@ -333,6 +246,16 @@ class LearnerCore:
             timeout_s=self._config.deadlines.step_s,
         )
 
+    def _make_policy(self, model: PreTrainedModel) -> ShardedPolicy:
+        lora, dtype = self._config.learner.lora, DTYPES[self._config.model.dtype]
+        if not lora.rank:
+            return ShardedPolicy(model, self._group, dtype)
+        # Not above: it needs a package that only those have who train adapters.
+        from streamrl.learner.adapters import AdapterPolicy, AdapterSettings
+
+        settings = AdapterSettings(lora.rank, limits.lora_alpha(lora), limits.lora_targets(lora), self._config.seed)
+        return AdapterPolicy(model, self._group, dtype, settings)
+
     def _load_task(self, context: int) -> None:
         self._tokenizer = load_tokenizer(model_folder(self._run.path, self._config))
         self._task, self._longest_prompt = load_task(self._config, self._tokenizer, context)
@@ -354,7 +277,7 @@ class LearnerCore:
             return {"checkpoint": None, "skipped": list(search.skipped)}
         self._backend.load_state(found.tensor, found.extra["backend"])
         checkpoint.prove_loaded(found, self._backend.state_tensors())
-        self._published = found.extra.get("published")
+        self._versions.published = found.extra.get("published")
         return {"checkpoint": found.version.step, "skipped": list(search.skipped)}
 
     def _rows(self, plan: StepPlan, share: Share) -> RolloutRows:

@@ -27,7 +27,8 @@ from streamrl.config import Config
 from streamrl.weights.manifest import encode
 
 if TYPE_CHECKING:
-    from services.learner_core import LearnerCore, WeightSnapshot
+    from services.learner_core import LearnerCore
+    from services.version_writer import WeightSnapshot
 
 T = TypeVar("T")
 Facts = dict[str, Any]

@@ -15,6 +15,7 @@ import itertools
 import time
 from collections.abc import Awaitable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -60,6 +61,7 @@ from streamrl.types import (
 )
 from streamrl.weights.manifest import WeightManifest, decode
 from streamrl.weights.manifest import encode as encode_manifest
+from streamrl.weights.pulls import in_thread
 from streamrl.weights.update_times import UpdateTimes
 
 if TYPE_CHECKING:
@@ -109,7 +111,7 @@ class RolloutReplica:
         """
         # Here and not above: the controller makes this class and has no use for torch.
         from services.evaluations import HeldOut
-        from streamrl.weights.shm import ShmSource
+        from streamrl.weights.served import ServedVersions
 
         self._epoch = epoch
         self._seat = seat
@@ -132,7 +134,7 @@ class RolloutReplica:
         self._log = CompletionLog(self._run.path, self._config, self._name, self._epoch, node)
         worst_row = limits.worst_row_bytes(self._config, longest_prompt, longest_text(task))
         self._frame_room = limits.frame_rows(self._config, worst_row)
-        self._source = partial(ShmSource, self._run.run_id, self._run.key())
+        self._versions = ServedVersions(self._run.run_id, self._run.key())
         place = ServerPlace(Path(import_path()), self._run.shared_memory_prefix)
         make_engine = partial(build_engine, self._config, folder, max_length, place)
         self._journal = self._new_journal(node)
@@ -199,8 +201,9 @@ class RolloutReplica:
         Returns the completions as the reward stage takes them (`services.evaluations.encode`).
         """
         weights = decode(manifest)
-        source = self._source(await self._fetch(weights, "evaluation"))
-        with self._observer.span("evaluate", "evaluation"), source.open(weights) as tensors:
+        folder = await self._fetch(weights, "evaluation")
+        with self._observer.span("evaluate", "evaluation"), ExitStack() as opened:
+            tensors = await in_thread(opened.enter_context, self._versions.open(weights, folder))
             work = self._evaluation.work(tensors, Version(*weights.version))
             await asyncio.wrap_future(self._thread.run_spare(work))
         return encode(self._evaluation.result())
@@ -325,9 +328,11 @@ class RolloutReplica:
         self._state.update(next(self._orders), version)
         in_flight = len(self._running)
         began = time.monotonic()
-        source = self._source(await self._fetch(manifest, "weights"))
+        folder = await self._fetch(manifest, "weights")
         arrived = time.monotonic()
-        with self._observer.span("update", "weights"), source.open(manifest) as tensors:
+        with self._observer.span("update", "weights"), ExitStack() as opened:
+            # Beside the loop: digests of all bytes, and the merge of adapters.
+            tensors = await in_thread(opened.enter_context, self._versions.open(manifest, folder))
             mode = UpdateMode(self._config.rollout.update_mode)
             loaded = asyncio.wrap_future(self._thread.load(tensors, version, mode))
             limit, what = self._config.deadlines.update_s, f"taking up version {version}"

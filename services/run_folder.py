@@ -163,6 +163,10 @@ class RunFolder:
         return self.path / "export"
 
     @property
+    def adapters_path(self) -> Path:
+        return self.path / "adapters"
+
+    @property
     def working_path(self) -> Path:
         """Empty for ever: Ray's working_dir, which keeps the user's current folder off the workers' path."""
         return self.path / "empty"

@@ -8,8 +8,8 @@ and `learner.max_staleness = 0` the running system gives the same ids, losses, g
 to the bit; `tests/integration/test_invariant_4_*` holds them together.
 
 Left out, because it is the system's business and not the algorithm's: durability, staleness, in-flight updates,
-evaluation beside the stream, resuming, killable rewards, more than one rank, warm-up. Start it from a model that is
-right now and then.
+evaluation beside the stream, resuming, killable rewards, more than one rank, adapters, warm-up. Start it from a model
+that is right now and then.
 """
 
 import sys
@@ -103,6 +103,8 @@ class Reference:
     def __init__(self, config: Config) -> None:
         if config.model.path is None:
             raise ConfigError("the reference loop needs model.path: a folder with a model that is warmed up already")
+        if config.learner.lora.rank:
+            raise ConfigError("the reference loop trains all weights; set learner.lora.rank = 0")
         self.config = config
         self.folder = Path(config.model.path)
         self.tokenizer: TextTokenizer = load_tokenizer(self.folder)

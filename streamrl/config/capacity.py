@@ -88,7 +88,7 @@ def _log_fits(config: Config) -> Iterator[Problem]:
 
 
 def _checkpoints_fit(config: Config, model: ModelFacts) -> Iterator[Problem]:
-    one, count = limits.checkpoint_bytes(model), config.checkpoint.keep + 1
+    one, count = limits.checkpoint_bytes(config, model), config.checkpoint.keep + 1
     budget = config.checkpoint.byte_budget
     if budget is not None and budget < count * one:
         what = (
@@ -99,16 +99,19 @@ def _checkpoints_fit(config: Config, model: ModelFacts) -> Iterator[Problem]:
 
 
 def _versions_fit(config: Config, model: ModelFacts) -> Iterator[Problem]:
-    one = limits.weight_bytes(config, model)
+    one, base = limits.version_bytes(config, model), limits.base_bytes(config, model)
     budget = config.weights.byte_budget
-    # A part of a version more, for the gaps between its tensors.
-    needed = 2 * one + one // 8
+    # A part more, for the gaps between tensors.
+    needed = 2 * (one + base) + (one + base) // 8
     if budget is not None and budget < needed:
+        bases = f", and two bases of {human_bytes(base)}, this learner's and the one's before it" if base else ""
         what = (
-            f"must hold two versions of {human_bytes(one)}, the newest and the one that is being written; set at least "
-            f"{needed}"
+            f"must hold two versions of {human_bytes(one)}, the newest and the one that is being written{bases}; set "
+            f"at least {needed}"
         )
-        yield Problem(key="weights.byte_budget", what=what, given=str(budget), involves=("model.dtype",))
+        yield Problem(
+            key="weights.byte_budget", what=what, given=str(budget), involves=("model.dtype", "learner.lora.rank")
+        )
 
 
 def _family(config: Config, model: ModelFacts) -> Iterator[Problem]:

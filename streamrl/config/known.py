@@ -13,3 +13,6 @@ REWARDS = ("exact_match", "contains")
 
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 """Families (`model_type` in a model's config.json) that the torch engine computes exactly."""
+
+LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear layers in the decoder of each of these families, in its order."""

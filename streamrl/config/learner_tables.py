@@ -51,6 +51,18 @@ class AlgorithmConfig(Table, frozen=True):
     """How the losses of tokens become one number; the denominators are global."""
 
 
+class LoraConfig(Table, frozen=True):
+    """Low-rank adapters: the model's weights stay as they are, and small matrices beside them are trained and published
+    (extra `lora`)."""
+
+    rank: NonNegative = 0
+    """Inner size of each adapter; 0 trains all weights."""
+    alpha: PositiveFloat | None = None
+    """The adapters' product counts `alpha / rank` times; twice the rank when absent."""
+    targets: tuple[str, ...] | None = None
+    """Linear layers of the decoder that get one, by their last name (`q_proj`); all of them when absent."""
+
+
 class LearnerConfig(Table, frozen=True):
     """The stage that trains; it is the clock of the run."""
 
@@ -79,3 +91,4 @@ class LearnerConfig(Table, frozen=True):
     """Tokens of one packed forward and backward."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)

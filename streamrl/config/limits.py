@@ -5,7 +5,8 @@ module is loaded, so until then a prompt counts as one token, and whoever loads 
 true length.
 """
 
-from streamrl.config.known import TASK_LONGEST_PROMPT
+from streamrl.config.known import LINEAR_LAYERS, TASK_LONGEST_PROMPT
+from streamrl.config.learner_tables import LoraConfig
 from streamrl.config.model_facts import ModelFacts
 from streamrl.config.schema import Config
 
@@ -26,6 +27,8 @@ CHECKPOINT_HEAD_BYTES = 2**20
 """What describes the tensors of a checkpoint, generously."""
 LEAST_LOG_BYTES = 64 * 2**10
 """Of one part's log, so that the reason of a failure stays in it."""
+ADAPTER_BYTES = 4
+"""Adapters are float32, whatever the model is."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 KV_MULTIPLE = 32
 """KV lengths are rounded up to this in the batch-invariant mode (design, section 6)."""
@@ -84,14 +87,56 @@ def weight_bytes(config: Config, model: ModelFacts) -> int:
     return model.num_parameters * DTYPE_BYTES[config.model.dtype]
 
 
+def version_bytes(config: Config, model: ModelFacts) -> int:
+    """Bytes of what is published at each step: the weights, or the adapters alone."""
+    if not config.learner.lora.rank:
+        return weight_bytes(config, model)
+    return adapter_parameters(config.learner.lora, model) * ADAPTER_BYTES
+
+
+def base_bytes(config: Config, model: ModelFacts) -> int:
+    """Bytes of what is published once for each incarnation of the learner."""
+    return weight_bytes(config, model) if config.learner.lora.rank else 0
+
+
+def trained_parameters(config: Config, model: ModelFacts) -> int:
+    """Elements that the optimizer changes."""
+    lora = config.learner.lora
+    return adapter_parameters(lora, model) if lora.rank else model.num_parameters
+
+
+def adapter_parameters(lora: LoraConfig, model: ModelFacts) -> int:
+    """Elements of the adapters of a model of the known families: rank x (in + out) for each layer that has one."""
+    hidden, wide = model.hidden_size, model.intermediate_size
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    ends = {
+        "q_proj": hidden + queries,
+        "k_proj": hidden + keys,
+        "v_proj": hidden + keys,
+        "o_proj": queries + hidden,
+        "gate_proj": hidden + wide,
+        "up_proj": hidden + wide,
+        "down_proj": wide + hidden,
+    }
+    return model.num_layers * lora.rank * sum(ends.get(name, 0) for name in lora_targets(lora))
+
+
+def lora_targets(lora: LoraConfig) -> tuple[str, ...]:
+    return LINEAR_LAYERS if lora.targets is None else lora.targets
+
+
+def lora_alpha(lora: LoraConfig) -> float:
+    return 2.0 * lora.rank if lora.alpha is None else lora.alpha
+
+
 def log_parts(config: Config) -> int:
     """Processes with a log of their own: owner, controller, reward stage, replicas and learner ranks."""
     return 3 + config.rollout.replicas + config.learner.num_workers
 
 
-def checkpoint_bytes(model: ModelFacts) -> int:
-    """Bytes of one checkpoint: weights and two moments in float32, and what describes them."""
-    return model.num_parameters * 4 * 3 + CHECKPOINT_HEAD_BYTES
+def checkpoint_bytes(config: Config, model: ModelFacts) -> int:
+    """Bytes of one checkpoint: what is trained and two moments of it in float32, and what describes them."""
+    return trained_parameters(config, model) * 4 * 3 + CHECKPOINT_HEAD_BYTES
 
 
 def human_bytes(count: float) -> str:

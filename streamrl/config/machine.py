@@ -22,6 +22,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     num_gpus: int
     torch_has_cuda: bool
     has_tensorboard: bool
+    has_peft: bool
 
 
 def read_machine(runs: Path) -> Machine:
@@ -36,6 +37,7 @@ def read_machine(runs: Path) -> Machine:
         num_gpus=num_gpus,
         torch_has_cuda=num_gpus > 0 and _torch_has_cuda(),
         has_tensorboard=util.find_spec("tensorboard") is not None,
+        has_peft=util.find_spec("peft") is not None,
     )
 
 

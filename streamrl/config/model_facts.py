@@ -20,14 +20,17 @@ _NEEDED = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_head
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
-    """Sizes of a causal language model. `context` is in tokens, None where the model names no limit."""
+    """Sizes of a causal language model. `context` is in tokens, None where the model names no limit; intermediate_size
+    is of the MLP, four times the hidden size where the model does not say."""
 
     model_type: str
     context: int | None
     num_layers: int
+    num_heads: int
     num_kv_heads: int
     head_dim: int
     hidden_size: int
+    intermediate_size: int
     num_parameters: int
 
 
@@ -68,9 +71,11 @@ def facts_of(config: Mapping[str, Any], num_parameters: int) -> ModelFacts:
         model_type=str(config["model_type"]),
         context=config.get("max_position_embeddings"),
         num_layers=config["num_hidden_layers"],
+        num_heads=heads,
         num_kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         hidden_size=config["hidden_size"],
+        intermediate_size=config.get("intermediate_size") or 4 * config["hidden_size"],
         num_parameters=num_parameters,
     )
 
@@ -80,7 +85,7 @@ def _model_config(folder: Path) -> dict[str, Any]:
     missing = [key for key in _NEEDED if key not in config]
     if missing:
         raise _Unreadable(f"{folder / 'config.json'} lacks {', '.join(missing)}: not a decoder-only language model")
-    numbers = [*_NEEDED[1:], "max_position_embeddings", "num_key_value_heads", "head_dim"]
+    numbers = [*_NEEDED[1:], "max_position_embeddings", "num_key_value_heads", "head_dim", "intermediate_size"]
     for key in numbers:
         value = config.get(key)
         if value is not None and (not isinstance(value, int) or value < 1):

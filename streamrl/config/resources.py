@@ -59,13 +59,21 @@ def estimate(config: Config, model: ModelFacts | None) -> Estimate:
     rows = min(config.queue.byte_budget, rollouts * row)
     read_by_servers = config.rollout.replicas if config.rollout.is_server else 0
     copies = config.queue.fetched_bytes if config.rollout.resources is not None else 0
-    one = limits.checkpoint_bytes(model) if model else 0
+    one = limits.checkpoint_bytes(config, model) if model else 0
     checkpoints = (config.checkpoint.keep + 1) * one
     return Estimate(
         memory=_memory(config, model, weights),
-        shared_memory=(_LIVE_VERSIONS + read_by_servers) * weights + config.ray.object_store_bytes,
+        shared_memory=_versions(config, model) + read_by_servers * weights + config.ray.object_store_bytes,
         disk=writers * config.queue.segment_bytes + rows + copies + checkpoints + weights + config.queue.min_free_bytes,
     )
+
+
+def _versions(config: Config, model: ModelFacts | None) -> int:
+    """In shared memory. Where adapters are published their base lies there too, and beside that of a learner that was
+    replaced for a while."""
+    if model is None:
+        return 0
+    return _LIVE_VERSIONS * limits.version_bytes(config, model) + 2 * limits.base_bytes(config, model)
 
 
 def _memory(config: Config, model: ModelFacts | None, weights: int) -> dict[str, int]:
@@ -78,9 +86,12 @@ def _memory(config: Config, model: ModelFacts | None, weights: int) -> dict[str,
         return memory
     if config.learner.device == "cpu":
         memory["learner.micro_batch_tokens"] = ranks * _activations(config, model)
-        memory["learner.num_workers"] += _OPTIMIZER_COPIES * weights
+        frozen = limits.base_bytes(config, model)
+        memory["learner.num_workers"] += _OPTIMIZER_COPIES * limits.version_bytes(config, model) + frozen
     # The snapshot that a checkpoint is written from while the next steps run.
-    memory["learner.num_workers"] += limits.checkpoint_bytes(model)
+    memory["learner.num_workers"] += limits.checkpoint_bytes(config, model)
+    # What a replica makes of adapters and their base, until its engine has copied it.
+    memory["rollout.replicas"] += replicas * limits.base_bytes(config, model)
     if config.rollout.device == "cpu" and config.rollout.engine != "scripted":
         memory["rollout.replicas"] += replicas * 2 * weights  # the model and the engine's fused copy
         memory["rollout.kv_bytes"] = replicas * _kv_cache(config, model)
@@ -162,6 +173,9 @@ def _packages(config: Config, machine: Machine) -> Iterator[Problem]:
     if config.observe.tensorboard and not machine.has_tensorboard:
         what = "the package tensorboard is not installed; pip install tensorboard, or set false"
         yield _problem("observe.tensorboard", what)
+    if config.learner.lora.rank and not machine.has_peft:
+        what = "the package peft is not installed; pip install 'peft==0.21.*'"
+        yield _problem("learner.lora.rank", f"{what}, or set 0, which trains all weights")
 
 
 def _against(needed: int, has: int) -> str:

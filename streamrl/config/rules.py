@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from streamrl.config.known import REWARDS, TASK_LONGEST_PROMPT
 from streamrl.config.limits import INVARIANT_ROWS
+from streamrl.config.lora_rules import adapters_of_a_warm_model, adapters_without_rank, known_targets
 from streamrl.config.problems import Problem
 from streamrl.config.schema import Config
 from streamrl.config.server_rules import only_for_servers, server_arguments, server_endpoint, servers_share_batches
@@ -248,4 +249,7 @@ RULES: tuple[Rule, ...] = (
     shared_folder,
     collective_backend,
     server_arguments,
+    adapters_without_rank,
+    known_targets,
+    adapters_of_a_warm_model,
 )

@@ -218,7 +218,8 @@ class WeightsConfig(Table, frozen=True):
 
     byte_budget: Positive | None = None
     """Bytes of shared memory that versions may take, two at least: the learner waits, and says so, until nobody needs
-    an older one. Deltas take what is left. Room for 3 + `rollout.replicas` versions when absent."""
+    an older one. Deltas take what is left. Room for 3 + `rollout.replicas` versions when absent, and for two bases
+    where they hold adapters."""
     between_nodes: Literal["object_store", "collective", "disk"] = "object_store"
     """How they reach the other nodes of `rollout.resources`; on the run's own node it is shared memory always."""
     delta: bool = True

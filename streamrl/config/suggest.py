@@ -17,7 +17,8 @@ def nearest_keys(key: str, siblings: Sequence[str], everywhere: Iterable[str]) -
     alike = [known for known in siblings if _plain(_last(known)) in spelled]
     moved = [known for known in everywhere if _plain(_last(known)) == _plain(name)]
     moved.sort(key=lambda known: not known.startswith(f"{table}."))
-    found = list(dict.fromkeys(alike + moved)) or _spelled_alike(key, everywhere)
+    # A name that exists to the letter is likelier than one that is only spelled alike.
+    found = list(dict.fromkeys(moved + alike)) or _spelled_alike(key, everywhere)
     return " or ".join(found[:_MOST])
 
 

@@ -150,13 +150,15 @@ class FsdpBackend:
         """As `LearnerBackend.state_extra`. The schedule is a function of `steps_done`; the generator state
         is this rank's (nothing of ours draws from it)."""
         state = torch.get_rng_state().numpy().tobytes()
-        return {"steps_done": self._steps_done, "torch_rng": base64.b64encode(state).decode()}
+        facts = {"steps_done": self._steps_done, "torch_rng": base64.b64encode(state).decode()}
+        return {**facts, **self.policy.state_facts()}
 
     def load_state(self, tensor: Callable[[str], torch.Tensor], extra: dict[str, Any]) -> None:
         """As `LearnerBackend.load_state`. Raises DataError when the state is of another model."""
         steps_done, generator = extra.get("steps_done"), extra.get("torch_rng")
         if not isinstance(steps_done, int) or not isinstance(generator, str):
             raise DataError("the learner state has no `steps_done` or no `torch_rng`: it is not one of this backend")
+        self.policy.check_state(extra)
         self.policy.load_weights(lambda name: tensor(f"model/{name}"))
         self._optimizer.state.clear()
         if steps_done:

@@ -2,10 +2,12 @@
 
 Guarantees: master weights are float32; forward and backward compute in `dtype`; what `iter_hf_weights`
 gives is bit for bit what the forward computes with. One rank goes through the same code. The model's tied
-head has one parameter and one name. Knows nothing of optimizers and losses.
+head has one parameter and one name. What requires no gradient is sharded too, and is no part of what is trained.
+Knows nothing of optimizers and losses.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +28,7 @@ TensorByName = Callable[[str], torch.Tensor]
 class ShardedPolicy:
     """The model of one rank.
 
-    `module` is called like a `PolicyModel`. `shards` are this rank's parts of the parameters, by Hugging
+    `module` is called like a `PolicyModel`. `shards` are this rank's parts of the trained parameters, by Hugging
     Face name, in the model's order: plain float32 leaf tensors that share memory with the parameters, so
     that an optimizer over them costs nothing of DTensor's dispatch.
     """
@@ -36,6 +38,8 @@ class ShardedPolicy:
         itself afterwards. Raises ConfigError when its layers are not found."""
         self.group = group
         self.dtype = dtype
+        self.version_dtype = dtype
+        """Of the tensors that a version holds."""
         self.hidden_size = int(model.config.get_text_config().hidden_size)
         layers = getattr(model.base_model, "layers", None)
         if not isinstance(layers, nn.ModuleList):
@@ -53,13 +57,28 @@ class ShardedPolicy:
         fully_shard(policy, mesh=group.mesh, mp_policy=precision)
         self.module = policy
         self._copies: dict[str, torch.Tensor] = {}
-        self._params = {name.removeprefix(PREFIX): param for name, param in policy.named_parameters()}
+        named = {self._name(name.removeprefix(PREFIX)): param for name, param in policy.named_parameters()}
+        self._params = {name: param for name, param in named.items() if param.requires_grad}
+        self._frozen = {name: param for name, param in named.items() if not param.requires_grad}
         self.shards = {name: param.to_local().detach().requires_grad_() for name, param in self._params.items()}
+
+    def _name(self, parameter: str) -> str:
+        """What a parameter of the model is called outside of it."""
+        return parameter
 
     @property
     def num_parameters(self) -> int:
-        """Elements of all parameters, over all ranks."""
+        """Elements of all trained parameters, over all ranks."""
         return sum(param.numel() for param in self._params.values())
+
+    @property
+    def num_base_parameters(self) -> int:
+        """Elements of all parameters that are not trained, over all ranks."""
+        return sum(param.numel() for param in self._frozen.values())
+
+    @property
+    def num_base_tensors(self) -> int:
+        return len(self._frozen)
 
     def set_gradient_sync(self, on: bool) -> None:
         """Whether the next backward adds its gradients over the ranks, with those kept back before."""
@@ -80,20 +99,21 @@ class ShardedPolicy:
     def whole(self, name: str, shard: torch.Tensor) -> torch.Tensor:
         """Collective. The whole of a tensor that is sharded like parameter `name`; with one rank it is
         `shard`."""
-        return self._whole(name, shard, self.group.mesh)
+        return self._whole(self._params[name], shard, self.group.mesh)
 
-    def _whole(self, name: str, shard: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    def _whole(self, like: DTensor, shard: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         if self.group.world_size == 1:
             return shard.detach()
-        like = self._params[name]
         sharded = DTensor.from_local(shard.detach(), mesh, like.placements, shape=like.shape, stride=like.stride())
         return sharded.full_tensor()
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Copies of this rank's shards in `dtype`, which later steps leave as they are. The next call writes over them:
-        one snapshot is in memory."""
+        """Copies of this rank's shards in `version_dtype`, which later steps leave as they are. The next call writes
+        over them: one snapshot is in memory."""
         if not self._copies:
-            self._copies = {name: torch.empty_like(shard, dtype=self.dtype) for name, shard in self.shards.items()}
+            self._copies = {
+                name: torch.empty_like(shard, dtype=self.version_dtype) for name, shard in self.shards.items()
+            }
         with torch.no_grad():
             for name, shard in self.shards.items():
                 self._copies[name].copy_(shard)
@@ -101,10 +121,17 @@ class ShardedPolicy:
 
     def gather(self, snapshot: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         """Collective, on a group of its own: a thread may gather a snapshot while another one trains. What
-        `iter_hf_weights` gave at the moment of the snapshot, or would have refused: whoever publishes it looks whether
-        it is finite, in the pass that copies it."""
+        `iter_version` gave at the moment of the snapshot, or would have refused: whoever publishes it looks whether it
+        is finite, in the pass that copies it."""
         for name, shard in snapshot.items():
-            yield name, self._whole(name, shard, self.group.beside)
+            yield name, self._whole(self._params[name], shard, self.group.beside)
+
+    def gather_base(self, beside: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """Collective. The parameters that are not trained, whole and in `dtype`; on the group of `gather`, or else on
+        that of the steps."""
+        mesh = self.group.beside if beside else self.group.mesh
+        for name, param in self._frozen.items():
+            yield name, self._whole(param, param.to_local(), mesh).to(self.dtype)
 
     def shard_of(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """This rank's part, a copy, of a whole tensor shaped like parameter `name`.
@@ -135,6 +162,19 @@ class ShardedPolicy:
         for name, whole in self.iter_weights():
             require_finite_weight(name, whole)
             yield name, whole.to(self.dtype)
+
+    def iter_version(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Collective. What a version of the weights as they are would hold."""
+        return self.iter_hf_weights()
+
+    def state_facts(self) -> dict[str, Any]:
+        """What belongs to the state beside the trained parameters, as JSON values."""
+        return {}
+
+    def check_state(self, facts: Mapping[str, Any]) -> None:
+        """Raise DataError when a state with these facts belongs to another policy."""
+        if "adapters" in facts:
+            raise DataError("the learner state is of adapters (learner.lora), and this learner trains all weights")
 
     def weight_digest(self) -> str:
         """As `LearnerBackend.weight_digest`."""

@@ -1,5 +1,8 @@
 """What a published version is: its tensors, where they lie, and a signature over all of it.
 
+A version is whole, or holds low-rank adapters only (`learner.lora`) and names its base: the weights that they change,
+published once for each incarnation, whose signed manifest it carries.
+
 Guarantees: a manifest that passes `verify` was signed by a holder of the run's key, for this run, and nothing
 in it was changed since. The tensor digests (XXH3-64) tell damage and mix-ups, not a forger: whoever may write
 the bytes is decided by the file mode, who may announce them by the signature. It does not know tensors, files
@@ -15,6 +18,7 @@ import msgspec
 import xxhash
 
 from streamrl.errors import ConfigError, DataError
+from streamrl.models.adapter_names import adapted_weight, adapter_of
 from streamrl.types import Version
 
 MIN_KEY_BYTES = 16
@@ -39,8 +43,22 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     digest: str
 
 
+class AdapterFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the adapters of a version are to: the signed manifest of their base. They count alpha / rank times."""
+
+    base: "WeightManifest"
+    rank: int
+    alpha: float
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
 class WeightManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One version of the weights.
+
+    adapters: None where the version is whole.
 
     source says how the bytes travel, location where they are: for `shm` the path of a file that holds exactly
     `total_bytes`. digest depends on names, formats, shapes and contents only, so equal weights have equal
@@ -54,7 +72,22 @@ class WeightManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tensors: tuple[TensorEntry, ...]
     total_bytes: int
     digest: str
+    adapters: AdapterFacts | None = None
     signature: str = ""
+
+    @property
+    def base(self) -> "WeightManifest | None":
+        """What the version cannot be used without; None where it is whole."""
+        return self.adapters.base if self.adapters is not None else None
+
+
+def base_version(version: Version) -> Version:
+    """Under which the base of a version's adapters is published: before the first step of its incarnation."""
+    return Version(version.incarnation, -1)
+
+
+def is_base(version: Version) -> bool:
+    return version.step < 0
 
 
 def combined_digest(entries: Iterable[TensorEntry]) -> str:
@@ -77,6 +110,9 @@ def verify(manifest: WeightManifest, key: bytes, run_id: str) -> None:
     if not hmac.compare_digest(manifest.signature.encode(), _signature(manifest, key).encode()):
         raise DataError(f"{what} of run {run_id!r}: the signature does not match; it was changed or signed elsewhere")
     _check_layout(manifest, what)
+    if manifest.adapters is not None:
+        verify(manifest.adapters.base, key, run_id)
+        _check_adapters(manifest, manifest.adapters, what)
 
 
 def encode(manifest: WeightManifest) -> bytes:
@@ -114,6 +150,24 @@ def _check_layout(manifest: WeightManifest, what: str) -> None:
         raise DataError(f"{what}: a tensor name occurs twice")
     if combined_digest(manifest.tensors) != manifest.digest:
         raise DataError(f"{what}: its digest {manifest.digest} is not that of its {len(manifest.tensors)} tensors")
+
+
+def _check_adapters(manifest: WeightManifest, adapters: AdapterFacts, what: str) -> None:
+    """They fit their base, all of them: what a replica merges needs no further look."""
+    base, rank = adapters.base, adapters.rank
+    if base.version != base_version(manifest.version) or base.adapters is not None:
+        raise DataError(f"{what}: its base is said to be version {base.version}, which is not that of its incarnation")
+    if rank < 1 or not 0.0 < adapters.alpha < float("inf"):
+        raise DataError(f"{what}: adapters of rank {rank} and alpha {adapters.alpha} are none")
+    weights = {entry.name: entry.shape for entry in base.tensors}
+    found = {entry.name: entry.shape for entry in manifest.tensors}
+    for name in found:
+        shape = weights.get(adapted_weight(name) or "", ())
+        if len(shape) != 2:
+            raise DataError(f"{what}: {name!r} changes no matrix of its base {base.version}")
+        lora_a, lora_b = adapter_of(adapted_weight(name) or "")
+        if (found.get(lora_a), found.get(lora_b)) != ((rank, shape[1]), (shape[0], rank)):
+            raise DataError(f"{what}: the adapter of which {name!r} is a part is not one of rank {rank} for {shape}")
 
 
 def entry_bytes(dtype: str, shape: tuple[int, ...]) -> int:

@@ -6,7 +6,8 @@
 
 Guarantees: whatever comes, or does not come, a copy is there only if every tensor has the digest of its signed
 manifest; a way that fails leaves nothing and is followed by one in full, once; a version is pulled once, however many
-ask for it. One pull at a time: two ways that share a version would write it twice. It does not know how bytes travel,
+ask for it; where versions hold adapters their base is pulled before the first, and stays as long as a copy needs it.
+One pull at a time: two ways that share a version would write it twice. It does not know how bytes travel,
 how long that may take (the transport does), nor which versions are needed.
 """
 
@@ -22,7 +23,7 @@ from streamrl.errors import ComponentError, DataError
 from streamrl.types import Version
 from streamrl.weights.copies import VersionCopies
 from streamrl.weights.delta_chain import Kind, version_before
-from streamrl.weights.manifest import WeightManifest, decode, verify
+from streamrl.weights.manifest import WeightManifest, decode, encode, is_base, verify
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
@@ -85,6 +86,8 @@ class VersionPulls:
         """What the pull under way needs next."""
         self._passing: set[Version] = set()
         """What of that goes again as soon as it is not needed any more."""
+        self._base: Version | None = None
+        """Of the version that is pulled now."""
         self._one = asyncio.Lock()
         self.figures = PullFigures()
 
@@ -123,15 +126,26 @@ class VersionPulls:
             if manifest.version in self._manifests:
                 return  # it was on the way to another one
             verify(manifest, self._key, self._run_id)
+            base = manifest.base
             try:
-                await self._go(manifest, encoded, self._nearest(manifest.version))
-            except (DataError, ComponentError):
-                self.figures.failed_ways += 1
-                await self._go(manifest, encoded, None)
+                self._base = base.version if base is not None else None
+                if base is not None and base.version not in self._manifests:
+                    await self._pull_one(base, encode(base))
+                await self._pull_one(manifest, encoded)
+            finally:
+                self._base = None
+
+    async def _pull_one(self, manifest: WeightManifest, encoded: bytes) -> None:
+        try:
+            await self._go(manifest, encoded, self._nearest(manifest.version))
+        except (DataError, ComponentError):
+            self.figures.failed_ways += 1
+            await self._go(manifest, encoded, None)
 
     def _nearest(self, wanted: Version) -> Version | None:
         """The newest copy from which deltas could lead to a version."""
-        older = (one for one in self._manifests if one.incarnation == wanted.incarnation and one < wanted)
+        same = (one for one in self._manifests if one.incarnation == wanted.incarnation and not is_base(one))
+        older = (one for one in same if one < wanted)
         return max(older, default=None)
 
     async def _go(self, wanted: WeightManifest, encoded: bytes, have: Version | None) -> None:
@@ -195,7 +209,10 @@ class VersionPulls:
         self._manifests[manifest.version] = manifest
 
     def _keep(self, versions: Collection[Version]) -> None:
-        for version in self._manifests.keys() - set(versions):
+        """These, and the bases that they need."""
+        wanted = [manifest for version, manifest in self._manifests.items() if version in versions]
+        bases = {manifest.base.version for manifest in wanted if manifest.base is not None}
+        for version in self._manifests.keys() - {*versions, *bases, self._base}:
             del self._manifests[version]
         self._copies.keep_only(self._manifests)
 

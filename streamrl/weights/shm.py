@@ -24,7 +24,7 @@ from streamrl.errors import DataError, ResourceError
 from streamrl.types import Version
 from streamrl.weights.delta_files import Content, DeltaFiles
 from streamrl.weights.folder import make_folder, open_version, remove_folder, shm_folder, version_file
-from streamrl.weights.manifest import TensorEntry, WeightManifest, combined_digest, sign, verify
+from streamrl.weights.manifest import AdapterFacts, TensorEntry, WeightManifest, combined_digest, sign, verify
 from streamrl.weights.tensors import NamedTensors, check_finite, chunks, described, flat_bits
 from streamrl.weights.version_files import VersionFiles
 
@@ -63,8 +63,10 @@ class ShmPublisher:
         self.check_s = 0.0
         """Seconds that looking for NaN and infinity took in the last version: a part of writing it."""
 
-    def publish(self, tensors: NamedTensors, version: Version) -> WeightManifest:
+    def publish(self, tensors: NamedTensors, version: Version, adapters: AdapterFacts | None = None) -> WeightManifest:
         """Copy the tensors into a file of their own and describe it.
+
+        adapters: what they are adapters to, where they are.
 
         Raises NonFiniteError (a NaN or infinity, named), ResourceError (no room, in memory or in the budget, found
         before the first byte is written), FencedError (the version exists), DataError (no tensors, a name twice, a
@@ -91,6 +93,7 @@ class ShmPublisher:
                 tensors=entries,
                 total_bytes=total,
                 digest=combined_digest(entries),
+                adapters=adapters,
             ),
             self._key,
         )
@@ -153,7 +156,7 @@ class ShmPublisher:
 
 class ShmSource:
     """Opens versions of one run: where their manifests say, or from a node's copies in `folder`
-    (`streamrl.weights.copies`).
+    (`streamrl.weights.copies`). One that holds adapters is opened as what it is; `streamrl.weights.served` merges.
 
     Example:
         with ShmSource(run_id, key).open(manifest) as tensors:

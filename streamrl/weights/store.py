@@ -7,8 +7,9 @@
 Guarantees: versions only rise, and only manifests signed for this run come in. A version is named by
 `retirable` exactly once, when it is not the newest, nobody has pinned it and no joined replica may be loading
 it; after that it is handed out to nobody. At most 1 + replicas + pins versions are kept besides, and a
-replica that does not answer keeps its version for the deadline at most. Pure: it owns no memory, no tasks and
-no time but the clock it is given.
+replica that does not answer keeps its version for the deadline at most. The base of versions that hold adapters is kept
+as long as one of them is, and named by `retirable` after the last. Pure: it owns no memory, no tasks and no time but
+the clock it is given.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from streamrl.clock import Clock
 from streamrl.errors import DataError, FencedError
 from streamrl.types import Version
-from streamrl.weights.manifest import WeightManifest, verify
+from streamrl.weights.manifest import WeightManifest, is_base, verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class WeightStore:
         self._clock = clock
         self._deadline_s = deadline_s
         self._kept: dict[Version, WeightManifest] = {}
+        self._bases: set[Version] = set()
+        """Of the versions that are kept, and of those that were until `retirable` was asked last."""
         self._latest: WeightManifest | None = None
         self._replicas: dict[str, _Replica] = {}
         self._pins: dict[Version, set[str]] = {}
@@ -73,13 +76,15 @@ class WeightStore:
 
     @property
     def kept(self) -> list[Version]:
-        """Versions whose bytes must not go away yet, oldest first."""
-        return sorted(self._kept)
+        """Versions whose bytes must not go away yet, bases among them, oldest first."""
+        return sorted(self._kept.keys() | self._bases)
 
     def publish(self, manifest: WeightManifest) -> None:
         """Make a version the newest. Raises DataError (not ours, changed) and FencedError (replay,
         downgrade)."""
         verify(manifest, self._key, self._run_id)
+        if is_base(manifest.version):
+            raise DataError(f"weights: version {manifest.version} is a base of adapters: it is served by nobody alone")
         if self._latest is not None and manifest.version <= self._latest.version:
             raise FencedError(
                 f"weights: version {manifest.version} is not newer than {self._latest.version}: replay and "
@@ -87,6 +92,8 @@ class WeightStore:
             )
         self._latest = manifest
         self._kept[manifest.version] = manifest
+        if manifest.base is not None:
+            self._bases.add(manifest.base.version)
         for replica in self._replicas.values():
             if replica.behind_since is None:
                 replica.behind_since = self._clock.now()
@@ -155,10 +162,13 @@ class WeightStore:
     def retirable(self) -> list[Version]:
         """Versions that nobody needs any more, oldest first; each is named once and then forgotten here."""
         needed = self._needed()
-        gone = [version for version in self.kept if version not in needed]
+        gone = self._kept.keys() - needed
         for version in gone:
             del self._kept[version]
-        return gone
+        bases = {manifest.base.version for manifest in self._kept.values() if manifest.base is not None}
+        gone |= self._bases - bases
+        self._bases &= bases
+        return sorted(gone)
 
     def late(self, now: float | None = None) -> list[LateReplica]:
         """Replicas that have owed an acknowledgement for the deadline or longer at `now` (default: the

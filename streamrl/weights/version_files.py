@@ -27,6 +27,7 @@ import numpy as np
 from streamrl.errors import FencedError, ResourceError
 from streamrl.types import Version
 from streamrl.weights.folder import version_file
+from streamrl.weights.manifest import is_base
 
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 WHOLE, PART, SPARE = ".weights", ".part", ".spare"
@@ -95,13 +96,14 @@ class VersionFiles:
         return GrowingVersion(self, version, self._reused(part, num_bytes) or _made(part, num_bytes))
 
     def retire(self, version: Version) -> None:
-        """Nobody opens this version any more; who has it open keeps it. One that is not there is no error."""
+        """Nobody opens this version any more; who has it open keeps it. One that is not there is no error. A base is
+        no spare: nothing of its size is written before the next incarnation's."""
         path = version_file(self._folder, version)
         with self._lock:
             file = self._kept.pop(version, None)
             if file is None:  # an earlier process wrote it, or none
                 path.unlink(missing_ok=True)
-            elif self._spare is not None or not path.exists():
+            elif self._spare is not None or is_base(version) or not path.exists():
                 file.remove()
             else:
                 file.rename(path.with_suffix(SPARE))

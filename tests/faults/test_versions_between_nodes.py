@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from live_run import LiveRun, live_run, prepare
 from ray_cluster import RayCluster, ray_cluster
+from safetensors.torch import load_file
 
 from buffers.ledger import read_ledger
 from buffers.ledger_records import Accepted
@@ -116,3 +117,32 @@ def assert_the_ledger_is_told(steps: list[dict[str, Any]]) -> None:
     for part in ("transfer", "load", "stall"):
         assert all(0 <= step[f"weights/{part}_s"] <= step[f"weights/{part}_max_s"] for step in told)
     assert all(step["weights/transfer_s"] > 0 for step in told)
+
+
+def test_nodes_take_the_base_of_adapters_once_for_each_learner_and_then_adapters_only(
+    tmp_path: Path, cluster: RayCluster, streamrl_path: Path
+) -> None:
+    adapters = ("--learner.lora.rank", "2", "--weights.delta", "false", "--checkpoint.every", "2")
+    with live_run(tmp_path, streamrl_path, "adapted", "--ray.address", cluster.address, *OPTIONS, *adapters) as run:
+        run.until_step(STEPS_BEFORE)
+        cluster.add_node()
+        taken = taken_when(run, streamrl_path, lambda now: all(one["anchors"] > 5 for one in now.values()))
+        cluster.actor("LearnerRank").kill()
+        again = taken_when(
+            run, streamrl_path, lambda now: all(bases_in(now[node], run) == 2 for node in now if node in taken)
+        )
+        run.process.send_signal(signal.SIGINT)
+        code, err = run.end()
+    assert code == 130, err
+    assert [bases_in(one, run) for one in taken.values()] == [1, 1]
+    assert [bases_in(one, run) for one in again.values()] == [2, 2]
+    assert [one["failed_ways"] for one in again.values()] == [0, 0], again
+    assert not list(SHARED_MEMORY.glob(f"{RunFolder.open(run.folder).shared_memory_prefix}*"))
+
+
+def bases_in(taken: dict[str, int], run: LiveRun) -> float:
+    """Bases among what a node took, by the bytes: everything else were versions in full."""
+    (version,) = {step["weights/bytes"] for step in run.steps()}
+    model = load_file(run.folder / "model" / "model.safetensors")
+    base = sum(tensor.nbytes for tensor in model.values())
+    return (taken["bytes"] - taken["anchors"] * version) / (base - version)

@@ -165,6 +165,7 @@ def too_little(config: Config, folder: Path) -> int:
         num_gpus=0,
         torch_has_cuda=False,
         has_tensorboard=True,
+        has_peft=True,
     )
     return len(shortages(config, needed(config, folder), empty))
 
@@ -340,6 +341,9 @@ KEYS: dict[str, Key] = {
     "learner.algorithm.correction": Key(learner.learn, "none", "tis", NO_RATIO),
     "learner.algorithm.tis_cap": Key(learner.learn, 2.0, 0.1, NO_RATIO),
     "learner.algorithm.aggregation": Key(learner.learn, "token_mean", "seq_mean_token_sum"),
+    "learner.lora.rank": Key(learner.learn, 0, 2, RATE),
+    "learner.lora.alpha": Key(learner.learn, 2.0, 16.0, {**RATE, "learner.lora.rank": 2}),
+    "learner.lora.targets": Key(learner.learn, ("q_proj",), ("v_proj",), {**RATE, "learner.lora.rank": 2}),
     "checkpoint.every": Key(steps_with(checkpoint_due), 2, 5),
     "checkpoint.keep": Key(learner.learn, 1, 2),
     "checkpoint.byte_budget": Key(learner.kept_beside_damage, 23 * 10**6, 10**9),

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from streamrl.config import fields, known, learner_tables, schema
+from streamrl.config import fields, known, learner_tables, limits, schema
 from streamrl.config.model_facts import read_folder
 from streamrl.config.model_of import preset_facts
 from streamrl.config.reference import key_docs, reference_markdown
 from streamrl.engines.torch import families
+from streamrl.learner.adapters import AdapterSettings, add_adapters, linear_layers
 from streamrl.models.load import build_model, prepare_model_folder
 from streamrl.models.presets import PRESETS
 from streamrl.models.tokenizer import load_tokenizer
@@ -54,6 +56,23 @@ def test_the_names_known_to_a_check_are_the_names_that_exist():
     assert set(known.TASK_LONGEST_PROMPT) == set(tasks.BUILT_IN)
     assert set(known.REWARDS) == set(rewards.BUILT_IN)
     assert set(known.MODEL_TYPES) == set(families.ROTARY)
+
+
+@pytest.mark.parametrize("model_type", known.MODEL_TYPES)
+def test_the_linear_layers_known_to_a_check_are_those_of_every_family(model_type):
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "vocab_size": 9}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes, **heads))
+    assert tuple(linear_layers(model)) == known.LINEAR_LAYERS
+
+
+@pytest.mark.parametrize("targets", [None, ("q_proj",), ("v_proj", "down_proj")])
+def test_the_adapters_of_a_preset_have_the_sizes_that_a_check_counts(targets):
+    lora = learner_tables.LoraConfig(rank=3, targets=targets)
+    model = build_model(schema.ModelConfig(preset="tiny-qwen3"), seed=0)
+    add_adapters(model, AdapterSettings(3, 6.0, limits.lora_targets(lora), seed=0))
+    trained = sum(param.numel() for param in model.parameters() if param.requires_grad)
+    assert limits.adapter_parameters(lora, preset_facts(PRESETS["tiny-qwen3"])) == trained
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -7,7 +7,7 @@ import pytest
 
 from streamrl.config import ResourceProblems, check_resources, load, load_args
 from streamrl.config.capacity import check_capacity
-from streamrl.config.limits import human_bytes, kv_request_bytes, row_bytes
+from streamrl.config.limits import human_bytes, kv_request_bytes, row_bytes, version_bytes
 from streamrl.config.machine import Machine, cgroup_memory_left, read_machine
 from streamrl.config.model_of import preset_facts
 from streamrl.config.resources import estimate, shortages
@@ -32,6 +32,7 @@ def machine(**changes) -> Machine:
         num_gpus=0,
         torch_has_cuda=False,
         has_tensorboard=False,
+        has_peft=False,
     )
     return msgspec.structs.replace(plenty, **changes)
 
@@ -120,6 +121,27 @@ def test_a_gpu_without_a_torch_that_can_use_it_is_named():
     (problem,) = found(quickstart("--learner.device=cuda"), num_gpus=1)
     assert "the installed torch is a CPU build" in problem
     assert found(quickstart("--learner.device=cuda"), num_gpus=1, torch_has_cuda=True) == []
+
+
+ADAPTERS = ("--warmup.max_steps=0", "--learner.lora.rank=4")
+
+
+def test_adapters_without_their_package_are_named_with_its_command():
+    (problem,) = found(quickstart(*ADAPTERS))
+    assert problem.startswith("this machine: learner.lora.rank: the package peft is not installed; pip install 'peft")
+    assert found(quickstart(*ADAPTERS), has_peft=True) == []
+
+
+def test_adapters_take_less_of_the_learner_and_shared_memory_for_two_models_and_small_versions():
+    full, lora = (estimate(quickstart(*args), TINY) for args in (ADAPTERS[:1], ADAPTERS))
+    weights, adapters = 4 * TINY.num_parameters, version_bytes(quickstart(*ADAPTERS), TINY)
+    assert adapters == 4 * 19456
+    assert lora.shared_memory - full.shared_memory == 2 * weights + 3 * adapters - 3 * weights
+    # Weights, gradients and two moments, and a checkpoint's snapshot, are those of adapters, beside the model.
+    less = lora.memory["learner.num_workers"] - full.memory["learner.num_workers"]
+    assert less == (4 * adapters + weights + 3 * adapters) - (4 * weights + 3 * weights)
+    assert lora.memory["rollout.replicas"] - full.memory["rollout.replicas"] == 2 * weights
+    assert lora.disk < full.disk
 
 
 def test_tensorboard_that_is_not_installed_is_named_with_its_command():

@@ -90,9 +90,11 @@ def test_a_cache_holds_as_many_tokens_as_their_keys_and_values_fit() -> None:
         model_type="qwen3",
         context=64,
         num_layers=2,
+        num_heads=4,
         num_kv_heads=2,
         head_dim=32,
         hidden_size=128,
+        intermediate_size=384,
         num_parameters=1,
     )
     token_bytes = 2 * 2 * 2 * 32 * 4  # keys and values, layers, heads, numbers of a head, bytes of a number

@@ -107,7 +107,7 @@ async def test_who_waits_for_a_version_is_woken_when_the_store_closes(tmp_path: 
 
 def test_a_core_says_what_a_further_version_waits_for(tmp_path: Path) -> None:
     with built(CONFIG, tmp_path) as core:
-        size = core._version_bytes()
+        size = core._versions._version_bytes()
     config = msgspec.structs.replace(CONFIG, weights=WeightsConfig(byte_budget=size * 9 // 4))
     with built(config, tmp_path / "run") as core:
         written = core.publish(core.snapshot_weights())
@@ -156,7 +156,7 @@ async def test_what_an_earlier_learner_left_goes_but_for_what_the_store_still_ha
 async def waiting(folder: Path, **store: Any) -> tuple[list[str], str]:
     """What is told while the third version of a learner with room for two waits, and how it ended."""
     with built(CONFIG, folder / "size") as core:
-        budget = core._version_bytes() * 9 // 4
+        budget = core._versions._version_bytes() * 9 // 4
     config = msgspec.structs.replace(CONFIG, weights=WeightsConfig(byte_budget=budget))
     run = open_run(config, folder / "run")
     told: list[str] = []

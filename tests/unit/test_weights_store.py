@@ -8,15 +8,21 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from streamrl.clock import VirtualClock
 from streamrl.errors import DataError, FencedError
 from streamrl.types import Version
-from streamrl.weights.manifest import TensorEntry, WeightManifest, combined_digest, sign
+from streamrl.weights.manifest import AdapterFacts, TensorEntry, WeightManifest, base_version, combined_digest, sign
 from streamrl.weights.store import WeightStore
 
 KEY = b"k" * 32
 DEADLINE = 10.0
 
 
-def build_manifest(*, step: int, incarnation: int = 0, run_id: str = "run", key: bytes = KEY) -> WeightManifest:
-    entries = (TensorEntry("w", "float32", (2,), 0, 8, "00" * 8),)
+def build_manifest(
+    *, step: int, incarnation: int = 0, run_id: str = "run", key: bytes = KEY, adapters: AdapterFacts | None = None
+) -> WeightManifest:
+    shapes = {"w.weight": (2, 1)} if adapters is None else {"w.lora_A.weight": (1, 1), "w.lora_B.weight": (2, 1)}
+    entries = tuple(
+        TensorEntry(name, "float32", shape, 8 * place, 4 * shape[0], "00" * 8)
+        for place, (name, shape) in enumerate(shapes.items())
+    )
     version = Version(incarnation, step)
     manifest = WeightManifest(
         run_id=run_id,
@@ -24,10 +30,17 @@ def build_manifest(*, step: int, incarnation: int = 0, run_id: str = "run", key:
         source="shm",
         location=f"/dev/shm/{version}",
         tensors=entries,
-        total_bytes=8,
+        total_bytes=16,
         digest=combined_digest(entries),
+        adapters=adapters,
     )
     return sign(manifest, key)
+
+
+def build_adapters(*, step: int, incarnation: int = 0) -> WeightManifest:
+    """A version that holds adapters to the base of its incarnation."""
+    base = build_manifest(step=-1, incarnation=incarnation)
+    return build_manifest(step=step, incarnation=incarnation, adapters=AdapterFacts(base=base, rank=1, alpha=2.0))
 
 
 def build_store(*, steps: int = 0, replicas: tuple[str, ...] = ()) -> tuple[WeightStore, VirtualClock]:
@@ -230,6 +243,31 @@ def test_a_replica_that_joins_again_starts_from_nothing():
     store.acknowledge("a", Version(0, 0))
 
 
+def test_a_base_is_kept_with_the_versions_that_need_it_and_retired_after_the_last():
+    store, _ = build_store(replicas=("a",))
+    for step in range(3):
+        store.publish(build_adapters(step=step))
+    assert store.retirable() == [Version(0, 0), Version(0, 1)]
+    assert store.newer_than(None, "a").version == Version(0, 2)
+    store.publish(build_adapters(incarnation=1, step=2))
+    assert store.kept == [Version(0, -1), Version(0, 2), Version(1, -1), Version(1, 2)]
+    assert store.retirable() == []
+    store.acknowledge("a", Version(0, 2))
+    assert store.retirable() == [Version(0, -1), Version(0, 2)]
+    store.publish(build_manifest(incarnation=2, step=2))
+    assert store.retirable() == [Version(1, -1), Version(1, 2)]
+    assert store.kept == [Version(2, 2)]
+
+
+def test_a_base_is_no_version_that_anybody_serves():
+    store, _ = build_store()
+    with pytest.raises(DataError, match=r"version 1\.-1 is a base"):
+        store.publish(build_manifest(incarnation=1, step=-1))
+    store.publish(build_adapters(step=0))
+    with pytest.raises(DataError):
+        store.pin(base_version(Version(0, 0)), "evaluation")
+
+
 class StoreMachine(RuleBasedStateMachine):
     """Any order of events: what may be in use is kept, what is kept is bounded, order is kept."""
 
@@ -239,6 +277,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.store, self.clock = build_store()
         self.next = Version(0, 0)
+        self.bases: dict[Version, Version] = {}
         self.serving: dict[str, Version | None] = {}
         self.loading: dict[str, tuple[Version, float]] = {}
         self.pins: set[tuple[Version, str]] = set()
@@ -246,8 +285,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(resume=st.booleans())
     def publish(self, resume):
+        """Every other learner publishes adapters."""
         version = Version(self.next.incarnation + 1, 0) if resume else self.next
-        self.store.publish(build_manifest(incarnation=version.incarnation, step=version.step))
+        build = build_adapters if version.incarnation % 2 else build_manifest
+        self.store.publish(build(incarnation=version.incarnation, step=version.step))
+        if version.incarnation % 2:
+            self.bases[version] = base_version(version)
         self.next = Version(version.incarnation, version.step + 1)
 
     @rule(replica=replicas)
@@ -295,7 +338,11 @@ class StoreMachine(RuleBasedStateMachine):
         gone = self.store.retirable()
         assert not self.retired & set(gone)
         self.retired |= set(gone)
-        assert len(self.store.kept) <= 1 + len(self.serving) + len({version for version, _ in self.pins})
+        assert len(self.served()) <= 1 + len(self.serving) + len({version for version, _ in self.pins})
+
+    def served(self) -> set[Version]:
+        """What is kept, without bases."""
+        return {version for version in self.store.kept if version.step >= 0}
 
     @rule(seconds=st.sampled_from([1.0, 4.0, 11.0]))
     def wait(self, seconds):
@@ -317,6 +364,18 @@ class StoreMachine(RuleBasedStateMachine):
             live.add(self.store.latest.version)
         assert live <= set(self.store.kept)
         assert not live & self.retired
+
+    @invariant()
+    def a_base_is_there_as_long_as_a_version_that_needs_it_and_goes_with_the_last(self):
+        needed = {self.bases[version] for version in self.served() if version in self.bases}
+        bases = set(self.store.kept) - self.served()
+        assert needed <= bases
+        assert not bases & self.retired
+        # The last ones are retired in the same call.
+        assert all(base in needed or self.waits_to_be_retired(base) for base in bases)
+
+    def waits_to_be_retired(self, base: Version) -> bool:
+        return not self.retired.issuperset(version for version, its in self.bases.items() if its == base)
 
     @invariant()
     def who_serves_the_latest_owes_nothing(self):

@@ -1,0 +1,33 @@
+"""A whole run that trains adapters, on real servers: they serve the merged weights, and know of no adapters."""
+
+from pathlib import Path
+
+import pytest
+from adapted_model import IGNORED, apart
+from live_run import live_run, prepare
+from real_engines import CLOSE, ENGINES, Kind
+
+STEPS = 12
+
+
+@pytest.mark.filterwarnings(IGNORED)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_server_answers_with_the_log_probs_of_the_adapters_that_are_trained(
+    engine: str, tmp_path: Path, streamrl_path: Path
+) -> None:
+    python = Kind(engine).python
+    if not python.exists():
+        pytest.skip(f"needs .venvs/{engine}: make engines")
+    prepare(tmp_path)
+    server = ("--rollout.engine", engine, "--rollout.server.python", str(python), "--deadlines.start_s", "600")
+    few = ("--rollout.replicas", "1", "--learner.steps", str(STEPS), "--eval.every", "1000")
+    adapters = ("--learner.lora.rank", "4", "--learner.lora.alpha", "16", "--learner.optimizer.lr", "1e-2")
+    # Keys and values of older weights would be in the log-probs, too.
+    update = ("--rollout.update_mode", "drain")
+    with live_run(tmp_path, streamrl_path, "adapted", *server, *few, *adapters, *update) as run:
+        code, err = run.end()
+    assert code == 0, err
+    found = apart(run.folder, tmp_path, 8)
+    assert found.rows >= 8
+    assert found.adapted <= CLOSE
+    assert found.base > 100 * CLOSE
