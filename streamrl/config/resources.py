@@ -78,7 +78,8 @@ def _memory(config: Config, model: ModelFacts | None, weights: int) -> dict[str,
         return memory
     if config.learner.device == "cpu":
         memory["learner.micro_batch_tokens"] = ranks * _activations(config, model)
-        memory["learner.num_workers"] += _OPTIMIZER_COPIES * weights
+        reference = config.learner.algorithm.kl_coef > 0.0  # one more copy, which is not trained
+        memory["learner.num_workers"] += (_OPTIMIZER_COPIES + reference) * weights
     # The snapshot that a checkpoint is written from while the next steps run.
     memory["learner.num_workers"] += limits.checkpoint_bytes(model)
     if config.rollout.device == "cpu" and config.rollout.engine != "scripted":
