@@ -15,7 +15,7 @@ import numpy as np
 
 from streamrl.algorithms.batch_advantages import BATCH_ADVANTAGES
 from streamrl.algorithms.groups import Alone, BoolArray, DoubleArray, groups_of
-from streamrl.errors import DataError
+from streamrl.errors import ConfigError
 from streamrl.types import LongArray
 
 GRPO_EPS = 1e-6
@@ -58,14 +58,14 @@ def maxrl(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray) -> Dou
     """`(r - mean(group)) / mean(group)`: the gradient of the log of the success rate, to the order of the group's size.
     Source: Tajwar et al. 2026, Maximum likelihood reinforcement learning (arXiv:2602.02710); as in prime-rl.
 
-    Arguments, result and errors as `dr_grpo`. Raises DataError for a negative reward, under which the sign of the
+    Arguments, result and errors as `dr_grpo`. Raises ConfigError for a negative reward, under which the sign of the
     advantage would depend on the others'; prime-rl gives 0 to a group whose mean is not above 0, and takes the rest.
     """
     groups = groups_of(rewards_N, valid_N, group_N)
     below_N = groups.rewards_N < 0.0
     if below_N.any():
         row = int(np.flatnonzero(below_N)[0])
-        raise DataError(
+        raise ConfigError(
             f'the reward of row {row} (group {int(group_N[row])}) is {rewards_N[row]}, and "maxrl" divides by the '
             'mean of rewards that are at least 0; shift the rewards, or set learner.algorithm.advantage = "grpo"'
         )

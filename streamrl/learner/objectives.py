@@ -36,25 +36,19 @@ def policy_loss(
     """(loss, sums) of one pack. The loss is a scalar with gradient: this pack's part of the batch's loss.
 
     policy: anything called as `PolicyModel` is. total: counts over the whole batch. reference: the policy that
-    `kl_coef` holds the trained one to; needed when that is not 0. Metrics: the ratio is
-    trainer/rollout; a token is counted as clipped when the loss's clip or the correction's cap decided; kl
-    is the k3 estimate of KL(rollout || trainer), `exp(d) - 1 - d` with `d = trainer - rollout` (Schulman
-    2020).
+    `kl_coef` holds the trained one to; needed when that is not 0. Metrics: the ratio is trainer/rollout; a token is
+    counted as clipped when a bound of the loss or of the correction decided; kl is the k3 estimate of KL(rollout ||
+    trainer), `exp(d) - 1 - d` with `d = trainer - rollout` (Schulman 2020).
     """
     logprobs_K, entropy_K = policy(pack, temperature, True) if algorithm.entropy_coef else policy(pack, temperature)
     current_K = logprobs_K.detach()
     proximal_K = PROXIMALS[algorithm.proximal](current_K, pack.rollout_logprobs, pack.lags)
     lengths_R = _row_lengths(pack, algorithm)
     facts = _weigh(current_K, proximal_K, pack, algorithm, lengths_R)
-    of_rows = {"lengths_R": lengths_R} if algorithm.loss in ROW_LOSSES else {}
-    loss_K, clipped_K = LOSSES[algorithm.loss](
-        logprobs_K,
-        proximal_K,
-        pack.advantages,
-        facts.weights,
-        **{name: getattr(algorithm, name) for name in LOSS_SETTINGS[algorithm.loss]},
-        **of_rows,
-    )
+    settings = {name: getattr(algorithm, name) for name in LOSS_SETTINGS[algorithm.loss]}
+    if algorithm.loss in ROW_LOSSES:
+        settings["lengths_R"] = lengths_R
+    loss_K, clipped_K = LOSSES[algorithm.loss](logprobs_K, proximal_K, pack.advantages, facts.weights, **settings)
     if algorithm.entropy_coef:
         loss_K = loss_K - algorithm.entropy_coef * entropy_K
     divergence_K = None
@@ -66,12 +60,7 @@ def policy_loss(
     distance_K = current_K - pack.rollout_logprobs
     bounded_K = distance_K.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     ratio_K = bounded_K.exp()
-    rows = (
-        entropy_K.detach(),
-        ratio_K,
-        (clipped_K | facts.truncated).float(),
-        ratio_K - 1.0 - bounded_K,
-    )
+    rows = (entropy_K.detach(), ratio_K, (clipped_K | facts.truncated).float(), ratio_K - 1.0 - bounded_K)
     return loss, _sums(loss, pack, rows, distance_K, divergence_K, facts)
 
 

@@ -12,7 +12,7 @@ from streamrl.algorithms.batch_advantages import BATCH_ADVANTAGES, opo, reinforc
 from streamrl.algorithms.gae import gae, length_adaptive_lambda
 from streamrl.algorithms.gdpo import gdpo
 from streamrl.config.fields import leaves, literals
-from streamrl.errors import DataError, NonFiniteError
+from streamrl.errors import ConfigError, NonFiniteError
 
 SEEDS = range(12)
 
@@ -101,7 +101,7 @@ def test_maxrl_divides_by_the_group_mean(seed: int) -> None:
 
 
 def test_maxrl_refuses_a_reward_below_zero_with_the_way_out() -> None:
-    with pytest.raises(DataError, match=r'row 1 \(group 7\) is -0\.5.*"grpo"'):
+    with pytest.raises(ConfigError, match=r'row 1 \(group 7\) is -0\.5.*"grpo"'):
         maxrl(np.array([1.0, -0.5]), np.ones(2, bool), np.array([7, 7]))
 
 

@@ -15,9 +15,11 @@ from streamrl.algorithms.divergences import DIVERGENCES, k1, k2, k3, k3_straight
 from streamrl.algorithms.levels import LEVELS
 from streamrl.algorithms.losses import LOSSES, ROW_LOSSES
 from streamrl.algorithms.rejections import REJECTIONS
+from streamrl.config.algorithm_rules import ALGORITHM_RULES
 from streamrl.config.algorithm_rules import ROW_LOSSES as RULED_ROW_LOSSES
 from streamrl.config.fields import leaves, literals
-from streamrl.config.learner_tables import AlgorithmConfig, RejectionConfig
+from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig, RejectionConfig
+from streamrl.config.schema import Config, RolloutConfig
 from streamrl.learner.objectives import Objective, policy_loss
 from streamrl.learner.packing import PackedBatch, pack
 from streamrl.learner.rows import count_targets, loss_mask, row_of_token, row_targets, select_rows
@@ -409,6 +411,20 @@ def test_the_names_of_the_configuration_are_those_of_the_tables() -> None:
     assert names["rejection.measure"] == sorted([*REJECTIONS, "none"])
     assert names["kl_estimator"] == sorted(DIVERGENCES)
     assert set(RULED_ROW_LOSSES) == ROW_LOSSES
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_every_loss_has_a_configuration_that_no_rule_forbids(name: str) -> None:
+    algorithm = AlgorithmConfig(
+        loss=name,
+        advantage="reinforce_pp",
+        proximal="recompute" if name == "reinforce" else "rollout",
+        correction="icepop",
+        correction_level="geometric",
+        rejection=RejectionConfig(measure="k2", level="sequence", high=1.0),
+    )
+    alone = Config(rollout=RolloutConfig(group_size=1), learner=LearnerConfig(algorithm=algorithm))
+    assert [problem for rule in ALGORITHM_RULES for problem in rule(alone)] == []
 
 
 def test_denominators_of_a_batch_without_a_token_do_no_harm() -> None:
