@@ -18,7 +18,7 @@ from ray.actor import ActorHandle
 
 from buffers.records import Lease
 from services.deadline import within
-from services.due import checkpoint_due, evaluation_due
+from services.due import checkpoint_due, evaluation_due, share_notice
 from services.far_rows import FarRows
 from services.observe import Observer
 from services.process_environment import extend_import_path
@@ -73,6 +73,8 @@ class LearnerRank:
         self._finished = False
         self._generated = 0
         self._checkpoint_wanted = False
+        self._share = 1.0
+        """Of the last step's tokens, by the spread of their weights."""
         self._observer = Observer(self._run, self._config, self._name)
         limit = self._config.deadlines.checkpoint_s
         self._saver = Saver(
@@ -186,10 +188,16 @@ class LearnerRank:
             self._line.set()
             return True
         self._checkpoint_wanted = counts["checkpoint_wanted"]
+        self._watch_share(metrics)
         times = timer.finish()
         facts = {**metrics, **self._facts(lease, counts, times["time/step"]), **times, **self._saver.take_facts()}
         self._telling = asyncio.create_task(self._tell_step(facts, publication), name="line of metrics")
         return True
+
+    def _watch_share(self, metrics: dict[str, float]) -> None:
+        before, self._share = self._share, metrics.get("correction/effective_share", 1.0)
+        if text := share_notice(self._config, self._core.step, before, self._share):
+            self._tell("notice", {"text": text})
 
     async def _tell_step(self, facts: dict[str, Any], publication: "asyncio.Task[dict[str, Any]]") -> None:
         """The step's line of metrics, with what its version took to publish. None when that failed: the run ends."""

@@ -28,6 +28,7 @@ from streamrl.disk_room import DiskRoom
 from streamrl.errors import ConfigError
 from streamrl.learner import checkpoint
 from streamrl.learner.checkpoint_retention import oldest_step
+from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.fsdp import MOMENTS, FsdpBackend, on_policy
 from streamrl.learner.packing import pack
 from streamrl.learner.process_group import LearnerGroup, open_group
@@ -129,9 +130,10 @@ class LearnerCore:
         shares, most = shares_of(plan, self._rank, self._config), self._config.learner.micro_batch_tokens
         with timer.phase("read"):
             rows = [self._rows(plan, share) for share in shares]
+        skip_zero = self._config.learner.algorithm.learns_from_advantages_alone
         with timer.phase("pack"):
             packs = [
-                pack(part, share.advantages, most, step=plan.step, skip_zero=True)
+                pack(part, share.advantages, most, step=plan.step, skip_zero=skip_zero)
                 for part, share in zip(rows, shares, strict=True)
             ]
         with timer.phase("forward_backward"):
@@ -268,7 +270,13 @@ class LearnerCore:
             algorithm=learner.algorithm,
             total_steps=learner.steps,
             temperature=self._config.rollout.sampling.temperature,
+            reference=self._reference() if learner.algorithm.kl_coef else None,
         )
+
+    def _reference(self) -> FrozenPolicy:
+        """The policy that the stream begins with."""
+        dtype, folder = self._config.model.dtype, start_folder(self._run.path, self._config)
+        return FrozenPolicy(lambda: load_model(folder, dtype), self._group, DTYPES[dtype])
 
     def _load_newest(self) -> dict[str, Any]:
         search = checkpoint.find_newest(self._run.checkpoints_path)

@@ -144,16 +144,16 @@ def _weights_of_step(
     """float64 [2, N] for the rows of one step. reward: NaN where the score failed."""
     import torch
 
-    from streamrl.algorithms.advantages import ADVANTAGES
+    from streamrl.algorithms.advantages import advantage_of
     from streamrl.algorithms.aggregation import AGGREGATIONS, Denominators
 
     algorithm = config.learner.algorithm
     valid = ~np.isnan(reward)
-    advantage = ADVANTAGES[algorithm.advantage](reward, valid, group)
+    advantage = advantage_of(algorithm.advantage, reward, valid, group, sampled)
     trained = valid & (sampled > 0)
     total = Denominators(int(sampled[trained].sum()), int(trained.sum()))
     tokens = torch.from_numpy(np.maximum(sampled, 1).astype(np.float32))
-    of_token = AGGREGATIONS[algorithm.aggregation](tokens, total).numpy().astype(np.float64)
+    of_token = AGGREGATIONS[algorithm.aggregation](tokens, total, algorithm.horizon).numpy().astype(np.float64)
     return np.stack((advantage, np.where(trained, advantage * of_token, 0.0)))
 
 

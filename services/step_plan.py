@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from buffers.records import Lease
-from streamrl.algorithms.advantages import ADVANTAGES
+from streamrl.algorithms.advantages import advantage_of
 from streamrl.config import Config
 from streamrl.learner.balance import split_rows
 from streamrl.types import FrameRef, LongArray
@@ -60,7 +60,8 @@ class Share:
 
 def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
     """Advantages over the whole batch, and shares of about the same work."""
-    advantage = ADVANTAGES[config.learner.algorithm.advantage]
+    named = config.learner.algorithm.advantage
+    advantages = advantage_of(named, lease.rewards, lease.valid, lease.group, lease.sampled_tokens)
     trained = lease.valid & (lease.sampled_tokens > 0)
     return StepPlan(
         step=lease.step,
@@ -71,7 +72,7 @@ def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
         sample_index=_pack(lease.sample_index, np.int64),
         rewards=_pack(lease.rewards, np.float64),
         valid=_pack(lease.valid, np.uint8),
-        advantages=_pack(advantage(lease.rewards, lease.valid, lease.group), np.float64),
+        advantages=_pack(advantages, np.float64),
         share=_pack(_shares(lease, num_shares(config), hidden_size), np.int64),
         total_tokens=int(lease.sampled_tokens[trained].sum()),
         total_rows=int(trained.sum()),

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from streamrl.algorithms.advantages import ADVANTAGES
+from streamrl.algorithms.advantages import advantage_of
 from streamrl.config import Config
 from streamrl.config.load import load_args
 from streamrl.engines.torch.engine import TorchEngine
@@ -31,7 +31,7 @@ from streamrl.learner.objectives import policy_loss
 from streamrl.learner.optimizer import clip_gradients, make_optimizer, set_learning_rate
 from streamrl.learner.packing import empty_pack, pack
 from streamrl.learner.policy import PREFIX, PolicyModel
-from streamrl.learner.rows import count_targets
+from streamrl.learner.rows import count_targets, row_targets
 from streamrl.learner.schedule import learning_rate
 from streamrl.models.load import load_model
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
@@ -122,6 +122,7 @@ class Reference:
         with threads(config.learner.threads):
             self.policy = PolicyModel(load_model(self.folder, config.model.dtype).to(torch.float32))
             self.optimizer = make_optimizer(self.policy.parameters(), config.learner.optimizer)
+            self.start = self._start() if config.learner.algorithm.kl_coef else None
 
     def steps(self) -> Iterator[StepRecord]:
         """Every step, each as it is done."""
@@ -185,11 +186,12 @@ class Reference:
     def learn(self, step: int, rows: RolloutRows) -> tuple[float, float]:
         """One optimizer step on the batch; returns the loss and the gradient norm before clipping."""
         learner = self.config.learner
-        advantages = ADVANTAGES[learner.algorithm.advantage](rows.rewards, rows.valid, rows.group)
+        advantages = advantage_of(learner.algorithm.advantage, rows.rewards, rows.valid, rows.group, row_targets(rows))
         total = count_targets(rows)
         loss_sum, most = 0.0, learner.micro_batch_tokens
-        for batch in pack(rows, advantages, most, step=step, skip_zero=True) or [empty_pack()]:
-            loss, _ = policy_loss(self.policy, batch, total, learner.algorithm, self.sampling.temperature)
+        skip_zero = learner.algorithm.learns_from_advantages_alone
+        for batch in pack(rows, advantages, most, step=step, skip_zero=skip_zero) or [empty_pack()]:
+            loss, _ = policy_loss(self.policy, batch, total, learner.algorithm, self.sampling.temperature, self.start)
             loss.backward()
             loss_sum += loss.double().item()
         grad_norm = clip_gradients(list(self.policy.parameters()), learner.optimizer.max_grad_norm)
@@ -202,6 +204,10 @@ class Reference:
     def weights(self) -> dict[str, torch.Tensor]:
         """The weights by their Hugging Face names."""
         return {name.removeprefix(PREFIX): param.detach() for name, param in self.policy.named_parameters()}
+
+    def _start(self) -> PolicyModel:
+        """The weights that `learner.algorithm.kl_coef` holds the policy to."""
+        return PolicyModel(load_model(self.folder, self.config.model.dtype).to(torch.float32))
 
     def _make_engine(self) -> TorchEngine:
         rollout = self.config.rollout

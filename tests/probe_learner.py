@@ -57,7 +57,7 @@ def built(config: Config, folder: Path) -> Iterator[LearnerCore]:
 def learn(config: Config, folder: Path, frames: int = 1) -> Learned:
     """Three steps on the same seeded rows, each with a checkpoint. frames: the rows lie in so many."""
     with built(config, folder) as core:
-        written = asyncio.run(_write(config, folder, frames))
+        written = asyncio.run(write_rows(config, folder, frames))
         timer = StepTimer(SystemClock(), ("read", "pack", "forward_backward", "optimizer"))
         passes: list[None] = []
         core._policy.module.register_forward_hook(lambda *_: passes.append(None))
@@ -90,7 +90,7 @@ def versions_that_fit(config: Config, folder: Path) -> int:
 def deltas_made(config: Config, folder: Path) -> list[str]:
     """The deltas that lie beside two versions that follow each other."""
     with built(config, folder) as core:
-        written = asyncio.run(_write(config, folder, 1))
+        written = asyncio.run(write_rows(config, folder, 1))
         timer = StepTimer(SystemClock(), ("read", "pack", "forward_backward", "optimizer"))
         core.publish(core.snapshot_weights())
         core.train(core.plan(lease(0, written)), timer)
@@ -106,7 +106,7 @@ def warm(config: Config, folder: Path) -> list[tuple[Any, ...]]:
     return seen
 
 
-async def _write(config: Config, folder: Path, frames: int) -> list[FrameRef]:
+async def write_rows(config: Config, folder: Path, frames: int) -> list[FrameRef]:
     """Row i is in frame i % frames."""
     log = CompletionLog(folder, config, "rollout-0", 0)
     rows = [finished(number, sample) for number in range(GROUPS) for sample in range(GROUP_SIZE)]

@@ -1,94 +1,89 @@
-"""Advantages: how much better a rollout did than its group.
+"""Advantages: how much better a rollout did than its group, or than its batch.
 
-Each function has the signature `(rewards_N, valid_N, group_N) -> advantages_N` and is pure. Guarantees,
+Each function of ADVANTAGES has the signature `(rewards_N, valid_N, group_N) -> advantages_N`, and each of
+BATCH_ADVANTAGES (`batch_advantages`) takes the rows' trained tokens as well; all are pure. Guarantees,
 whatever the estimator: a row whose score failed (`valid` False) has no part in any baseline and gets
-exactly 0; a group whose valid rewards are all equal gets exactly 0, also for values such as seven times
-0.1, whose mean is not exactly 0.1; so does a group with one valid row, which has nothing to be compared
-with (verl's GRPO gives the score itself there, TRL gives 0). Knows nothing of tokens, of order inside a
-group, or of group size: groups may be of any size.
+exactly 0. Where the baseline is the group's: a group whose valid rewards are all equal gets exactly 0, also for values
+such as seven times 0.1, whose mean is not exactly 0.1; so does a group with one valid row, which has nothing to be
+compared with (`alone = "score"` gives it its score, as verl's GRPO and RLOO do; TRL gives 0). Knows nothing of tokens,
+of order inside a group, or of group size: groups may be of any size, and of different ones.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from streamrl.errors import NonFiniteError
+from streamrl.algorithms.batch_advantages import BATCH_ADVANTAGES
+from streamrl.algorithms.groups import Alone, BoolArray, DoubleArray, groups_of
+from streamrl.errors import ConfigError
 from streamrl.types import LongArray
-
-DoubleArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 GRPO_EPS = 1e-6
 """verl's value; TRL adds 1e-4."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    """Per row: the place of its group; per group: valid count and mean, whether its rewards differ."""
-
-    place_N: npt.NDArray[np.intp]
-    valid_N: BoolArray
-    rewards_N: DoubleArray
-    count_G: DoubleArray
-    mean_G: DoubleArray
-    varied_G: BoolArray
-
-    def centred(self) -> DoubleArray:
-        """float64 [N], reward minus group mean; exactly 0 where there is nothing to learn."""
-        learns_N = self.valid_N & self.varied_G[self.place_N]
-        return np.where(learns_N, self.rewards_N - self.mean_G[self.place_N], 0.0)
-
-
-def _groups(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray) -> _Groups:
-    bad_N = valid_N & ~np.isfinite(rewards_N)
-    if bad_N.any():
-        row = int(np.flatnonzero(bad_N)[0])
-        raise NonFiniteError(
-            f"the reward of row {row} (group {int(group_N[row])}) is {rewards_N[row]}, though its score "
-            "did not fail; a reward that has no finite number must be a failed score"
-        )
-    names, place_N = np.unique(group_N, return_inverse=True)
-    rewards_N = np.where(valid_N, rewards_N, 0.0)
-    count_G = np.bincount(place_N, weights=valid_N.astype(np.float64), minlength=len(names))
-    total_G = np.bincount(place_N, weights=rewards_N, minlength=len(names))
-    low_G, high_G = np.full(len(names), np.inf), np.full(len(names), -np.inf)
-    np.minimum.at(low_G, place_N[valid_N], rewards_N[valid_N])
-    np.maximum.at(high_G, place_N[valid_N], rewards_N[valid_N])
-    return _Groups(place_N, valid_N, rewards_N, count_G, total_G / np.maximum(count_G, 1.0), varied_G=high_G > low_G)
-
-
-def dr_grpo(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray) -> DoubleArray:
+def dr_grpo(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray, *, alone: Alone = "zero") -> DoubleArray:
     """`r - mean(group)`. Source: Liu et al. 2025, Understanding R1-Zero-like training (no division by the
     std).
 
     rewards_N: float64 [N], ignored where not valid. valid_N: bool [N]. group_N: int64 [N]. Returns float64
     [N]. Raises NonFiniteError for a valid reward that is not finite.
     """
-    return _groups(rewards_N, valid_N, group_N).centred()
+    return groups_of(rewards_N, valid_N, group_N, alone).centred()
 
 
-def grpo(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray) -> DoubleArray:
-    """`(r - mean(group)) / (std(group) + 1e-6)`, std unbiased (n - 1). Source: Shao et al. 2024,
-    DeepSeekMath; std and eps as in verl 0.9. Arguments, result and errors as `dr_grpo`."""
-    groups = _groups(rewards_N, valid_N, group_N)
+def grpo(
+    rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray, *, eps: float = GRPO_EPS, alone: Alone = "zero"
+) -> DoubleArray:
+    """`(r - mean(group)) / (std(group) + eps)`, std unbiased (n - 1). Source: Shao et al. 2024,
+    DeepSeekMath; std as in verl 0.9 and TRL, eps of verl (TRL: 1e-4). A row alone has a std of 1 (verl). Arguments,
+    result and errors as `dr_grpo`."""
+    groups = groups_of(rewards_N, valid_N, group_N, alone)
     centred_N = groups.centred()
-    squares_G = np.bincount(groups.place_N, weights=centred_N**2, minlength=len(groups.count_G))
-    std_G = np.sqrt(squares_G / np.maximum(groups.count_G - 1.0, 1.0))
-    return centred_N / (std_G[groups.place_N] + GRPO_EPS)
+    std_G = np.sqrt(groups.sum_G(centred_N**2) / np.maximum(groups.count_G - 1.0, 1.0))
+    std_G = np.where(groups.count_G == 1.0, 1.0, std_G)
+    return centred_N / (std_G[groups.place_N] + eps)
 
 
-def rloo(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray) -> DoubleArray:
+def rloo(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray, *, alone: Alone = "zero") -> DoubleArray:
     """`r - mean(the other rows of the group)`, which is `n / (n - 1) * (r - mean(group))`. Source: Ahmadian
-    et al. 2024, Back to basics. Arguments, result and errors as `dr_grpo`."""
-    groups = _groups(rewards_N, valid_N, group_N)
+    et al. 2024, Back to basics. Arguments, result and errors as `dr_grpo`. (verl's vectorised form gives 0 to a row
+    alone, its other one the score.)"""
+    groups = groups_of(rewards_N, valid_N, group_N, alone)
     scale_G = groups.count_G / np.maximum(groups.count_G - 1.0, 1.0)
     return groups.centred() * scale_G[groups.place_N]
+
+
+def maxrl(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray) -> DoubleArray:
+    """`(r - mean(group)) / mean(group)`: the gradient of the log of the success rate, to the order of the group's size.
+    Source: Tajwar et al. 2026, Maximum likelihood reinforcement learning (arXiv:2602.02710); as in prime-rl.
+
+    Arguments, result and errors as `dr_grpo`. Raises ConfigError for a negative reward, under which the sign of the
+    advantage would depend on the others'; prime-rl gives 0 to a group whose mean is not above 0, and takes the rest.
+    """
+    groups = groups_of(rewards_N, valid_N, group_N)
+    below_N = groups.rewards_N < 0.0
+    if below_N.any():
+        row = int(np.flatnonzero(below_N)[0])
+        raise ConfigError(
+            f'the reward of row {row} (group {int(group_N[row])}) is {rewards_N[row]}, and "maxrl" divides by the '
+            'mean of rewards that are at least 0; shift the rewards, or set learner.algorithm.advantage = "grpo"'
+        )
+    return groups.centred() / np.where(groups.varied_G, groups.mean_G, 1.0)[groups.place_N]
 
 
 ADVANTAGES: dict[str, Callable[[DoubleArray, BoolArray, LongArray], DoubleArray]] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "rloo": rloo,
+    "maxrl": maxrl,
 }
+
+
+def advantage_of(
+    name: str, rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray, tokens_N: LongArray
+) -> DoubleArray:
+    """float64 [N], by the estimator of that name. tokens_N: int64 [N], trained tokens of each row."""
+    if name in BATCH_ADVANTAGES:
+        return BATCH_ADVANTAGES[name](rewards_N, valid_N, group_N, tokens_N)
+    return ADVANTAGES[name](rewards_N, valid_N, group_N)

@@ -7,6 +7,7 @@ on lengths and bytes is in `capacity`.
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+from streamrl.config.algorithm_rules import ALGORITHM_RULES
 from streamrl.config.known import REWARDS, TASK_LONGEST_PROMPT
 from streamrl.config.limits import INVARIANT_ROWS
 from streamrl.config.lora_rules import adapters_of_a_warm_model, adapters_without_rank, known_targets
@@ -78,25 +79,6 @@ def _replayable_sampling(config: Config) -> Iterator[Problem]:
             )
 
 
-def _varied_samples(config: Config) -> Iterator[Problem]:
-    advantage = config.learner.algorithm.advantage
-    if config.rollout.sampling.temperature == 0.0:
-        what = (
-            f'greedy rollouts of one prompt are all equal, and "{advantage}" learns from their differences; '
-            "set a temperature above 0 (evaluation is greedy in any case)"
-        )
-        yield Problem(
-            key="rollout.sampling.temperature",
-            what=what,
-            given="0",
-            involves=("learner.algorithm.advantage",),
-        )
-    if config.rollout.group_size < 2:
-        what = f'"{advantage}" compares the rollouts of one prompt; set at least 2'
-        given = str(config.rollout.group_size)
-        yield Problem(key="rollout.group_size", what=what, given=given, involves=("learner.algorithm.advantage",))
-
-
 def _deterministic_mode(config: Config) -> Iterator[Problem]:
     rollout = config.rollout
     if not rollout.batch_invariant or rollout.is_server:
@@ -131,14 +113,6 @@ def _algorithm_ranges(config: Config) -> Iterator[Problem]:
         given = quoted(config.learner.optimizer.betas)
         what = "a beta of 1 never forgets, and the bias correction divides by zero; set both below 1"
         yield Problem(key="learner.optimizer.betas", what=what, given=given)
-
-
-def _reinforce_has_no_ratio(config: Config) -> Iterator[Problem]:
-    algorithm = config.learner.algorithm
-    if algorithm.loss == "reinforce" and algorithm.proximal != "recompute":
-        what = '"reinforce" has no ratio that would cover a part of the way from the sampling policy; set "recompute"'
-        involves = ("learner.algorithm.loss",)
-        yield Problem(key="learner.algorithm.proximal", what=what, given=quoted(algorithm.proximal), involves=involves)
 
 
 def _warmup(config: Config) -> Iterator[Problem]:
@@ -231,11 +205,10 @@ RULES: tuple[Rule, ...] = (
     _known_reward,
     _both_splits,
     _replayable_sampling,
-    _varied_samples,
     _deterministic_mode,
     _synchronous_mode,
     _algorithm_ranges,
-    _reinforce_has_no_ratio,
+    *ALGORITHM_RULES,
     _warmup,
     _ranks_have_rows,
     _shares_fit_the_ranks,

@@ -1,10 +1,11 @@
 """The FSDP2 learner: one optimizer step over packs, on one rank or many.
 
-Guarantees: the result does not depend on how the batch is cut into packs and ranks, up to rounding; on two
-shares one rank and two agree to the bit (see `learner.shares`); with one rank and one share it is bit-equal
-to a plain loop over `PolicyModel` and `make_optimizer`. The weights change only after the loss, every metric
-and the gradient norm were found finite on all ranks. State goes out and comes in as named whole tensors and
-JSON: restored, the next steps are bit-equal to those of a learner that was never stopped.
+Guarantees: the result does not depend on how the batch is cut into packs and ranks, up to rounding (but for the losses
+that look at a pack's statistics, `algorithms.losses.covariance`); on two shares one rank and two agree to the bit (see
+`learner.shares`); with one rank and one share it is bit-equal to a plain loop over `PolicyModel` and `make_optimizer`.
+The weights change only after the loss, every metric and the gradient norm were found finite on all ranks. State goes
+out and comes in as named whole tensors and JSON: restored, the next steps are bit-equal to those of a learner that was
+never stopped.
 
 Knows nothing of where packs come from, of versions, or of files.
 """
@@ -22,7 +23,7 @@ from streamrl.clock import Clock, SystemClock
 from streamrl.config.learner_tables import AlgorithmConfig, OptimizerConfig
 from streamrl.errors import DataError, NonFiniteError
 from streamrl.learner.finite import require_finite
-from streamrl.learner.objectives import Objective, Sums, policy_loss
+from streamrl.learner.objectives import Objective, Reference, Sums, policy_loss
 from streamrl.learner.optimizer import clip_gradients, make_optimizer, set_learning_rate
 from streamrl.learner.packing import PackedBatch, empty_pack
 from streamrl.learner.process_group import LearnerGroup
@@ -182,6 +183,7 @@ def build(
     group: LearnerGroup,
     dtype: torch.dtype = torch.float32,
     clock: Clock | None = None,
+    reference: Reference | None = None,
 ) -> FsdpBackend:
     """The RL learner of one rank. Collective.
 
@@ -195,6 +197,7 @@ def build(
         total_steps=total_steps,
         temperature=temperature,
         clock=clock,
+        reference=reference,
     )
 
 
@@ -206,7 +209,9 @@ def on_policy(
     total_steps: int,
     temperature: float,
     clock: Clock | None = None,
+    reference: Reference | None = None,
 ) -> FsdpBackend:
-    """The RL learner on a policy that is sharded already, as a warm-up leaves it."""
-    objective = partial(policy_loss, algorithm=algorithm, temperature=temperature)
+    """The RL learner on a policy that is sharded already, as a warm-up leaves it. reference: what `kl_coef` holds it
+    to; needed where that is not 0."""
+    objective = partial(policy_loss, algorithm=algorithm, temperature=temperature, reference=reference)
     return FsdpBackend(policy, objective, optimizer, total_steps, temperature=temperature, clock=clock)

@@ -25,15 +25,16 @@ def token_logprobs(
     targets_K: torch.Tensor,
     temperature: float,
     chunk_tokens: int,
+    entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`log softmax(hidden @ weight.T / temperature)` at each target, and the entropy of that distribution
     in nats.
 
     hidden_KH: [K, H] at the positions that predict. targets_K: int64 [K]. temperature: above 0.
-    Returns (logprobs_K, entropy_K), float32; the entropy carries no gradient.
+    Returns (logprobs_K, entropy_K), float32; the entropy carries no gradient unless asked for.
     """
     if len(targets_K) <= chunk_tokens:
-        return _chunk(hidden_KH, weight_VH, bias_V, targets_K, temperature)
+        return _chunk(hidden_KH, weight_VH, bias_V, targets_K, temperature, entropy_gradient)
     parts = [
         checkpoint(
             _chunk,
@@ -42,6 +43,7 @@ def token_logprobs(
             bias_V,
             targets,
             temperature,
+            entropy_gradient,
             use_reentrant=False,
             preserve_rng_state=False,
         )
@@ -56,10 +58,11 @@ def _chunk(
     bias_V: torch.Tensor | None,
     targets_K: torch.Tensor,
     temperature: float,
+    entropy_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits_KV = F.linear(hidden_KH, weight_VH, bias_V).float() / temperature
     # log_softmax, since a logsumexp of bfloat16 logits is unstable (verl's finding).
     logprobs_KV = F.log_softmax(logits_KV, dim=-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy_K = -(logprobs_KV.exp() * logprobs_KV).sum(-1)
     return -F.nll_loss(logprobs_KV, targets_K, reduction="none"), entropy_K

@@ -1,58 +1,28 @@
 """Objectives: from a policy and a pack to a loss to be minimised, and the sums that the metrics are made of.
 
 The loss of a pack is its share of the batch's: weights hold the global denominators, so losses and sums of
-all packs and all ranks add up to the batch's, however it was cut. Both objectives are pure functions of
-their arguments; the synchronous reference loop calls the same ones.
+all packs and all ranks add up to the batch's, however it was cut (but for `losses.covariance`). Both objectives are
+pure functions of their arguments; the synchronous reference loop calls the same ones.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from streamrl.algorithms.aggregation import AGGREGATIONS, Denominators, token_mean
 from streamrl.algorithms.corrections import CORRECTIONS, LOG_RATIO_LIMIT
-from streamrl.algorithms.losses import LOSSES
+from streamrl.algorithms.divergences import DIVERGENCES
+from streamrl.algorithms.losses import LOSS_SETTINGS, LOSSES, ROW_LOSSES
 from streamrl.algorithms.proximal import PROXIMALS
-from streamrl.config.learner_tables import AlgorithmConfig
+from streamrl.algorithms.rejections import REJECTIONS, outside
+from streamrl.config.learner_tables import AlgorithmConfig, RejectionConfig
 from streamrl.learner.packing import PackedBatch
 from streamrl.learner.policy import PolicyModel
-
-
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """What adds up over packs and ranks.
-
-    added: float64 [6], sums over targets: loss, count, entropy, ratio, clipped, kl. greatest: float64 [1],
-    the largest |trainer - rollout| log-prob.
-    """
-
-    added: torch.Tensor
-    greatest: torch.Tensor
-
-    def plus(self, other: "Sums") -> "Sums":
-        return Sums(self.added + other.added, torch.maximum(self.greatest, other.greatest))
-
-    @classmethod
-    def zero(cls, device: torch.device) -> "Sums":
-        zeros = torch.zeros(7, dtype=torch.float64, device=device)
-        return cls(zeros[:6], zeros[6:])
-
-    def metrics(self) -> dict[str, float]:
-        """The batch's means, under the names of `metrics.jsonl`. Call it on sums over everything."""
-        loss, count, entropy, ratio, clipped, kl = self.added.tolist()
-        count = max(count, 1.0)
-        return {
-            "loss/policy": loss,
-            "loss/entropy": entropy / count,
-            "ratio/mean": ratio / count,
-            "ratio/clip_fraction": clipped / count,
-            "mismatch/kl": kl / count,
-            "mismatch/logprob_abs_max": self.greatest.item(),
-        }
-
+from streamrl.learner.sums import LAGS, Sums, TokenFacts, by_lag
 
 Objective = Callable[[PolicyModel, PackedBatch, Denominators], tuple[torch.Tensor, Sums]]
+Reference = Callable[[PackedBatch, float], tuple[torch.Tensor, torch.Tensor]]
+"""Called as `PolicyModel` is, without gradient."""
 
 
 def policy_loss(
@@ -61,37 +31,37 @@ def policy_loss(
     total: Denominators,
     algorithm: AlgorithmConfig,
     temperature: float,
+    reference: Reference | None = None,
 ) -> tuple[torch.Tensor, Sums]:
     """(loss, sums) of one pack. The loss is a scalar with gradient: this pack's part of the batch's loss.
 
-    policy: anything called as `PolicyModel` is. total: counts over the whole batch. Metrics: the ratio is
-    trainer/rollout; a token is counted as clipped when the loss's clip or the correction's cap decided; kl
-    is the k3 estimate of KL(rollout || trainer), `exp(d) - 1 - d` with `d = trainer - rollout` (Schulman
-    2020).
+    policy: anything called as `PolicyModel` is. total: counts over the whole batch. reference: the policy that
+    `kl_coef` holds the trained one to; needed when that is not 0. Metrics: the ratio is trainer/rollout; a token is
+    counted as clipped when a bound of the loss or of the correction decided; kl is the k3 estimate of KL(rollout ||
+    trainer), `exp(d) - 1 - d` with `d = trainer - rollout` (Schulman 2020).
     """
-    logprobs_K, entropy_K = policy(pack, temperature)
+    logprobs_K, entropy_K = policy(pack, temperature, True) if algorithm.entropy_coef else policy(pack, temperature)
     current_K = logprobs_K.detach()
     proximal_K = PROXIMALS[algorithm.proximal](current_K, pack.rollout_logprobs, pack.lags)
-    correction = CORRECTIONS[algorithm.correction](proximal_K, pack.rollout_logprobs, algorithm.tis_cap)
-    loss_K, clipped_K = LOSSES[algorithm.loss](
-        logprobs_K,
-        proximal_K,
-        pack.advantages,
-        correction.weights_T,
-        algorithm.clip_low,
-        algorithm.clip_high,
-    )
-    loss = (AGGREGATIONS[algorithm.aggregation](pack.row_tokens, total) * loss_K).sum()
+    lengths_R = _row_lengths(pack, algorithm)
+    facts = _weigh(current_K, proximal_K, pack, algorithm, lengths_R)
+    settings = {name: getattr(algorithm, name) for name in LOSS_SETTINGS[algorithm.loss]}
+    if algorithm.loss in ROW_LOSSES:
+        settings["lengths_R"] = lengths_R
+    loss_K, clipped_K = LOSSES[algorithm.loss](logprobs_K, proximal_K, pack.advantages, facts.weights, **settings)
+    if algorithm.entropy_coef:
+        loss_K = loss_K - algorithm.entropy_coef * entropy_K
+    divergence_K = None
+    if algorithm.kl_coef:
+        assert reference is not None
+        divergence_K = _divergence(logprobs_K, reference, pack, temperature, algorithm.kl_estimator)
+        loss_K = loss_K + algorithm.kl_coef * divergence_K
+    loss = (AGGREGATIONS[algorithm.aggregation](pack.row_tokens, total, algorithm.horizon) * loss_K).sum()
     distance_K = current_K - pack.rollout_logprobs
     bounded_K = distance_K.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     ratio_K = bounded_K.exp()
-    rows = (
-        entropy_K,
-        ratio_K,
-        (clipped_K | correction.truncated_T).float(),
-        ratio_K - 1.0 - bounded_K,
-    )
-    return loss, _sums(loss, pack, rows, distance_K)
+    rows = (entropy_K.detach(), ratio_K, (clipped_K | facts.truncated).float(), ratio_K - 1.0 - bounded_K)
+    return loss, _sums(loss, pack, rows, distance_K, divergence_K, facts)
 
 
 def nll_loss(policy: PolicyModel, pack: PackedBatch, total: Denominators) -> tuple[torch.Tensor, Sums]:
@@ -106,8 +76,66 @@ def nll_loss(policy: PolicyModel, pack: PackedBatch, total: Denominators) -> tup
     return loss, _sums(loss, pack, (entropy_K, nothing_K, nothing_K, nothing_K), nothing_K)
 
 
-def _sums(loss: torch.Tensor, pack: PackedBatch, rows: tuple[torch.Tensor, ...], distance_K: torch.Tensor) -> Sums:
+def _row_lengths(pack: PackedBatch, algorithm: AlgorithmConfig) -> torch.Tensor | None:
+    """int64 [R], targets of each row; None where nothing asks for them, since counting waits for a GPU."""
+    by_row = algorithm.correction_level != "token" or algorithm.rejection.level != "token"
+    if not by_row and algorithm.loss not in ROW_LOSSES:
+        return None
+    return torch.unique_consecutive(pack.rows, return_counts=True)[1]
+
+
+def _weigh(
+    current_K: torch.Tensor,
+    proximal_K: torch.Tensor,
+    pack: PackedBatch,
+    algorithm: AlgorithmConfig,
+    lengths_R: torch.Tensor | None,
+) -> TokenFacts:
+    """The weight of each token by correction and rejection."""
+    weights_K, truncated_K = CORRECTIONS[algorithm.correction](
+        proximal_K,
+        pack.rollout_logprobs,
+        algorithm.tis_cap,
+        algorithm.correction_low,
+        algorithm.correction_level,
+        lengths_R,
+    )
+    rejected_K = _rejected(current_K, pack.rollout_logprobs, algorithm.rejection, lengths_R)
+    if rejected_K is None:
+        return TokenFacts(pack.lags, weights_K, truncated_K, torch.zeros_like(truncated_K))
+    return TokenFacts(pack.lags, torch.where(rejected_K, 0.0, weights_K), truncated_K, rejected_K)
+
+
+def _rejected(
+    current_K: torch.Tensor, rollout_K: torch.Tensor, rejection: RejectionConfig, lengths_R: torch.Tensor | None
+) -> torch.Tensor | None:
+    if rejection.measure == "none":
+        return None
+    measure_K = REJECTIONS[rejection.measure](current_K, rollout_K, rejection.level, lengths_R)
+    return outside(measure_K, rejection.low, rejection.high)
+
+
+def _divergence(
+    logprobs_K: torch.Tensor, reference: Reference, pack: PackedBatch, temperature: float, estimator: str
+) -> torch.Tensor:
+    with torch.no_grad():
+        reference_K, _ = reference(pack, temperature)
+    return DIVERGENCES[estimator](logprobs_K, reference_K)
+
+
+def _sums(
+    loss: torch.Tensor,
+    pack: PackedBatch,
+    rows: tuple[torch.Tensor, ...],
+    distance_K: torch.Tensor,
+    divergence_K: torch.Tensor | None = None,
+    facts: TokenFacts | None = None,
+) -> Sums:
     sums_R = torch.stack(rows).double().sum(1)
     count = sums_R.new_tensor([pack.num_targets])
     greatest = distance_K.abs().max().double() if pack.num_targets else sums_R.new_zeros(())
-    return Sums(torch.cat([loss.detach().double()[None], count, sums_R]), greatest[None])
+    referred = sums_R.new_zeros(2)
+    if divergence_K is not None:
+        referred = torch.stack([divergence_K.detach().double().sum(), count[0]])
+    lags = sums_R.new_zeros(LAGS * 5) if facts is None else by_lag(facts)
+    return Sums(torch.cat([loss.detach().double()[None], count, sums_R, referred, lags]), greatest[None])

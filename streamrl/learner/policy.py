@@ -47,8 +47,10 @@ class PolicyModel(nn.Module):
         self.model = model.eval()
         self.chunk_tokens = chunk_tokens or chunk_size(text.vocab_size)
 
-    def forward(self, pack: PackedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """(logprobs_K with gradient, entropy_K without), float32, for the pack's targets.
+    def forward(
+        self, pack: PackedBatch, temperature: float, entropy_gradient: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(logprobs_K with gradient, entropy_K without it unless asked for), float32, for the pack's targets.
 
         `temperature` divides the logits: pass the one that the rollouts were sampled with.
         """
@@ -67,4 +69,5 @@ class PolicyModel(nn.Module):
             pack.targets,
             temperature,
             self.chunk_tokens,
+            entropy_gradient,
         )

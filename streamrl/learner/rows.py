@@ -37,6 +37,11 @@ def count_targets(rows: RolloutRows) -> Denominators:
     return Denominators(len(targets), len(np.unique(row_of_token(rows)[targets])))
 
 
+def row_targets(rows: RolloutRows) -> LongArray:
+    """int64 [N], trained tokens of each row."""
+    return np.bincount(row_of_token(rows)[loss_mask(rows)], minlength=rows.num_rows)
+
+
 def prompt_lengths(rows: RolloutRows) -> LongArray:
     """int64 [N], tokens of origin PROMPT at the head of each row."""
     first = np.flatnonzero(rows.token_origin != TokenOrigin.PROMPT)[::-1]

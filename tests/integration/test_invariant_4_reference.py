@@ -18,6 +18,19 @@ SYNCHRONOUS = (
 )
 
 
+EVERY_TERM = {
+    "advantage": "reinforce_pp_baseline",
+    "loss": "gspo",
+    "aggregation": "seq_mean_token_mean",
+    "entropy_coef": "0.01",
+    "kl_coef": "0.1",
+    "rejection.measure": "k2",
+    "rejection.level": "sequence",
+    "rejection.high": "0.5",
+}
+"""Of the algorithm: batch statistics, ratios of rows, and terms that rows without advantage have a part in."""
+
+
 def sampled_ids(folder) -> dict[str, list[int]]:
     reader = SegmentReader(folder)
     ids = {}
@@ -59,6 +72,16 @@ def test_invariant_4_staleness_0_is_bit_equal_to_the_reference_loop(on_one_rank,
     assert [record.grad_norm for record in records] == [row["grad/norm"] for row in system]
     assert [record.digest for record in records] == [row["weights/digest"] for row in system]
     assert len({record.digest for record in records}) == len(records) == 20
+
+
+def test_invariant_4_holds_with_every_term_of_the_loss(synchronous, monkeypatch) -> None:
+    flags = [word for key, value in EVERY_TERM.items() for word in (f"--learner.algorithm.{key}", value)]
+    run = synchronous("every-term", *flags, "--learner.steps", "5")
+    monkeypatch.syspath_prepend(run.folder.parents[1])
+    records, system = list(Reference(load(run.folder / "config.toml")).steps()), run.metrics()
+    assert [record.loss for record in records] == [row["loss/policy"] for row in system]
+    assert [record.digest for record in records] == [row["weights/digest"] for row in system]
+    assert system[0]["loss/kl"] == 0.0 < system[-1]["loss/kl"]
 
 
 def test_twenty_live_steps_on_two_ranks_agree_with_one_rank_to_1e_5(synchronous, on_one_rank) -> None:

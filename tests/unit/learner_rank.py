@@ -3,8 +3,9 @@
     python learner_rank.py STORE RANK WORLD CHECKPOINTS OUT
 
 Trains 20 steps; with several ranks it saves a checkpoint after 16. Then a fresh backend resumes from the checkpoint
-and trains the last 4 again. Then it warms another model up on two shares, whatever the number of ranks, and gathers
-weights beside further steps. Last, one weight of one rank's shard becomes NaN. OUT gets all of it as JSON.
+and trains the last 4 again. Then a model is trained on two shares that is held to where it began, and another one is
+warmed up on two shares, whatever the number of ranks. Then it gathers weights beside further steps. Last, one weight
+of one rank's shard becomes NaN. OUT gets all of it as JSON.
 """
 
 import json
@@ -17,12 +18,13 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from streamrl.algorithms.advantages import ADVANTAGES
-from streamrl.config.learner_tables import AlgorithmConfig, OptimizerConfig
+from streamrl.config.learner_tables import AlgorithmConfig, OptimizerConfig, RejectionConfig
 from streamrl.config.schema import WarmupConfig
 from streamrl.errors import NonFiniteError
 from streamrl.learner import checkpoint
 from streamrl.learner.balance import split_rows
 from streamrl.learner.digest import weight_digest
+from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.fsdp import FsdpBackend, build
 from streamrl.learner.packing import PackedBatch, pack
 from streamrl.learner.process_group import LearnerGroup, open_group
@@ -36,6 +38,7 @@ from streamrl.types import RolloutRows, Version, prompt_digest
 TOTAL_STEPS = 40
 STEPS, SAVED_AT = 20, 16
 BESIDE = 6
+HELD_STEPS = 4
 EVEN_SIZES = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
 """Each rank's part of each parameter is a multiple of 8 elements: the fused AdamW rounds what is over differently."""
 GREETING = "rank 0 says \N{GREEK SMALL LETTER PI}"
@@ -90,6 +93,26 @@ def make_backend(group: LearnerGroup, **sizes: int) -> FsdpBackend:
         total_steps=TOTAL_STEPS,
         temperature=0.9,
         group=group,
+    )
+
+
+def make_held_backend(group: LearnerGroup) -> FsdpBackend:
+    """Ratios, weights and rejections of rows, a bonus for entropy, and a price for leaving the first weights."""
+    return build(
+        make_model(**EVEN_SIZES),
+        optimizer=OptimizerConfig(lr=3e-3, warmup_steps=3),
+        algorithm=AlgorithmConfig(
+            loss="gspo",
+            proximal="rollout",
+            correction_level="geometric",
+            rejection=RejectionConfig(measure="k2", level="geometric", high=0.05),
+            entropy_coef=0.01,
+            kl_coef=0.1,
+        ),
+        total_steps=TOTAL_STEPS,
+        temperature=0.9,
+        group=group,
+        reference=FrozenPolicy(lambda: make_model(**EVEN_SIZES), group, torch.float32),
     )
 
 
@@ -215,6 +238,8 @@ def main(store: str, rank: str, world: str, checkpoints: str, out: str) -> None:
     resumed.load_state(info.tensor, info.extra)
     shared = make_backend(group, **EVEN_SIZES)
     shared_metrics = train_on_two_shares(shared, STEPS)
+    held = make_held_backend(group)
+    held_metrics = train_on_two_shares(held, HELD_STEPS)
     heard = group.broadcast_bytes(GREETING.encode() if group.rank == 0 else None).decode()
     result = {
         "metrics": metrics,
@@ -223,6 +248,8 @@ def main(store: str, rank: str, world: str, checkpoints: str, out: str) -> None:
         "resumed_digest": resumed.weight_digest(),
         "shared_metrics": shared_metrics,
         "shared_digest": shared.weight_digest(),
+        "held_metrics": held_metrics,
+        "held_digest": held.weight_digest(),
         "warm_digest": warm_up_on_two_shares(group, Path(out).with_suffix(".tokenizer")),
         "heard": heard,
         "beside": gather_beside(backend),

@@ -38,7 +38,7 @@ ROWS = st.lists(
 )
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+@pytest.mark.parametrize("name", ["dr_grpo", "grpo", "rloo"])
 @settings(deadline=None, max_examples=60)
 @given(rows=ROWS)
 def test_advantages_match_the_formula_in_unequal_groups_with_failures(

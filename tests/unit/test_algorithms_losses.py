@@ -116,10 +116,11 @@ def test_aggregation_weights_are_those_of_the_means_they_are_named_after(row_tok
         "token_mean": [1.0 / total.tokens for n in row_tokens for _ in range(n)],
         "seq_mean_token_mean": [1.0 / n / total.rows for n in row_tokens for _ in range(n)],
         "seq_mean_token_sum": [1.0 / total.rows for n in row_tokens for _ in range(n)],
+        "seq_mean_token_sum_norm": [1.0 / total.rows / 7 for n in row_tokens for _ in range(n)],
     }
     assert set(expected) == set(AGGREGATIONS)
     for name, weights in expected.items():
-        assert AGGREGATIONS[name](per_token, total).tolist() == pytest.approx(weights)
+        assert AGGREGATIONS[name](per_token, total, 7).tolist() == pytest.approx(weights)
 
 
 @pytest.mark.parametrize("name", sorted(AGGREGATIONS))

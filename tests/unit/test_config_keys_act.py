@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from services.claim import claim
-from services.due import checkpoint_due, evaluation_due, target_reached
+from services.due import checkpoint_due, evaluation_due, share_notice, target_reached
 from services.launch import owner_grace_s
 from services.layout import model_folder
 from services.parts import placement
@@ -107,6 +107,11 @@ SHORT_WARMUP = {
 }
 PPO = {"learner.algorithm.proximal": "rollout", "learner.optimizer.lr": 1e-3}
 NO_RATIO = {"learner.algorithm.proximal": "recompute"}
+SAPO = {**PPO, "learner.algorithm.loss": "sapo"}
+DPPO = {**PPO, "learner.algorithm.loss": "dppo", "learner.algorithm.clip_low": 0.1, "learner.algorithm.clip_high": 0.01}
+CLIP_COV = {**PPO, "learner.algorithm.loss": "clip_cov", "learner.algorithm.cov_low": 0.0}
+KL_COV = {**PPO, "learner.algorithm.loss": "kl_cov"}
+REJECTION = {**NO_RATIO, "learner.algorithm.rejection.measure": "ratio"}
 RATE = {"learner.optimizer.lr": 1e-3, "learner.optimizer.warmup_steps": 1, "learner.steps": 3}
 PLACED = {"ray.address": "10.0.0.1:6379", "rollout.resources": {"rollout-node": 1.0}}
 NEVER = 1e-6
@@ -337,9 +342,38 @@ KEYS: dict[str, Key] = {
     "learner.algorithm.loss": Key(learner.learn, "ppo", "reinforce", NO_RATIO),
     "learner.algorithm.clip_low": Key(learner.learn, 0.2, 0.01, PPO),
     "learner.algorithm.clip_high": Key(learner.learn, 0.28, 0.01, PPO),
+    "learner.algorithm.dual_clip": Key(learner.learn, None, 1.5, PPO),
+    "learner.algorithm.sapo_tau_positive": Key(learner.learn, 1.0, 2.0, SAPO),
+    "learner.algorithm.sapo_tau_negative": Key(learner.learn, 1.05, 2.0, SAPO),
+    "learner.algorithm.divergence": Key(learner.learn, "tv", "kl", DPPO),
+    "learner.algorithm.cov_share": Key(learner.learn, 2e-4, 0.5, CLIP_COV),
+    "learner.algorithm.cov_low": Key(learner.learn, 0.0, 4.9, {**CLIP_COV, "learner.algorithm.cov_share": 1.0}),
+    "learner.algorithm.cov_high": Key(learner.learn, 5.0, 1e-9, {**CLIP_COV, "learner.algorithm.cov_share": 1.0}),
+    "learner.algorithm.cov_kl": Key(learner.learn, 0.0, 1.0, KL_COV),
     "learner.algorithm.proximal": Key(learner.learn, "rollout", "recompute"),
     "learner.algorithm.correction": Key(learner.learn, "none", "tis", NO_RATIO),
     "learner.algorithm.tis_cap": Key(learner.learn, 2.0, 0.1, NO_RATIO),
+    "learner.algorithm.correction_level": Key(learner.learn, "token", "geometric", NO_RATIO),
+    "learner.algorithm.correction_low": Key(
+        learner.learn, 0.1, 0.9, {**NO_RATIO, "learner.algorithm.correction": "icepop"}
+    ),
+    "learner.algorithm.rejection.measure": Key(
+        learner.learn, "none", "k2", {**NO_RATIO, "learner.algorithm.rejection.high": 0.1}
+    ),
+    "learner.algorithm.rejection.level": Key(
+        learner.learn, "token", "geometric", {**REJECTION, "learner.algorithm.rejection.high": 1.0}
+    ),
+    "learner.algorithm.rejection.low": Key(learner.learn, None, 1.0, REJECTION),
+    "learner.algorithm.rejection.high": Key(learner.learn, None, 1.0, REJECTION),
+    "learner.algorithm.least_effective_share": Key(
+        lambda config, folder: share_notice(config, step=3, before=1.0, share=0.4), 0.0, 0.5
+    ),
+    "learner.algorithm.horizon": Key(
+        learner.learn, 8, 16, {"learner.algorithm.aggregation": "seq_mean_token_sum_norm"}
+    ),
+    "learner.algorithm.entropy_coef": Key(learner.learn, 0.0, 0.1),
+    "learner.algorithm.kl_coef": Key(learner.learn, 0.0, 1.0, RATE),
+    "learner.algorithm.kl_estimator": Key(learner.learn, "k2", "k3", {**RATE, "learner.algorithm.kl_coef": 1.0}),
     "learner.algorithm.aggregation": Key(learner.learn, "token_mean", "seq_mean_token_sum"),
     "learner.lora.rank": Key(learner.learn, 0, 2, RATE),
     "learner.lora.alpha": Key(learner.learn, 2.0, 16.0, {**RATE, "learner.lora.rank": 2}),

@@ -52,6 +52,16 @@ def test_every_key_appears_on_the_page():
         assert f"| `{key}` |" in section, leaf.name
 
 
+def test_every_key_and_name_of_the_algorithm_is_on_its_page():
+    page = (ROOT / "docs" / "algorithms.md").read_text()
+    for leaf in fields.leaves():
+        if leaf.name.startswith("learner.algorithm."):
+            missing = [
+                name for name in (leaf.name.rpartition(".")[2], *fields.literals(leaf.type)) if f"`{name}" not in page
+            ]
+            assert not missing, f"{leaf.name}: {missing}"
+
+
 def test_the_names_known_to_a_check_are_the_names_that_exist():
     assert set(known.TASK_LONGEST_PROMPT) == set(tasks.BUILT_IN)
     assert set(known.REWARDS) == set(rewards.BUILT_IN)

@@ -9,8 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamrl.algorithms.aggregation import AGGREGATIONS
-from streamrl.algorithms.corrections import CORRECTIONS
 from streamrl.algorithms.proximal import PROXIMALS
 from streamrl.config.learner_tables import AlgorithmConfig
 from streamrl.learner.objectives import Objective, Sums, nll_loss, policy_loss
@@ -117,8 +115,8 @@ def objective_of(algorithm: AlgorithmConfig | None = None) -> Objective:
     return partial(policy_loss, algorithm=algorithm or algorithm_of(), temperature=1.0)
 
 
-@pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
-@pytest.mark.parametrize("correction", sorted(CORRECTIONS))
+@pytest.mark.parametrize("aggregation", ["seq_mean_token_mean", "seq_mean_token_sum", "token_mean"])
+@pytest.mark.parametrize("correction", ["none", "tis"])
 @pytest.mark.parametrize("proximal", sorted(PROXIMALS))
 @settings(deadline=None, max_examples=25)
 @given(batch=batches(), budget=st.integers(7, 30))

@@ -99,6 +99,19 @@ def test_on_two_shares_one_rank_and_two_make_equal_weights(runs: Runs) -> None:
     assert runs.one["shared_digest"] == first["shared_digest"] == second["shared_digest"]
 
 
+def test_what_is_of_rows_and_what_holds_the_policy_to_where_it_began_is_equal_on_one_rank_and_two(runs: Runs) -> None:
+    first, second = runs.two
+    assert runs.one["held_digest"] == first["held_digest"] == second["held_digest"]
+    for one, two in zip(runs.one["held_metrics"], first["held_metrics"], strict=True):
+        assert one["grad/norm"] == two["grad/norm"]
+        for key in ("loss/kl", "correction/effective_share", "correction/rejected"):
+            assert one[key] == pytest.approx(two[key], rel=1e-6)
+    distances = [metrics["loss/kl"] for metrics in runs.one["held_metrics"]]
+    assert distances[0] == 0.0
+    assert distances[1:] == sorted(distances[1:])
+    assert 0.0 < runs.one["held_metrics"][0]["correction/rejected"] < 1.0
+
+
 def test_on_two_shares_a_warm_up_leaves_equal_weights_on_one_rank_and_two(runs: Runs) -> None:
     first, second = runs.two
     assert runs.one["warm_digest"] == first["warm_digest"] == second["warm_digest"]

@@ -1,0 +1,36 @@
+"""GDPO: every component of a reward is normalised by itself, so that a large one does not drown a small one.
+
+A pure function that no key of the configuration chooses: the learner's lease carries one reward for each row, and the
+components stay in the log of the scores.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from streamrl.algorithms.advantages import GRPO_EPS, grpo
+from streamrl.algorithms.batch_advantages import whiten
+from streamrl.algorithms.groups import BoolArray, DoubleArray
+from streamrl.types import LongArray
+
+
+def gdpo(
+    components_NC: DoubleArray,
+    valid_N: BoolArray,
+    group_N: LongArray,
+    tokens_N: LongArray,
+    weights_C: npt.NDArray[np.float64],
+    *,
+    whitened: bool = True,
+    eps: float = GRPO_EPS,
+) -> DoubleArray:
+    """`whiten(sum over c of w_c * (r_c - mean_c(group)) / (std_c(group) + eps))`, whitened over the batch's
+    tokens. Source: Liu et al. 2026, GDPO (arXiv:2601.05242); as in verl. `whitened = False` leaves the last step out.
+
+    components_NC: float64 [N, C], ignored where not valid. valid_N: bool [N]. group_N, tokens_N: int64 [N]. weights_C:
+    float64 [C]. Returns float64 [N]; a component that is equal over a group adds exactly 0 to its sum. Raises
+    NonFiniteError for a component of a valid row that is not finite.
+    """
+    total_N = np.zeros(len(components_NC))
+    for component_N, weight in zip(components_NC.T, weights_C, strict=True):
+        total_N += weight * grpo(component_N, valid_N, group_N, eps=eps)
+    return whiten(total_N, valid_N, tokens_N) if whitened else total_N

@@ -1,0 +1,37 @@
+"""A policy that is not trained, such as the one that the trained policy is held to.
+
+Guarantees: sharded over the ranks as the trained one is, and in the same number format; no gradient. Its weights are
+read when it is first called, so that they may be those that a warm-up leaves.
+"""
+
+from collections.abc import Callable
+
+import torch
+from transformers import PreTrainedModel
+
+from streamrl.learner.packing import PackedBatch
+from streamrl.learner.process_group import LearnerGroup
+from streamrl.learner.sharding import ShardedPolicy
+
+
+class FrozenPolicy:
+    """Called as `PolicyModel` is. Collective: every rank calls it as often.
+
+    Example:
+        reference = FrozenPolicy(lambda: load_model(folder, "bfloat16"), group, torch.bfloat16)
+        logprobs_K, _ = reference(pack, temperature=1.0)
+    """
+
+    def __init__(self, load: Callable[[], PreTrainedModel], group: LearnerGroup, dtype: torch.dtype) -> None:
+        """load: gives the model, the same on every rank. dtype: of the forward."""
+        self._load = load
+        self._group = group
+        self._dtype = dtype
+        self._policy: ShardedPolicy | None = None
+
+    @torch.no_grad()
+    def __call__(self, pack: PackedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._policy is None:
+            self._policy = ShardedPolicy(self._load(), self._group, self._dtype)
+        logprobs_K, entropy_K = self._policy.module(pack, temperature)
+        return logprobs_K, entropy_K

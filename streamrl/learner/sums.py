@@ -1,0 +1,89 @@
+"""The sums that a step's metrics are made of, over packs and ranks."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+LAGS = 9
+"""Ages that are counted apart: 0 to 7 steps, and all above."""
+
+_PLAIN = 8
+_PER_LAG = 5
+
+
+class TokenFacts(NamedTuple):
+    """Of each target of a pack, float32 [K]: the age in steps, the weight (0 where rejected), whether the correction's
+    bound decided it, whether it was rejected."""
+
+    lags: torch.Tensor
+    weights: torch.Tensor
+    truncated: torch.Tensor
+    rejected: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What adds up over packs and ranks.
+
+    added: float64 [8 + 9 * 5], sums over targets: loss, count, entropy, ratio, clipped, kl, reference kl, count of
+    those that have one; then for each age count, weight, squared weight, truncated, rejected. greatest: float64 [1],
+    the largest |trainer - rollout| log-prob.
+    """
+
+    added: torch.Tensor
+    greatest: torch.Tensor
+
+    def plus(self, other: "Sums") -> "Sums":
+        return Sums(self.added + other.added, torch.maximum(self.greatest, other.greatest))
+
+    @classmethod
+    def zero(cls, device: torch.device) -> "Sums":
+        zeros = torch.zeros(_PLAIN + LAGS * _PER_LAG + 1, dtype=torch.float64, device=device)
+        return cls(zeros[:-1], zeros[-1:])
+
+    def metrics(self) -> dict[str, float]:
+        """The batch's means, under the names of `metrics.jsonl`. Call it on sums over everything."""
+        loss, count, entropy, ratio, clipped, kl, reference_kl, referred = self.added[:_PLAIN].tolist()
+        count = max(count, 1.0)
+        metrics = {
+            "loss/policy": loss,
+            "loss/entropy": entropy / count,
+            "ratio/mean": ratio / count,
+            "ratio/clip_fraction": clipped / count,
+            "mismatch/kl": kl / count,
+            "mismatch/logprob_abs_max": self.greatest.item(),
+        }
+        if referred:
+            metrics["loss/kl"] = reference_kl / referred
+        return metrics | self._corrections()
+
+    def _corrections(self) -> dict[str, float]:
+        """Weights and rejections, over all targets and by age; nothing where no target has a weight."""
+        lags = self.added[_PLAIN:].reshape(LAGS, _PER_LAG)
+        count, weight, squares, truncated, rejected = lags.sum(0).tolist()
+        if not count:
+            return {}
+        found = {
+            "correction/weight_mean": weight / count,
+            "correction/truncated": truncated / count,
+            "correction/rejected": rejected / count,
+            "correction/effective_share": weight**2 / (count * squares) if squares else 0.0,
+        }
+        for lag, (count, weight, _, truncated, rejected) in enumerate(lags.tolist()):
+            if count:
+                name = f"correction/lag_{lag}{'_up' if lag == LAGS - 1 else ''}"
+                found[f"{name}/tokens"] = count
+                found[f"{name}/weight_mean"] = weight / count
+                found[f"{name}/truncated"] = truncated / count
+                found[f"{name}/rejected"] = rejected / count
+        return found
+
+
+def by_lag(facts: TokenFacts) -> torch.Tensor:
+    """float64 [9 * 5], the part of `Sums.added` that is by age. As a product, since a scatter on a GPU has no order."""
+    lag_K = facts.lags.clamp(0, LAGS - 1).long()
+    member_KL = (lag_K[:, None] == torch.arange(LAGS, device=lag_K.device)).double()
+    weights_K = facts.weights.double()
+    columns = (torch.ones_like(weights_K), weights_K, weights_K**2, facts.truncated.double(), facts.rejected.double())
+    return (member_KL.T @ torch.stack(columns, 1)).reshape(-1)
