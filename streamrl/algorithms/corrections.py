@@ -1,9 +1,8 @@
 """Corrections: how much a token's loss weighs for having been sampled by another policy than `proximal`.
 
-Every function takes proximal_T and rollout_T, float32 [T], log-probs without gradient under the policy that the loss's
-ratio is against and under the one that sampled; the upper bound of a weight; `low`, the lower one, which `icepop` alone
-has; and a level with lengths_R (see `levels`): whether the ratio is the token's, the product over its row, or the
-geometric mean over its row. Ratio and weight together reach from the sampling policy to the trained one.
+`importance` gives the ratio of the two policies; every correction takes it, ratio_T, float32 [T] without gradient, the
+upper bound of a weight, and `low`, the lower one, which `icepop` alone has. Ratio and weight together reach from the
+sampling policy to the trained one.
 
 A weight of 0 leaves the token in the denominators, which are counted before any forward: a batch of which half is
 zeroed makes half a step. (verl's IcePop does so too; slime's masked form takes the token out of the mean.)
@@ -29,67 +28,15 @@ class Correction(NamedTuple):
     truncated_T: torch.Tensor
 
 
-def none(
-    proximal_T: torch.Tensor,
-    rollout_T: torch.Tensor,
-    cap: float,
-    low: float = 0.0,
-    level: str = "token",
-    lengths_R: torch.Tensor | None = None,
-) -> Correction:
-    """Every token weighs 1. Nothing else has a part."""
-    return Correction(torch.ones_like(rollout_T), torch.zeros_like(rollout_T, dtype=torch.bool))
-
-
-def tis(
-    proximal_T: torch.Tensor,
-    rollout_T: torch.Tensor,
-    cap: float,
-    low: float = 0.0,
-    level: str = "token",
-    lengths_R: torch.Tensor | None = None,
-) -> Correction:
-    """Truncated importance sampling: `min(exp(proximal - rollout), cap)`.
-
-    Source: Ionides 2008; for RL with a separate engine Yao et al. 2025, Your efficient RL framework secretly brings
-    you off-policy RL training.
-    """
-    ratio_T = _ratio(proximal_T, rollout_T, level, lengths_R)
-    return Correction(ratio_T.clamp(max=cap), ratio_T > cap)
-
-
-def icepop(
-    proximal_T: torch.Tensor,
-    rollout_T: torch.Tensor,
-    cap: float,
-    low: float = 0.0,
-    level: str = "token",
-    lengths_R: torch.Tensor | None = None,
-) -> Correction:
-    """`exp(proximal - rollout)` where it lies from `low` to `cap`, 0 elsewhere. Source: Ling team 2025, IcePop, Every
-    step evolves; bounds of 0.5 and 5 there, token level. The bounds are of trainer over rollout, as in verl."""
-    ratio_T = _ratio(proximal_T, rollout_T, level, lengths_R)
-    outside_T = (ratio_T < low) | (ratio_T > cap)
-    return Correction(torch.where(outside_T, 0.0, ratio_T), outside_T)
-
-
-def mis(
-    proximal_T: torch.Tensor,
-    rollout_T: torch.Tensor,
-    cap: float,
-    low: float = 0.0,
-    level: str = "token",
-    lengths_R: torch.Tensor | None = None,
-) -> Correction:
-    """Masked importance sampling: `exp(proximal - rollout)` where it is at most `cap`, 0 beyond. Source: Liu et al.
-    2025, When speed kills stability, which takes it at the level of sequences."""
-    ratio_T = _ratio(proximal_T, rollout_T, level, lengths_R)
-    return Correction(torch.where(ratio_T > cap, 0.0, ratio_T), ratio_T > cap)
-
-
-def _ratio(
-    proximal_T: torch.Tensor, rollout_T: torch.Tensor, level: str, lengths_R: torch.Tensor | None
+def importance(
+    proximal_T: torch.Tensor, rollout_T: torch.Tensor, level: str = "token", lengths_R: torch.Tensor | None = None
 ) -> torch.Tensor:
+    """`exp(proximal - rollout)`, the exponent within +-20: float32 [T], without gradient.
+
+    proximal_T, rollout_T: float32 [T], log-probs under the policy that the loss's ratio is against and under the one
+    that sampled. level: whether the ratio is the token's, the product over its row, or the geometric mean over its row
+    (see `levels`, also for lengths_R, which "token" does without).
+    """
     log_ratio_T = (proximal_T - rollout_T).detach()
     if level != "token":
         assert lengths_R is not None
@@ -97,7 +44,34 @@ def _ratio(
     return log_ratio_T.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
-CORRECTIONS: dict[str, Callable[..., Correction]] = {
+def none(ratio_T: torch.Tensor, cap: float, low: float = 0.0) -> Correction:
+    """Every token weighs 1. Nothing else has a part."""
+    return Correction(torch.ones_like(ratio_T), torch.zeros_like(ratio_T, dtype=torch.bool))
+
+
+def tis(ratio_T: torch.Tensor, cap: float, low: float = 0.0) -> Correction:
+    """Truncated importance sampling: `min(ratio, cap)`.
+
+    Source: Ionides 2008; for RL with a separate engine Yao et al. 2025, Your efficient RL framework secretly brings
+    you off-policy RL training.
+    """
+    return Correction(ratio_T.clamp(max=cap), ratio_T > cap)
+
+
+def icepop(ratio_T: torch.Tensor, cap: float, low: float = 0.0) -> Correction:
+    """The ratio where it lies from `low` to `cap`, 0 elsewhere. Source: Ling team 2025, IcePop, Every step evolves;
+    bounds of 0.5 and 5 there, token level. The bounds are of trainer over rollout, as in verl."""
+    outside_T = (ratio_T < low) | (ratio_T > cap)
+    return Correction(torch.where(outside_T, 0.0, ratio_T), outside_T)
+
+
+def mis(ratio_T: torch.Tensor, cap: float, low: float = 0.0) -> Correction:
+    """Masked importance sampling: the ratio where it is at most `cap`, 0 beyond. Source: Liu et al. 2025, When speed
+    kills stability, which takes it at the level of sequences."""
+    return Correction(torch.where(ratio_T > cap, 0.0, ratio_T), ratio_T > cap)
+
+
+CORRECTIONS: dict[str, Callable[[torch.Tensor, float, float], Correction]] = {
     "none": none,
     "tis": tis,
     "icepop": icepop,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from streamrl.algorithms.aggregation import AGGREGATIONS, Denominators, token_mean
-from streamrl.algorithms.corrections import CORRECTIONS, LOG_RATIO_LIMIT
+from streamrl.algorithms.corrections import CORRECTIONS, LOG_RATIO_LIMIT, importance
 from streamrl.algorithms.divergences import DIVERGENCES
 from streamrl.algorithms.losses import LOSS_SETTINGS, LOSSES, ROW_LOSSES
 from streamrl.algorithms.proximal import PROXIMALS
@@ -92,14 +92,9 @@ def _weigh(
     lengths_R: torch.Tensor | None,
 ) -> TokenFacts:
     """The weight of each token by correction and rejection."""
-    weights_K, truncated_K = CORRECTIONS[algorithm.correction](
-        proximal_K,
-        pack.rollout_logprobs,
-        algorithm.tis_cap,
-        algorithm.correction_low,
-        algorithm.correction_level,
-        lengths_R,
-    )
+    ratio_K = importance(proximal_K, pack.rollout_logprobs, algorithm.correction_level, lengths_R)
+    correct = CORRECTIONS[algorithm.correction]
+    weights_K, truncated_K = correct(ratio_K, algorithm.tis_cap, algorithm.correction_low)
     rejected_K = _rejected(current_K, pack.rollout_logprobs, algorithm.rejection, lengths_R)
     if rejected_K is None:
         return TokenFacts(pack.lags, weights_K, truncated_K, torch.zeros_like(truncated_K))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl.algorithms.aggregation import AGGREGATIONS, Denominators
-from streamrl.algorithms.corrections import CORRECTIONS
+from streamrl.algorithms.corrections import CORRECTIONS, importance
 from streamrl.algorithms.losses import LOSSES
 from streamrl.algorithms.proximal import PROXIMALS
 
@@ -70,7 +70,7 @@ def test_a_token_without_advantage_has_exactly_no_gradient() -> None:
 def test_tis_weighs_by_the_truncated_ratio_to_the_sampling_policy(pairs: list[tuple[float, float]], cap: float) -> None:
     proximal = torch.tensor([a for a, _ in pairs], dtype=torch.float64, requires_grad=True)
     rollout = torch.tensor([b for _, b in pairs], dtype=torch.float64)
-    weights, truncated = CORRECTIONS["tis"](proximal, rollout, cap)
+    weights, truncated = CORRECTIONS["tis"](importance(proximal, rollout), cap, 0.0)
     ratios = [math.exp(min(max(a - b, -20.0), 20.0)) for a, b in pairs]
     assert weights.tolist() == pytest.approx([min(ratio, cap) for ratio in ratios])
     assert truncated.tolist() == [ratio > cap for ratio in ratios]
@@ -78,7 +78,9 @@ def test_tis_weighs_by_the_truncated_ratio_to_the_sampling_policy(pairs: list[tu
 
 
 def test_without_correction_every_token_weighs_the_same() -> None:
-    weights, truncated = CORRECTIONS["none"](torch.tensor([-3.0, -0.5]), torch.tensor([-1.0, -2.0]), 2.0)
+    weights, truncated = CORRECTIONS["none"](
+        importance(torch.tensor([-3.0, -0.5]), torch.tensor([-1.0, -2.0])), 2.0, 0.0
+    )
     assert weights.tolist() == [1.0, 1.0]
     assert not truncated.any()
 

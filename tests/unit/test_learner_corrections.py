@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from streamrl.algorithms.aggregation import Denominators
-from streamrl.algorithms.corrections import CORRECTIONS
+from streamrl.algorithms.corrections import CORRECTIONS, importance
 from streamrl.algorithms.divergences import DIVERGENCES, k1, k2, k3, k3_straight
 from streamrl.algorithms.levels import LEVELS
 from streamrl.algorithms.losses import LOSSES, ROW_LOSSES
@@ -289,7 +289,7 @@ def test_the_bounds_of_k1_are_of_rollout_over_trainer_and_those_of_the_ratio_of_
     assert one_pair("ratio") == pytest.approx([3.0, 1 / 3])
     assert one_pair("k1") == pytest.approx([-math.log(3), math.log(3)])
     rollout, proximal = torch.log(torch.tensor([0.1, 0.3])), torch.log(torch.tensor([0.3, 0.1]))
-    weights, outside = CORRECTIONS["icepop"](proximal, rollout, 2.0, 0.2)
+    weights, outside = CORRECTIONS["icepop"](importance(proximal, rollout), 2.0, 0.2)
     torch.testing.assert_close(weights, torch.tensor([0.0, 1 / 3]))
     assert outside.tolist() == [True, False]
 
@@ -317,7 +317,7 @@ def test_a_weight_of_a_long_row_is_finite() -> None:
     lengths = torch.tensor([5000])
     proximal, rollout = torch.full((5000,), -1.0), torch.full((5000,), -1.5)
     for name in ("tis", "icepop", "mis"):
-        weights, _ = CORRECTIONS[name](proximal, rollout, 1e12, 0.0, "sequence", lengths)
+        weights, _ = CORRECTIONS[name](importance(proximal, rollout, "sequence", lengths), 1e12, 0.0)
         torch.testing.assert_close(weights, torch.full((5000,), math.exp(20.0)))
 
 
