@@ -138,7 +138,7 @@ def test_reinforce_has_the_weighted_advantage_as_its_slope_and_no_clip(
     columns = [torch.tensor(column, dtype=torch.float64) for column in zip(*tokens, strict=True)]
     logprobs, proximal, advantages, weights = columns
     logprobs.requires_grad_()
-    loss, clipped = LOSSES["reinforce"](logprobs, proximal, advantages, weights, 0.0, 0.0)
+    loss, clipped = LOSSES["reinforce"](logprobs, proximal, advantages, weights)
     loss.sum().backward()
     torch.testing.assert_close(logprobs.grad, -weights * advantages)
     torch.testing.assert_close(loss.detach(), -weights * advantages * logprobs.detach())

@@ -1,9 +1,5 @@
 """Adapters are trained and nothing else: on one rank and two, over a resume, and merged as peft merges them."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +10,7 @@ import pytest
 import torch
 from peft import PeftModel, get_peft_model, set_peft_model_state_dict
 from probe_learner import GROUP_SIZE, GROUPS, VOCAB
+from rank_processes import run_ranks
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from streamrl.config.learner_tables import AlgorithmConfig, OptimizerConfig
@@ -242,29 +239,10 @@ class Runs(NamedTuple):
     one: dict[str, Any]
 
 
-def run_ranks(folder: Path, world: int) -> list[dict[str, Any]]:
-    outs = [folder / f"{world}_{rank}.json" for rank in range(world)]
-    commands = [
-        [sys.executable, PROGRAM, folder / f"store_{world}", str(rank), str(world), out]
-        for rank, out in enumerate(outs)
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ranks = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for command in commands]
-    try:
-        for rank in ranks:
-            _, errors = rank.communicate(timeout=250)
-            assert rank.returncode == 0, errors
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    return [json.loads(out.read_text(encoding="utf-8")) for out in outs]
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("adapter-ranks")
-    return Runs(run_ranks(folder, 2), run_ranks(folder, 1)[0])
+    return Runs(run_ranks(PROGRAM, folder, 2), run_ranks(PROGRAM, folder, 1)[0])
 
 
 def test_on_two_shares_one_rank_and_two_make_equal_adapters_and_equal_models(runs: Runs) -> None:

@@ -1,36 +1,13 @@
 """Two gloo ranks agree with one, stop together, and hand their state on to one."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from rank_processes import run_ranks
 
 PROGRAM = Path(__file__).with_name("learner_rank.py")
 COMPARED = ("loss/policy", "loss/entropy", "grad/norm", "ratio/mean", "mismatch/kl", "mismatch/logprob_abs_max")
-
-
-def run_ranks(folder: Path, *, world: int) -> list[dict[str, Any]]:
-    """What each rank wrote."""
-    outs = [folder / f"{world}_{rank}.json" for rank in range(world)]
-    commands = [
-        [sys.executable, PROGRAM, folder / f"store_{world}", str(rank), str(world), folder / "checkpoints", out]
-        for rank, out in enumerate(outs)
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ranks = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for command in commands]
-    try:
-        for rank in ranks:
-            _, errors = rank.communicate(timeout=250)
-            assert rank.returncode == 0, errors
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    return [json.loads(out.read_text(encoding="utf-8")) for out in outs]
 
 
 class Runs(NamedTuple):
@@ -42,8 +19,8 @@ class Runs(NamedTuple):
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Two ranks first: their checkpoint is what the one rank resumes from."""
     folder = tmp_path_factory.mktemp("ranks")
-    two = run_ranks(folder, world=2)
-    return Runs(two, run_ranks(folder, world=1)[0])
+    two = run_ranks(PROGRAM, folder, 2, folder / "checkpoints")
+    return Runs(two, run_ranks(PROGRAM, folder, 1, folder / "checkpoints")[0])
 
 
 def assert_agree(got: list[dict[str, float]], expected: list[dict[str, float]]) -> None:

@@ -98,28 +98,19 @@ def test_memory_that_a_reader_has_mapped_is_not_written_to(publisher, folder, wa
     assert names(folder) == ["0.2.weights"]
 
 
-def test_the_memory_of_a_reader_that_was_killed_is_free_again(publisher):
+@pytest.mark.parametrize("killed", [True, False])
+def test_memory_that_another_process_has_mapped_is_free_once_that_was_killed(publisher, killed):
     first = publish(publisher, 1)
     old = inode(first)
     words = [sys.executable, "-c", READER, first.location]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
         assert reader.stdout is not None
-        reader.stdout.readline()
+        assert reader.stdout.readline() == b"mapped\n"
         publisher.unlink(v(1))
-        reader.kill()
-        reader.wait()
-        assert inode(publish(publisher, 2)) == old
-
-
-def test_the_memory_under_a_reader_of_another_process_is_left_alone(publisher):
-    first = publish(publisher, 1)
-    old = inode(first)
-    words = [sys.executable, "-c", READER, first.location]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
-        assert reader.stdout is not None
-        reader.stdout.readline()
-        publisher.unlink(v(1))
-        assert inode(publish(publisher, 2)) != old
+        if killed:
+            reader.kill()
+            reader.wait()
+        assert (inode(publish(publisher, 2)) == old) is killed
 
 
 @pytest.mark.parametrize("moment", ["retired", "written again"])

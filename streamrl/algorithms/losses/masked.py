@@ -17,13 +17,11 @@ def reinforce(
     proximal_T: torch.Tensor,
     advantages_T: torch.Tensor,
     weights_T: torch.Tensor,
-    clip_low: float = 0.0,
-    clip_high: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`-w * A * logprobs`: the plain policy gradient. Source: Williams 1992, Simple statistical gradient-following
     algorithms for connectionist reinforcement learning.
 
-    `proximal_T` and the bounds have no part, and no token is clipped.
+    `proximal_T` has no part, and no token is clipped.
     """
     return -weights_T * advantages_T * logprobs_T, torch.zeros_like(logprobs_T, dtype=torch.bool)
 
