@@ -30,7 +30,8 @@ from streamrl.learner import checkpoint
 from streamrl.learner.checkpoint_retention import oldest_step
 from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.fsdp import MOMENTS, FsdpBackend, on_policy
-from streamrl.learner.packing import pack
+from streamrl.learner.mini_batches import MiniBatch
+from streamrl.learner.packing import PackedBatch, pack
 from streamrl.learner.process_group import LearnerGroup, open_group
 from streamrl.learner.sharding import ShardedPolicy
 from streamrl.learner.warmup import Warmup, WarmupProgress
@@ -126,18 +127,16 @@ class LearnerCore:
         return decode(self._group.broadcast_bytes(encode(plan) if self._rank == 0 else None))
 
     def train(self, plan: StepPlan, timer: StepTimer) -> dict[str, float]:
-        """Collective. One optimizer step on this rank's share; metrics of the whole batch."""
-        shares, most = shares_of(plan, self._rank, self._config), self._config.learner.micro_batch_tokens
+        """Collective. One step on this rank's part of the batch; metrics of the whole batch."""
+        learner = self._config.learner
+        shares = shares_of(plan, self._rank, self._config)
         with timer.phase("read"):
-            rows = [self._rows(plan, share) for share in shares]
-        skip_zero = self._config.learner.algorithm.learns_from_advantages_alone
+            read = [[(self._rows(plan, share), share) for share in mini_batch] for mini_batch in shares]
         with timer.phase("pack"):
-            packs = [
-                pack(part, share.advantages, most, step=plan.step, skip_zero=skip_zero)
-                for part, share in zip(rows, shares, strict=True)
-            ]
+            packs = [[self._packs(plan.step, *part) for part in mini_batch] for mini_batch in read]
+        totals = map(Denominators, plan.total_tokens, plan.total_rows)
         with timer.phase("forward_backward"):
-            metrics = self._backend.step_shares(packs, Denominators(plan.total_tokens, plan.total_rows))
+            metrics = self._backend.step_batch(list(map(MiniBatch, packs, totals)), learner.ppo_epochs)
         metrics.pop("time/forward_backward")
         timer.move("forward_backward", "optimizer", metrics.pop("time/optimizer"))
         return metrics
@@ -287,6 +286,11 @@ class LearnerCore:
         checkpoint.prove_loaded(found, self._backend.state_tensors())
         self._versions.published = found.extra.get("published")
         return {"checkpoint": found.version.step, "skipped": list(search.skipped)}
+
+    def _packs(self, step: int, rows: RolloutRows, share: Share) -> list[PackedBatch]:
+        learner = self._config.learner
+        skip_zero = learner.algorithm.learns_from_advantages_alone
+        return pack(rows, share.advantages, learner.micro_batch_tokens, step=step, skip_zero=skip_zero)
 
     def _rows(self, plan: StepPlan, share: Share) -> RolloutRows:
         used = np.unique(share.frame_index)

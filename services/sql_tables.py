@@ -146,14 +146,18 @@ def _weights_of_step(
 
     from streamrl.algorithms.advantages import advantage_of
     from streamrl.algorithms.aggregation import AGGREGATIONS, Denominators
+    from streamrl.learner.mini_batches import mini_batch_of
 
     algorithm = config.learner.algorithm
     valid = ~np.isnan(reward)
     advantage = advantage_of(algorithm.advantage, reward, valid, group, sampled)
     trained = valid & (sampled > 0)
-    total = Denominators(int(sampled[trained].sum()), int(trained.sum()))
-    tokens = torch.from_numpy(np.maximum(sampled, 1).astype(np.float32))
-    of_token = AGGREGATIONS[algorithm.aggregation](tokens, total, algorithm.horizon).numpy().astype(np.float64)
+    tokens, of_token = torch.from_numpy(np.maximum(sampled, 1).astype(np.float32)), np.zeros(len(group))
+    mini_batch = mini_batch_of(group, config.learner.mini_batches)
+    for number in range(mini_batch.max() + 1):
+        rows = mini_batch == number
+        total = Denominators(int(sampled[trained & rows].sum()), int((trained & rows).sum()))
+        of_token[rows] = AGGREGATIONS[algorithm.aggregation](tokens, total, algorithm.horizon).numpy()[rows]
     return np.stack((advantage, np.where(trained, advantage * of_token, 0.0)))
 
 

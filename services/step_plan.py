@@ -1,7 +1,7 @@
 """What every learner rank must know of one step: which rows are its own, and the sums over the whole batch.
 
 Rank 0 makes the plan from the lease and hands it to the others as msgpack: ids, offsets and numbers, never tokens.
-Denominators are of the whole batch, so a result does not depend on how rows are split. Pure: no I/O, no Ray.
+Denominators are of a whole mini-batch, so a result does not depend on how its rows are split. Pure: no I/O, no Ray.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from buffers.records import Lease
 from streamrl.algorithms.advantages import advantage_of
 from streamrl.config import Config
 from streamrl.learner.balance import split_rows
+from streamrl.learner.mini_batches import mini_batch_of
 from streamrl.types import FrameRef, LongArray
 
 
@@ -22,8 +23,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
     step: the step whose weights the learner holds; -1 ends the loop of the other ranks, -2 only commits a checkpoint,
     -3 ends the run as if all steps were made.
-    share: the share of each row. total_tokens, total_rows: what is trained of the whole batch (rows without a score are
-    not).
+    mini_batch, share: of each row. total_tokens, total_rows: what is trained of each mini-batch (rows without a score
+    are not).
     """
 
     step: int
@@ -35,9 +36,10 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     rewards: bytes = b""
     valid: bytes = b""
     advantages: bytes = b""
+    mini_batch: bytes = b""
     share: bytes = b""
-    total_tokens: int = 0
-    total_rows: int = 0
+    total_tokens: list[int] = []
+    total_rows: list[int] = []
 
 
 STOP = StepPlan(step=-1)
@@ -59,10 +61,11 @@ class Share:
 
 
 def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
-    """Advantages over the whole batch, and shares of about the same work."""
+    """Advantages over the whole batch, and of each mini-batch shares of about the same work."""
     named = config.learner.algorithm.advantage
     advantages = advantage_of(named, lease.rewards, lease.valid, lease.group, lease.sampled_tokens)
     trained = lease.valid & (lease.sampled_tokens > 0)
+    mini_batch = mini_batch_of(lease.group, config.learner.mini_batches)
     return StepPlan(
         step=lease.step,
         frames=list(lease.frames),
@@ -73,26 +76,29 @@ def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
         rewards=_pack(lease.rewards, np.float64),
         valid=_pack(lease.valid, np.uint8),
         advantages=_pack(advantages, np.float64),
-        share=_pack(_shares(lease, num_shares(config), hidden_size), np.int64),
-        total_tokens=int(lease.sampled_tokens[trained].sum()),
-        total_rows=int(trained.sum()),
+        mini_batch=_pack(mini_batch, np.int64),
+        share=_pack(_shares(lease, mini_batch, num_shares(config), hidden_size), np.int64),
+        total_tokens=np.bincount(mini_batch, lease.sampled_tokens * trained).astype(np.int64).tolist(),
+        total_rows=np.bincount(mini_batch, trained).astype(np.int64).tolist(),
     )
 
 
 def num_shares(config: Config) -> int:
-    """Parts that a batch is cut into, over all ranks."""
+    """Parts that a mini-batch is cut into, over all ranks."""
     return config.learner.shares or config.learner.num_workers
 
 
-def shares_of(plan: StepPlan, rank: int, config: Config) -> list[Share]:
-    """The shares of `rank`, in their order."""
+def shares_of(plan: StepPlan, rank: int, config: Config) -> list[list[Share]]:
+    """Of each mini-batch the shares of `rank`, in their order."""
     each = num_shares(config) // config.learner.num_workers
-    return [share_of(plan, number) for number in range(rank * each, (rank + 1) * each)]
+    numbers, mini_batches = range(rank * each, (rank + 1) * each), range(len(plan.total_rows))
+    return [[share_of(plan, mini_batch, number) for number in numbers] for mini_batch in mini_batches]
 
 
-def share_of(plan: StepPlan, number: int) -> Share:
-    """The rows of one share, still in the order of the lease."""
+def share_of(plan: StepPlan, mini_batch: int, number: int) -> Share:
+    """The rows of one share of a mini-batch, still in the order of the lease."""
     mine = np.frombuffer(plan.share, np.int64) == number
+    mine &= np.frombuffer(plan.mini_batch, np.int64) == mini_batch
     return Share(
         frame_index=np.frombuffer(plan.frame_index, np.int64)[mine],
         row=np.frombuffer(plan.row, np.int64)[mine],
@@ -112,10 +118,12 @@ def decode(data: bytes) -> StepPlan:
     return msgspec.msgpack.decode(data, type=StepPlan)
 
 
-def _shares(lease: Lease, number: int, hidden_size: int) -> LongArray:
+def _shares(lease: Lease, mini_batch: LongArray, number: int, hidden_size: int) -> LongArray:
     share = np.zeros(lease.num_rows, np.int64)
-    for index, rows in enumerate(split_rows(lease.num_tokens, lease.group, number, hidden_size)):
-        share[rows] = index
+    for one in range(int(mini_batch.max(initial=-1)) + 1):
+        rows = np.flatnonzero(mini_batch == one)
+        for index, own in enumerate(split_rows(lease.num_tokens[rows], lease.group[rows], number, hidden_size)):
+            share[rows[own]] = index
     return share
 
 

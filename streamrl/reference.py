@@ -15,23 +15,25 @@ that is right now and then.
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from streamrl.algorithms.advantages import advantage_of
+from streamrl.algorithms.aggregation import Denominators
 from streamrl.config import Config
 from streamrl.config.load import load_args
 from streamrl.engines.torch.engine import TorchEngine
 from streamrl.errors import ConfigError
 from streamrl.learner.finite import require_finite
+from streamrl.learner.mini_batches import mini_batch_of
 from streamrl.learner.objectives import policy_loss
 from streamrl.learner.optimizer import clip_gradients, make_optimizer, set_learning_rate
-from streamrl.learner.packing import empty_pack, pack
+from streamrl.learner.packing import PackedBatch, empty_pack, pack
 from streamrl.learner.policy import PREFIX, PolicyModel
-from streamrl.learner.rows import count_targets, row_targets
+from streamrl.learner.rows import count_targets, row_targets, select_rows
 from streamrl.learner.schedule import learning_rate
 from streamrl.models.load import load_model
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
@@ -184,19 +186,45 @@ class Reference:
         )
 
     def learn(self, step: int, rows: RolloutRows) -> tuple[float, float]:
-        """One optimizer step on the batch; returns the loss and the gradient norm before clipping."""
+        """One step on the batch, of one update or several; returns the means of their losses and of the gradient norms
+        before clipping."""
+        learner = self.config.learner
+        set_learning_rate(self.optimizer, learning_rate(step, learner.optimizer, learner.steps))
+        mini_batches = self.cut(step, rows)
+        if learner.ppo_epochs * len(mini_batches) > 1:
+            mini_batches = [(self.before(packs), total) for packs, total in mini_batches]
+        updates = [self.update(*mini_batch) for _ in range(learner.ppo_epochs) for mini_batch in mini_batches]
+        losses, norms = zip(*updates, strict=True)
+        require_finite({"loss/policy": sum(losses), "grad/norm": sum(norms)}, f"step {step + 1}")
+        return sum(losses) / len(updates), sum(norms) / len(updates)
+
+    def cut(self, step: int, rows: RolloutRows) -> list[tuple[list[PackedBatch], Denominators]]:
+        """The packs of each mini-batch, and its counts. Advantages are of the whole batch."""
         learner = self.config.learner
         advantages = advantage_of(learner.algorithm.advantage, rows.rewards, rows.valid, rows.group, row_targets(rows))
-        total = count_targets(rows)
-        loss_sum, most = 0.0, learner.micro_batch_tokens
         skip_zero = learner.algorithm.learns_from_advantages_alone
-        for batch in pack(rows, advantages, most, step=step, skip_zero=skip_zero) or [empty_pack()]:
-            loss, _ = policy_loss(self.policy, batch, total, learner.algorithm, self.sampling.temperature, self.start)
+        mini_batch_N = mini_batch_of(rows.group, learner.mini_batches)
+        cut = []
+        for number in range(mini_batch_N.max() + 1):
+            index = np.flatnonzero(mini_batch_N == number)
+            part, most = select_rows(rows, index), learner.micro_batch_tokens
+            packs = pack(part, advantages[index], most, step=step, skip_zero=skip_zero) or [empty_pack()]
+            cut.append((packs, count_targets(part)))
+        return cut
+
+    def before(self, packs: list[PackedBatch]) -> list[PackedBatch]:
+        """With the log-probs under the policy as it is, which all updates of the step are held close to."""
+        with torch.no_grad():
+            return [replace(one, start_logprobs=self.policy(one, self.sampling.temperature)[0]) for one in packs]
+
+    def update(self, packs: list[PackedBatch], total: Denominators) -> tuple[float, float]:
+        """One optimizer update: its loss, and the gradient norm before clipping."""
+        learner, loss_sum = self.config.learner, 0.0
+        for one in packs:
+            loss, _ = policy_loss(self.policy, one, total, learner.algorithm, self.sampling.temperature, self.start)
             loss.backward()
             loss_sum += loss.double().item()
         grad_norm = clip_gradients(list(self.policy.parameters()), learner.optimizer.max_grad_norm)
-        require_finite({"loss/policy": loss_sum, "grad/norm": grad_norm}, f"step {step + 1}")
-        set_learning_rate(self.optimizer, learning_rate(step, learner.optimizer, learner.steps))
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss_sum, grad_norm

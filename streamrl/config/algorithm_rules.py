@@ -37,10 +37,29 @@ def reinforce_has_no_ratio(config: Config) -> Iterator[Problem]:
         yield _problem("proximal", what, algorithm.proximal, "loss")
 
 
+def reinforce_goes_once(config: Config) -> Iterator[Problem]:
+    learner = config.learner
+    if learner.algorithm.loss == "reinforce" and learner.ppo_epochs > 1:
+        what = '"reinforce" has nothing that holds it to the policy that sampled; set 1, or a loss with a ratio'
+        involves = (f"{_HERE}.loss",)
+        yield Problem(key="learner.ppo_epochs", what=what, given=str(learner.ppo_epochs), involves=involves)
+
+
+def mini_batches_have_groups(config: Config) -> Iterator[Problem]:
+    learner = config.learner
+    if learner.mini_batches > learner.groups_per_step:
+        what = f"groups are never divided, and a step has {learner.groups_per_step}; set at most as many"
+        involves = ("learner.groups_per_step",)
+        yield Problem(key="learner.mini_batches", what=what, given=str(learner.mini_batches), involves=involves)
+
+
 def price_needs_a_distance(config: Config) -> Iterator[Problem]:
-    algorithm = config.learner.algorithm
-    if algorithm.loss == "kl_cov" and algorithm.proximal == "recompute":
-        what = 'the price of "kl_cov" is of the distance from it, which is 0; set "interpolate" or "rollout"'
+    algorithm, updates = config.learner.algorithm, config.learner.ppo_epochs * config.learner.mini_batches
+    if algorithm.loss == "kl_cov" and algorithm.proximal == "recompute" and updates == 1:
+        what = (
+            'the price of "kl_cov" is of the distance from it, which is 0 in the one update of a step; set '
+            '"interpolate" or "rollout", or learner.mini_batches'
+        )
         yield _problem("proximal", what, algorithm.proximal, "loss")
 
 
@@ -115,6 +134,8 @@ def _problem(key: str, what: str, given: object, *involves: str) -> Problem:
 ALGORITHM_RULES = (
     varied_samples,
     reinforce_has_no_ratio,
+    reinforce_goes_once,
+    mini_batches_have_groups,
     price_needs_a_distance,
     dual_clip,
     covariance_band,

@@ -59,7 +59,8 @@ class AlgorithmConfig(Table, frozen=True):
     have one ratio for each row. Under `clip_cov` and `kl_cov`, which choose tokens by statistics of one pack, the
     result depends on `micro_batch_tokens` and on the number of ranks and shares; under all others it does not."""
     clip_low: NonNegativeFloat = 0.2
-    """The ratio is clipped below at 1 - `clip_low`; without part under `proximal = "recompute"`, where it is 1."""
+    """The ratio is clipped below at 1 - `clip_low`; without part under `proximal = "recompute"` in the
+    first update of a step, where it is 1."""
     clip_high: NonNegativeFloat = 0.28
     """The ratio is clipped above at 1 + `clip_high`; acts as `clip_low` does. Of `gmpo` both bound the log of the
     ratio, of `dppo` the divergence; `gspo` wants thousandths."""
@@ -113,6 +114,11 @@ class AlgorithmConfig(Table, frozen=True):
     """Its estimate; a plus has the gradient of `k2`, which is the divergence's."""
 
     @property
+    def uses_start(self) -> bool:
+        """Whether the loss looks at the policy as it is before a step."""
+        return self.proximal != "rollout" or self.rejection.measure != "none"
+
+    @property
     def learns_from_advantages_alone(self) -> bool:
         """Whether a row without advantage gives no gradient."""
         return self.entropy_coef == 0.0 and self.kl_coef == 0.0
@@ -134,7 +140,7 @@ class LearnerConfig(Table, frozen=True):
     """The stage that trains; it is the clock of the run."""
 
     steps: Positive = 100
-    """Optimizer steps of the whole run."""
+    """Batches of the whole run; each makes a version."""
     num_workers: Positive = 1
     """FSDP2 ranks."""
     shares: Positive | None = None
@@ -154,6 +160,11 @@ class LearnerConfig(Table, frozen=True):
     """Where the ranks compute; the process group is gloo on `cpu`, NCCL on `cuda`."""
     threads: Positive = 1
     """Intra-op threads of one rank."""
+    mini_batches: Positive = 1
+    """Parts of a batch, groups whole, each of which makes an optimizer update of its own."""
+    ppo_epochs: Positive = 1
+    """Times that a batch is trained on, one after the other. With several updates a step, ratio, weights and rejections
+    are against the policy before the first of them, which takes a further forward."""
     micro_batch_tokens: Positive = 16384
     """Tokens of one packed forward and backward."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from streamrl.algorithms.aggregation import Denominators
+from streamrl.learner.mini_batches import MiniBatch
 from streamrl.learner.packing import PackedBatch
 
 
@@ -25,7 +26,7 @@ class LearnerBackend(Protocol):
 
     @property
     def steps_done(self) -> int:
-        """Optimizer steps taken."""
+        """Steps taken, each of one update or several."""
         ...
 
     def logprobs(self, packs: Sequence[PackedBatch]) -> list[torch.Tensor]:
@@ -33,18 +34,20 @@ class LearnerBackend(Protocol):
         ...
 
     def step(self, packs: Sequence[PackedBatch], total: Denominators) -> dict[str, float]:
-        """Collective. One optimizer step on this rank's packs; metrics of the whole batch, equal on all
-        ranks.
-
-        Ranks may have different numbers of packs, or none. Raises NonFiniteError, on every rank, when a
-        loss, a metric or the gradient norm is not finite; then weights, optimizer and `steps_done` are as
-        before.
-        """
+        """Collective. One step of one update on this rank's packs: `step_batch` with them as its one share."""
         ...
 
-    def step_shares(self, shares: Sequence[Sequence[PackedBatch]], total: Denominators) -> dict[str, float]:
-        """Collective. As `step`, on packs in shares: a share's gradients are summed over the ranks before the next
-        share's are added. Every rank gives as many shares."""
+    def step_batch(self, mini_batches: Sequence[MiniBatch], epochs: int = 1) -> dict[str, float]:
+        """Collective. One step: an optimizer update for each mini-batch in order, and all of it `epochs` times.
+
+        A share's gradients are summed over the ranks before the next share's are added. Every rank gives as many
+        mini-batches and shares; packs may be of different number, or none. Returns metrics of the whole batch, equal
+        on all ranks: means over the updates.
+
+        Raises NonFiniteError, on every rank, when a loss, a metric or the gradient norm is not finite. The update that
+        it belongs to is not made and `steps_done` is as before; updates before it in this step are made, so a step of
+        several leaves a backend that only `load_state` makes whole again.
+        """
         ...
 
     def iter_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:

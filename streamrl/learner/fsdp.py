@@ -1,19 +1,20 @@
-"""The FSDP2 learner: one optimizer step over packs, on one rank or many.
+"""The FSDP2 learner: steps of one optimizer update or several over packs, on one rank or many.
 
 Guarantees: the result does not depend on how the batch is cut into packs and ranks, up to rounding (but for the losses
 that look at a pack's statistics, `algorithms.losses.covariance`); on two shares one rank and two agree to the bit (see
 `learner.shares`); with one rank and one share it is bit-equal to a plain loop over `PolicyModel` and `make_optimizer`.
-The weights change only after the loss, every metric and the gradient norm were found finite on all ranks. State goes
-out and comes in as named whole tensors and JSON: restored, the next steps are bit-equal to those of a learner that was
-never stopped.
+An update changes the weights only after the loss, every metric and the gradient norm were found finite on all ranks.
+State goes out and comes in as named whole tensors and JSON: restored, the next steps are bit-equal to those of a
+learner that was never stopped.
 
 Knows nothing of where packs come from, of versions, or of files.
 """
 
 import base64
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -23,15 +24,25 @@ from streamrl.clock import Clock, SystemClock
 from streamrl.config.learner_tables import AlgorithmConfig, OptimizerConfig
 from streamrl.errors import DataError, NonFiniteError
 from streamrl.learner.finite import require_finite
-from streamrl.learner.objectives import Objective, Reference, Sums, policy_loss
+from streamrl.learner.mini_batches import MiniBatch
+from streamrl.learner.objectives import Objective, Reference, policy_loss
 from streamrl.learner.optimizer import clip_gradients, make_optimizer, set_learning_rate
 from streamrl.learner.packing import PackedBatch, empty_pack
 from streamrl.learner.process_group import LearnerGroup
 from streamrl.learner.schedule import learning_rate
 from streamrl.learner.sharding import ShardedPolicy
+from streamrl.learner.sums import Sums, mean_over_updates
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's tensors for each parameter."""
+
+
+class _Update(NamedTuple):
+    """One optimizer update: sums over the mini-batch, the gradient norm before clipping, seconds from it on."""
+
+    sums: Sums
+    grad_norm: float
+    optimizer_s: float
 
 
 class FsdpBackend:
@@ -51,9 +62,10 @@ class FsdpBackend:
         *,
         temperature: float = 1.0,
         clock: Clock | None = None,
+        uses_start: bool = False,
     ) -> None:
         """objective: what a pack's loss is. total_steps: where the rate's decay ends. temperature: of
-        `logprobs`.
+        `logprobs`. uses_start: whether the objective looks at the policy before the first update of a step.
 
         Several backends may follow one another on one policy (warm-up, then RL); each has its own optimizer.
         """
@@ -64,38 +76,65 @@ class FsdpBackend:
         self._total_steps = total_steps
         self._temperature = temperature
         self._clock = clock or SystemClock()
+        self._uses_start = uses_start
         self._optimizer = make_optimizer(policy.shards.values(), optimizer)
         self._steps_done = 0
+        self._updates_done = 0
 
     @property
     def steps_done(self) -> int:
         return self._steps_done
 
     def step(self, packs: Sequence[PackedBatch], total: Denominators) -> dict[str, float]:
-        """As `LearnerBackend.step`. Also returns `time/forward_backward` and `time/optimizer`, seconds."""
-        return self.step_shares([packs], total)
+        """As `LearnerBackend.step`, with the times of `step_batch`."""
+        return self.step_batch([MiniBatch([packs], total)])
 
-    def step_shares(self, shares: Sequence[Sequence[PackedBatch]], total: Denominators) -> dict[str, float]:
-        """As `LearnerBackend.step_shares`, with the times of `step`."""
+    def step_batch(self, mini_batches: Sequence[MiniBatch], epochs: int = 1) -> dict[str, float]:
+        """As `LearnerBackend.step_batch`. Also returns `time/forward_backward` and `time/optimizer`, seconds."""
         started = self._clock.now()
+        if self._uses_start and len(mini_batches) * epochs > 1:
+            mini_batches = [self._with_start(mini_batch) for mini_batch in mini_batches]
+        rate = learning_rate(self._steps_done, self._config, self._total_steps)
+        set_learning_rate(self._optimizer, rate)
+        updates = [self._update(mini_batch) for _ in range(epochs) for mini_batch in mini_batches]
+        self._steps_done += 1
+        optimizing = sum(update.optimizer_s for update in updates)
+        return {
+            **mean_over_updates([update.sums for update in updates], epochs),
+            "grad/norm": sum(update.grad_norm for update in updates) / len(updates),
+            "learner/lr": rate,
+            "time/forward_backward": self._clock.now() - started - optimizing,
+            "time/optimizer": optimizing,
+        }
+
+    def _with_start(self, mini_batch: MiniBatch) -> MiniBatch:
+        """The same with the log-probs of the policy as it is: what the step's later updates are held close to."""
+        shares = [
+            [replace(pack, start_logprobs=before) for pack, before in zip(share, self.logprobs(share), strict=True)]
+            for share in mini_batch.shares
+        ]
+        return MiniBatch(shares, mini_batch.total)
+
+    def _update(self, mini_batch: MiniBatch) -> "_Update":
         try:
-            metrics = self._backward(shares, total).metrics()
+            sums = self._backward(mini_batch)
             self.policy.collect_gradients()
             learned = self._clock.now()
-            metrics["grad/norm"] = self._clip()
-            require_finite(metrics, f"learner step {self._steps_done + 1}")
+            norm = self._clip()
+            place = f"learner step {self._steps_done + 1}, update {self._updates_done + 1}"
+            require_finite({**sums.metrics(), "grad/norm": norm}, place)
         except NonFiniteError:
             self.policy.clear_gradients()
             raise
-        metrics["learner/lr"] = self._apply()
-        metrics["time/forward_backward"] = learned - started
-        metrics["time/optimizer"] = self._clock.now() - learned
-        return metrics
+        self._optimizer.step()
+        self.policy.clear_gradients()
+        self._updates_done += 1
+        return _Update(sums, norm, self._clock.now() - learned)
 
-    def _backward(self, shares: Sequence[Sequence[PackedBatch]], total: Denominators) -> Sums:
-        """Leave the batch's gradients at the parameters; return the sums over all packs and ranks."""
-        sums = Sums.zero(self.group.device)
-        for share in shares:
+    def _backward(self, mini_batch: MiniBatch) -> Sums:
+        """Leave the mini-batch's gradients at the parameters; return the sums over all packs and ranks."""
+        sums, total = Sums.zero(self.group.device), mini_batch.total
+        for share in mini_batch.shares:
             packs = self._padded(share)
             for number, pack in enumerate(packs, start=1):
                 self.policy.set_gradient_sync(number == len(packs))
@@ -113,15 +152,6 @@ class FsdpBackend:
     def _clip(self) -> float:
         over_ranks = self.group.sum if self.group.world_size > 1 else None
         return clip_gradients(list(self.policy.shards.values()), self._config.max_grad_norm, over_ranks)
-
-    def _apply(self) -> float:
-        """Step the optimizer; the rate that was used is returned."""
-        rate = learning_rate(self._steps_done, self._config, self._total_steps)
-        set_learning_rate(self._optimizer, rate)
-        self._optimizer.step()
-        self.policy.clear_gradients()
-        self._steps_done += 1
-        return rate
 
     @torch.no_grad()
     def logprobs(self, packs: Sequence[PackedBatch]) -> list[torch.Tensor]:
@@ -151,7 +181,8 @@ class FsdpBackend:
         """As `LearnerBackend.state_extra`. The schedule is a function of `steps_done`; the generator state
         is this rank's (nothing of ours draws from it)."""
         state = torch.get_rng_state().numpy().tobytes()
-        facts = {"steps_done": self._steps_done, "torch_rng": base64.b64encode(state).decode()}
+        done = {"steps_done": self._steps_done, "updates_done": self._updates_done}
+        facts = {**done, "torch_rng": base64.b64encode(state).decode()}
         return {**facts, **self.policy.state_facts()}
 
     def load_state(self, tensor: Callable[[str], torch.Tensor], extra: dict[str, Any]) -> None:
@@ -159,6 +190,7 @@ class FsdpBackend:
         steps_done, generator = extra.get("steps_done"), extra.get("torch_rng")
         if not isinstance(steps_done, int) or not isinstance(generator, str):
             raise DataError("the learner state has no `steps_done` or no `torch_rng`: it is not one of this backend")
+        updates_done = extra.get("updates_done", steps_done)  # before there were steps of several updates
         self.policy.check_state(extra)
         self.policy.load_weights(lambda name: tensor(f"model/{name}"))
         self._optimizer.state.clear()
@@ -166,9 +198,9 @@ class FsdpBackend:
             for name, shard in self.policy.shards.items():
                 moments = {key: self.policy.shard_of(name, tensor(f"{key}/{name}")) for key in MOMENTS}
                 # The fused kernel keeps its step count as float32 on the parameter's device.
-                count = torch.tensor(float(steps_done), dtype=torch.float32, device=shard.device)
+                count = torch.tensor(float(updates_done), dtype=torch.float32, device=shard.device)
                 self._optimizer.state[shard] = {"step": count, **moments}
-        self._steps_done = steps_done
+        self._steps_done, self._updates_done = steps_done, updates_done
         raw = bytearray(base64.b64decode(generator))
         torch.set_rng_state(torch.frombuffer(raw, dtype=torch.uint8))
 
@@ -214,4 +246,12 @@ def on_policy(
     """The RL learner on a policy that is sharded already, as a warm-up leaves it. reference: what `kl_coef` holds it
     to; needed where that is not 0."""
     objective = partial(policy_loss, algorithm=algorithm, temperature=temperature, reference=reference)
-    return FsdpBackend(policy, objective, optimizer, total_steps, temperature=temperature, clock=clock)
+    return FsdpBackend(
+        policy,
+        objective,
+        optimizer,
+        total_steps,
+        temperature=temperature,
+        clock=clock,
+        uses_start=algorithm.uses_start,
+    )

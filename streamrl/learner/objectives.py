@@ -36,15 +36,19 @@ def policy_loss(
     """(loss, sums) of one pack. The loss is a scalar with gradient: this pack's part of the batch's loss.
 
     policy: anything called as `PolicyModel` is. total: counts over the whole batch. reference: the policy that
-    `kl_coef` holds the trained one to; needed when that is not 0. Metrics: the ratio is trainer/rollout; a token is
-    counted as clipped when a bound of the loss or of the correction decided; kl is the k3 estimate of KL(rollout ||
-    trainer), `exp(d) - 1 - d` with `d = trainer - rollout` (Schulman 2020).
+    `kl_coef` holds the trained one to; needed when that is not 0. Proximal policy, weights and rejections are of the
+    policy at the start of the step: where a step has several updates the pack holds its log-probs.
+
+    Metrics: the ratio is trainer/rollout; a token is counted as clipped when a bound of the loss or of the correction
+    decided; kl is the k3 estimate of KL(rollout || trainer), `exp(d) - 1 - d` with `d = trainer - rollout` (Schulman
+    2020).
     """
     logprobs_K, entropy_K = policy(pack, temperature, True) if algorithm.entropy_coef else policy(pack, temperature)
     current_K = logprobs_K.detach()
-    proximal_K = PROXIMALS[algorithm.proximal](current_K, pack.rollout_logprobs, pack.lags)
+    start_K = current_K if pack.start_logprobs is None else pack.start_logprobs
+    proximal_K = PROXIMALS[algorithm.proximal](start_K, pack.rollout_logprobs, pack.lags)
     lengths_R = _row_lengths(pack, algorithm)
-    facts = _weigh(current_K, proximal_K, pack, algorithm, lengths_R)
+    facts = _weigh(start_K, proximal_K, pack, algorithm, lengths_R)
     settings = {name: getattr(algorithm, name) for name in LOSS_SETTINGS[algorithm.loss]}
     if algorithm.loss in ROW_LOSSES:
         settings["lengths_R"] = lengths_R
@@ -85,7 +89,7 @@ def _row_lengths(pack: PackedBatch, algorithm: AlgorithmConfig) -> torch.Tensor 
 
 
 def _weigh(
-    current_K: torch.Tensor,
+    start_K: torch.Tensor,
     proximal_K: torch.Tensor,
     pack: PackedBatch,
     algorithm: AlgorithmConfig,
@@ -95,18 +99,18 @@ def _weigh(
     ratio_K = importance(proximal_K, pack.rollout_logprobs, algorithm.correction_level, lengths_R)
     correct = CORRECTIONS[algorithm.correction]
     weights_K, truncated_K = correct(ratio_K, algorithm.tis_cap, algorithm.correction_low)
-    rejected_K = _rejected(current_K, pack.rollout_logprobs, algorithm.rejection, lengths_R)
+    rejected_K = _rejected(start_K, pack.rollout_logprobs, algorithm.rejection, lengths_R)
     if rejected_K is None:
         return TokenFacts(pack.lags, weights_K, truncated_K, torch.zeros_like(truncated_K))
     return TokenFacts(pack.lags, torch.where(rejected_K, 0.0, weights_K), truncated_K, rejected_K)
 
 
 def _rejected(
-    current_K: torch.Tensor, rollout_K: torch.Tensor, rejection: RejectionConfig, lengths_R: torch.Tensor | None
+    start_K: torch.Tensor, rollout_K: torch.Tensor, rejection: RejectionConfig, lengths_R: torch.Tensor | None
 ) -> torch.Tensor | None:
     if rejection.measure == "none":
         return None
-    measure_K = REJECTIONS[rejection.measure](current_K, rollout_K, rejection.level, lengths_R)
+    measure_K = REJECTIONS[rejection.measure](start_K, rollout_K, rejection.level, lengths_R)
     return outside(measure_K, rejection.low, rejection.high)
 
 

@@ -32,7 +32,8 @@ class PackedBatch:
     predictors: int64 [K], the place in the pack whose next token is the target. targets: int64 [K], its id.
     rollout_logprobs, advantages: float32 [K]. lags: float32 [K], steps from the version that sampled the target to the
     one that is trained. row_tokens: float32 [K], targets in the row that the target is of. rows: int64 [K], that row,
-    as numbered in the rows that were packed.
+    as numbered in the rows that were packed. start_logprobs: float32 [K], the targets' log-probs before the first
+    update of the step; None where that is the policy that is differentiated, or nothing asks for them.
     """
 
     ids: torch.Tensor
@@ -45,6 +46,7 @@ class PackedBatch:
     lags: torch.Tensor
     row_tokens: torch.Tensor
     rows: torch.Tensor
+    start_logprobs: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -58,7 +60,8 @@ class PackedBatch:
         """The same pack with every tensor on `device`; itself where it lies there already."""
         if self.ids.device == device:
             return self
-        return PackedBatch(*(getattr(self, field.name).to(device) for field in fields(self)))
+        parts = (getattr(self, field.name) for field in fields(self))
+        return PackedBatch(*(None if part is None else part.to(device) for part in parts))
 
 
 def empty_pack() -> PackedBatch:

@@ -1,5 +1,6 @@
 """The sums that a step's metrics are made of, over packs and ranks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,6 +79,16 @@ class Sums:
                 found[f"{name}/truncated"] = truncated / count
                 found[f"{name}/rejected"] = rejected / count
         return found
+
+
+def mean_over_updates(updates: Sequence[Sums], epochs: int) -> dict[str, float]:
+    """The metrics of a step, from each update's sums over its mini-batch: means over all tokens as often as they were
+    trained on, counts of tokens once, the loss as the mean over the updates."""
+    added = updates[0].added
+    greatest = updates[0].greatest
+    for update in updates[1:]:
+        added, greatest = added + update.added, torch.maximum(greatest, update.greatest)
+    return {**Sums(added / epochs, greatest).metrics(), "loss/policy": added[0].item() / len(updates)}
 
 
 def by_lag(facts: TokenFacts) -> torch.Tensor:

@@ -17,6 +17,7 @@ from streamrl.config.schema import WarmupConfig
 from streamrl.errors import ConfigError
 from streamrl.learner.balance import split_rows
 from streamrl.learner.fsdp import FsdpBackend
+from streamrl.learner.mini_batches import MiniBatch
 from streamrl.learner.objectives import nll_loss
 from streamrl.learner.packing import pack
 from streamrl.learner.rows import count_targets, select_rows
@@ -109,7 +110,7 @@ class Warmup:
         each = self._num_shares // self._group.world_size
         mine = [select_rows(rows, share) for share in shares[self._group.rank * each : (self._group.rank + 1) * each]]
         packs = [pack(part, np.zeros(part.num_rows), self._micro_batch_tokens) for part in mine]
-        return self._backend.step_shares(packs, count_targets(rows))["loss/policy"]
+        return self._backend.step_batch([MiniBatch(packs, count_targets(rows))])["loss/policy"]
 
 
 class _Demonstrations:

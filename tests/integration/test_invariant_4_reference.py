@@ -74,14 +74,18 @@ def test_invariant_4_staleness_0_is_bit_equal_to_the_reference_loop(on_one_rank,
     assert len({record.digest for record in records}) == len(records) == 20
 
 
-def test_invariant_4_holds_with_every_term_of_the_loss(synchronous, monkeypatch) -> None:
+SEVERAL_UPDATES = ("--learner.mini_batches", "2", "--learner.ppo_epochs", "2")
+
+
+def test_invariant_4_holds_with_every_term_of_the_loss_and_several_updates(synchronous, monkeypatch) -> None:
     flags = [word for key, value in EVERY_TERM.items() for word in (f"--learner.algorithm.{key}", value)]
-    run = synchronous("every-term", *flags, "--learner.steps", "5")
+    run = synchronous("every-term", *flags, *SEVERAL_UPDATES, "--learner.steps", "5")
     monkeypatch.syspath_prepend(run.folder.parents[1])
     records, system = list(Reference(load(run.folder / "config.toml")).steps()), run.metrics()
     assert [record.loss for record in records] == [row["loss/policy"] for row in system]
     assert [record.digest for record in records] == [row["weights/digest"] for row in system]
-    assert system[0]["loss/kl"] == 0.0 < system[-1]["loss/kl"]
+    assert [record.grad_norm for record in records] == [row["grad/norm"] for row in system]
+    assert 0.0 < system[0]["loss/kl"] < system[-1]["loss/kl"]
 
 
 def test_twenty_live_steps_on_two_ranks_agree_with_one_rank_to_1e_5(synchronous, on_one_rank) -> None:

@@ -26,6 +26,7 @@ from streamrl.learner.balance import split_rows
 from streamrl.learner.digest import weight_digest
 from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.fsdp import FsdpBackend, build
+from streamrl.learner.mini_batches import MiniBatch, mini_batch_of
 from streamrl.learner.packing import PackedBatch, pack
 from streamrl.learner.process_group import LearnerGroup, open_group
 from streamrl.learner.rows import count_targets, select_rows
@@ -130,17 +131,24 @@ def train(backend: FsdpBackend, steps: int) -> list[dict[str, float]]:
     return metrics
 
 
-def train_on_two_shares(backend: FsdpBackend, steps: int) -> list[dict[str, float]]:
+def train_on_two_shares(
+    backend: FsdpBackend, steps: int, *, mini_batches: int = 1, epochs: int = 1
+) -> list[dict[str, float]]:
     """Two packs a share, so that the order of sums within a share counts too."""
-    group, metrics = backend.group, []
+    metrics = []
     for _ in range(steps):
         rows = make_batch(backend.steps_done)
         advantages = ADVANTAGES["grpo"](rows.rewards, rows.valid, rows.group)
-        shares = split_rows(rows.lengths(), rows.group, 2, 24)
-        mine = shares[group.rank :: group.world_size]
-        packs = [pack(select_rows(rows, share), advantages[share], 64) for share in mine]
-        metrics.append(backend.step_shares(packs, count_targets(rows)))
+        mini_batch_N = mini_batch_of(rows.group, mini_batches)
+        parts = [np.flatnonzero(mini_batch_N == number) for number in range(mini_batches)]
+        cut = [_two_shares(select_rows(rows, part), advantages[part], backend.group) for part in parts]
+        metrics.append(backend.step_batch(cut, epochs))
     return metrics
+
+
+def _two_shares(rows: RolloutRows, advantages: np.ndarray, group: LearnerGroup) -> MiniBatch:
+    mine = split_rows(rows.lengths(), rows.group, 2, 24)[group.rank :: group.world_size]
+    return MiniBatch([pack(select_rows(rows, share), advantages[share], 64) for share in mine], count_targets(rows))
 
 
 class Doubled:
@@ -240,6 +248,8 @@ def main(store: str, rank: str, world: str, checkpoints: str, out: str) -> None:
     shared_metrics = train_on_two_shares(shared, STEPS)
     held = make_held_backend(group)
     held_metrics = train_on_two_shares(held, HELD_STEPS)
+    several = make_backend(group, **EVEN_SIZES)
+    several_metrics = train_on_two_shares(several, HELD_STEPS, mini_batches=2, epochs=2)
     heard = group.broadcast_bytes(GREETING.encode() if group.rank == 0 else None).decode()
     result = {
         "metrics": metrics,
@@ -250,6 +260,8 @@ def main(store: str, rank: str, world: str, checkpoints: str, out: str) -> None:
         "shared_digest": shared.weight_digest(),
         "held_metrics": held_metrics,
         "held_digest": held.weight_digest(),
+        "several_metrics": several_metrics,
+        "several_digest": several.weight_digest(),
         "warm_digest": warm_up_on_two_shares(group, Path(out).with_suffix(".tokenizer")),
         "heard": heard,
         "beside": gather_beside(backend),

@@ -323,6 +323,8 @@ KEYS: dict[str, Key] = {
     "learner.steps": Key(parts.taken_groups, 1, 2),
     "learner.num_workers": Key(parts.started_parts, 1, 2),
     "learner.shares": Key(learner.learn, None, 2),
+    "learner.mini_batches": Key(learner.learn, 1, 2, PPO),
+    "learner.ppo_epochs": Key(learner.learn, 1, 2, PPO),
     "learner.groups_per_step": Key(parts.taken_groups, 8, 9),
     "learner.max_staleness": Key(parts.taken_groups, 0, 2),
     "learner.lead": Key(parts.taken_groups, None, 1.0),

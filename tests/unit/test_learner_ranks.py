@@ -89,6 +89,14 @@ def test_what_is_of_rows_and_what_holds_the_policy_to_where_it_began_is_equal_on
     assert 0.0 < runs.one["held_metrics"][0]["correction/rejected"] < 1.0
 
 
+def test_several_updates_a_step_make_equal_weights_on_one_rank_and_two(runs: Runs) -> None:
+    first, second = runs.two
+    assert runs.one["several_digest"] == first["several_digest"] == second["several_digest"]
+    for one, two in zip(runs.one["several_metrics"], first["several_metrics"], strict=True):
+        assert one["grad/norm"] == two["grad/norm"]
+        assert one["ratio/mean"] == pytest.approx(two["ratio/mean"], rel=1e-6)
+
+
 def test_on_two_shares_a_warm_up_leaves_equal_weights_on_one_rank_and_two(runs: Runs) -> None:
     first, second = runs.two
     assert runs.one["warm_digest"] == first["warm_digest"] == second["warm_digest"]

@@ -1,5 +1,7 @@
 """The plan of a step: every row to one rank, the same sums for all, the same bytes on every rank."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -33,15 +35,15 @@ def lease(*, rows: int, seed: int, group_size: int = 4) -> Lease:
     )
 
 
-def config(*, ranks: int, shares: int | None = None) -> Config:
-    return Config(learner=LearnerConfig(num_workers=ranks, shares=shares))
+def config(*, ranks: int, shares: int | None = None, mini_batches: int = 1) -> Config:
+    return Config(learner=LearnerConfig(num_workers=ranks, shares=shares, mini_batches=mini_batches))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_every_row_is_one_ranks_and_keeps_its_columns(ranks: int) -> None:
     given = lease(rows=37, seed=ranks)
     plan = decode(encode(make_plan(given, config(ranks=ranks), hidden_size=64)))
-    shares = [share_of(plan, rank) for rank in range(ranks)]
+    shares = [share_of(plan, 0, rank) for rank in range(ranks)]
     rows = np.concatenate([share.row for share in shares])
     assert sorted(rows.tolist()) == list(range(37))
     for share in shares:
@@ -60,7 +62,7 @@ def test_shares_are_the_same_rows_in_the_same_order_whatever_the_number_of_ranks
     for ranks in (1, 2, 4):
         settings = config(ranks=ranks, shares=4)
         plan = make_plan(given, settings, hidden_size=64)
-        held = [shares_of(plan, rank, settings) for rank in range(ranks)]
+        held = [shares_of(plan, rank, settings)[0] for rank in range(ranks)]
         assert [len(shares) for shares in held] == [4 // ranks] * ranks
         dealt.append([share.row.tolist() for shares in held for share in shares])
     assert dealt[0] == dealt[1] == dealt[2]
@@ -81,9 +83,32 @@ def test_invariant_8_rows_without_a_score_are_in_no_sum_and_have_no_advantage() 
     given = lease(rows=40, seed=6)
     plan = make_plan(given, config(ranks=1), hidden_size=64)
     trained = given.valid & (given.sampled_tokens > 0)
-    assert plan.total_tokens == given.sampled_tokens[trained].sum()
-    assert plan.total_rows == trained.sum()
-    assert (share_of(plan, 0).advantages[~given.valid] == 0).all()
+    assert plan.total_tokens == [given.sampled_tokens[trained].sum()]
+    assert plan.total_rows == [trained.sum()]
+    assert (share_of(plan, 0, 0).advantages[~given.valid] == 0).all()
+
+
+@pytest.mark.parametrize(("mini_batches", "sizes"), [(1, [40]), (2, [20, 20]), (4, [12, 8, 12, 8]), (10, [4] * 10)])
+def test_mini_batches_are_whole_groups_in_order_with_sums_of_their_own(mini_batches: int, sizes: list[int]) -> None:
+    given = lease(rows=40, seed=8)
+    settings = config(ranks=2, mini_batches=mini_batches)
+    plan = decode(encode(make_plan(given, settings, hidden_size=64)))
+    both = [shares_of(plan, rank, settings) for rank in range(2)]
+    rows = [np.sort(np.concatenate([share.row for rank in both for share in rank[n]])) for n in range(mini_batches)]
+    assert [len(part) for part in rows] == sizes
+    np.testing.assert_array_equal(np.concatenate(rows), np.arange(40))
+    assert all(len(set(given.group[one]) & set(given.group[two])) == 0 for one, two in pairwise(rows))
+    trained = given.valid & (given.sampled_tokens > 0)
+    assert plan.total_rows == [trained[part].sum() for part in rows]
+    assert plan.total_tokens == [given.sampled_tokens[part][trained[part]].sum() for part in rows]
+    whole = make_plan(given, config(ranks=2), hidden_size=64)
+    assert plan.advantages == whole.advantages
+
+
+def test_there_are_no_more_mini_batches_than_groups() -> None:
+    settings = config(ranks=1, mini_batches=7)
+    plan = make_plan(lease(rows=9, seed=2), settings, hidden_size=64)
+    assert [len(mini_batch[0].row) for mini_batch in shares_of(plan, 0, settings)] == [4, 4, 1]
 
 
 def test_the_stop_plan_survives_the_wire() -> None:
