@@ -40,12 +40,13 @@ RUNNING = 32
 
 class Kind(NamedTuple):
     """Of a server: which engine, with tied embeddings or with a head of its own, in which format, over how many
-    ranks."""
+    ranks, quantised how."""
 
     name: str
     tied: bool = True
     dtype: str = "float32"
     ranks: int = 1
+    quantization: str | None = None
 
     @property
     def python(self) -> Path:
@@ -167,7 +168,7 @@ def served(kind: Kind, folder: Path) -> Iterator[Served]:
             "engine": kind.name,
             "slots": RUNNING + 4,
             "kv_bytes": 2**28,
-            "server": {"tensor_parallel": kind.ranks},
+            "server": {"tensor_parallel": kind.ranks, "quantization": kind.quantization},
         },
         "deadlines": {"start_s": 600, "update_s": 60, "rollout_s": 120},
     }

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from streamrl.engines.server.loop import BackgroundLoop
-from streamrl.engines.server.process import ServerCommand, ServerProcess
+from streamrl.engines.server.process import ServerCommand, ServerProcess, error_in
 from streamrl.errors import ConfigError, DeadlineError, ProcessDiedError
 
 LIMIT_S = 30.0
@@ -107,6 +107,36 @@ def test_the_end_of_a_server_is_told_with_how_it_ended_and_its_last_lines(caplog
     assert ("vllm", logging.INFO, "no such model") in caplog.record_tuples
     process.stop()
     loop.close()
+
+
+SEVERAL_PROCESSES = """
+print("(Worker) WARNING [a.py:1] limits cause errors like `OSError: [Errno 24] Too many open files`")
+print("(Worker) ERROR [b.py:2] RuntimeError: this kernel is for GPUs")
+for number in range(50):
+    print("  File", number)
+print("RuntimeError: initialization failed, see root cause above")
+raise SystemExit(1)
+"""
+
+
+def test_of_a_server_of_many_processes_the_first_error_is_told_and_not_only_the_last(tmp_path: Path) -> None:
+    process = ServerProcess("server", ServerCommand([sys.executable, "-S", "-c", SEVERAL_PROCESSES], {}), [tmp_path])
+    try:
+        story = process.story()
+    finally:
+        process.stop()
+    assert story.startswith(
+        "its process ended with exit code 1; its first error: RuntimeError: this kernel is for GPUs; its last lines:\n"
+    )
+    assert "WARNING" not in story
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["FutureWarning: no Error: here", "INFO ValueError: caught, goes on", "all is well", "Error without a class"],
+)
+def test_a_line_that_only_warns_names_no_error(line: str) -> None:
+    assert error_in(line) == ""
 
 
 def test_a_server_that_is_killed_is_told_by_the_signal(numbers: Path) -> None:

@@ -1,13 +1,15 @@
 """A server process of our own: started, watched, and ended with all that it started.
 
 Guarantees: it ends when `stop` returns, and also when this process dies in whatever way (`keeper`); what it prints goes
-to this process's log, under the server's name, and the last lines are kept for the error that tells of its end.
+to this process's log, under the server's name, and its first error and the last lines are kept for the error that
+tells of its end.
 """
 
 import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +29,8 @@ _END_S = 15.0
 _SETTLE_S = 2.0
 """A broken connection is seen before the end of the process that broke it."""
 _LAST_LINES = 30
+_ERROR = re.compile(r"\b\w*(?:Error|Exception): .+")
+_HARMLESS = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b|Warning: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class ServerProcess:
             raise ConfigError(f"{name}: no program {command.argv[0]}; `make engines` makes the environments of engines")
         self._name = name
         self._grace_s = grace_s
+        self._first_error = ""
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         lifeline, self._lifeline = os.pipe()
         order = {
@@ -89,13 +94,13 @@ class ServerProcess:
         raise ProcessDiedError("the server is gone")
 
     def story(self) -> str:
-        """How it ended, or that it lives, and its last lines."""
+        """How it ended, or that it lives, the first error that it printed, and its last lines."""
         try:
             code = self._keeper.wait(_SETTLE_S)
         except subprocess.TimeoutExpired:
-            return f"its process lives; {self._last_lines()}"
+            return f"its process lives; {self._words()}"
         self._reader.join(_SETTLE_S)
-        return f"its process ended with {_words_of(code)}; {self._last_lines()}"
+        return f"its process ended with {_words_of(code)}; {self._words()}"
 
     def stop(self) -> None:
         """End it and all that it started; nothing happens when that is done. Raises ComponentError if one survives."""
@@ -115,11 +120,22 @@ class ServerProcess:
             for line in lines:
                 if text := line.decode(errors="replace").rstrip():
                     self._last.append(text)
+                    self._first_error = self._first_error or error_in(text)
                     log.info("%s", text)
 
-    def _last_lines(self) -> str:
+    def _words(self) -> str:
         lines = list(self._last)
-        return "its last lines:\n  " + "\n  ".join(lines) if lines else "it printed nothing"
+        if not lines:
+            return "it printed nothing"
+        # Of a server of many processes the last one to end says only that another one did.
+        first = f"its first error: {self._first_error}; " if self._first_error else ""
+        return f"{first}its last lines:\n  " + "\n  ".join(lines)
+
+
+def error_in(line: str) -> str:
+    """The error that a line of a server's log names, from its class on; "" for none, or where it only warns of one."""
+    found = _ERROR.search(line)
+    return found[0] if found and not _HARMLESS.search(line) else ""
 
 
 def _words_of(code: int) -> str:
