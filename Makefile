@@ -108,6 +108,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m venv .venvs/sglang
 	@# An old pip takes four minutes to agree with its pins.
 	.venvs/sglang/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	.venvs/sglang/bin/python -m pip install --quiet --disable-pip-version-check 'sglang==0.5.23'
+	@# httptools: its server reads HTTP in plain Python otherwise.
+	.venvs/sglang/bin/python -m pip install --quiet --disable-pip-version-check 'sglang==0.5.23' httptools
 	.venvs/sglang/bin/python -m pip install --quiet --disable-pip-version-check ./deploy/sglang_cpu
 	touch $@

@@ -18,7 +18,11 @@ _KEPT = 4
 """Tokens of context and cache that the server never gives to a request; two were seen."""
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-_CPU = ("--attention-backend", "torch_native", "--sampling-backend", "pytorch")
+_CPU = (
+    *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
+    # Otherwise a scheduler with nothing to do checks its books in a loop, on a core that the learner could have.
+    "--sleep-on-idle",
+)
 _CPU_ENV = {"SGLANG_TORCH_CPU": "1"}
 """Lets the platform of `deploy/sglang_cpu` take over, where it is installed: SGLang's own one for CPUs needs AMX."""
 
@@ -58,6 +62,8 @@ def sglang_command(
         *("--incremental-streaming-output", "--stream-interval", str(STREAM_INTERVAL)),
         # Otherwise a token is held back while the next step runs, and counted to the version that comes between.
         "--disable-overlap-schedule",
+        # A line in the log for each request costs about what a small model's token does.
+        *("--log-level-http", "warning"),
         # What the model's folder recommends is not what was asked for.
         *("--sampling-defaults", "openai"),
         *(() if quantization is None else ("--quantization", quantization)),
