@@ -19,7 +19,7 @@ from buffers.records import Lease
 from buffers.segment_reader import SegmentReader
 from services import warm_up
 from services.layout import model_folder, start_folder
-from services.learner_critic import make_critic, step_with_critic
+from services.learner_critic import make_critic
 from services.run_folder import RunFolder
 from services.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, num_shares, shares_of
 from services.version_writer import Span, VersionWriter, WeightSnapshot, Written, untold
@@ -29,7 +29,7 @@ from streamrl.disk_room import DiskRoom
 from streamrl.errors import ConfigError
 from streamrl.learner import checkpoint
 from streamrl.learner.checkpoint_retention import oldest_step
-from streamrl.learner.critic import Critic
+from streamrl.learner.critic import Critic, step_of_both
 from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.fsdp import MOMENTS, FsdpBackend, on_policy
 from streamrl.learner.mini_batches import MiniBatch
@@ -146,7 +146,7 @@ class LearnerCore:
                 metrics = self._backend.step_batch(mini_batches, learner.ppo_epochs)
             else:
                 rows = [[part for part, _ in mini_batch] for mini_batch in read]
-                metrics = step_with_critic(self._backend, self._critic, mini_batches, rows, learner.ppo_epochs)
+                metrics = step_of_both(self._backend, self._critic, mini_batches, rows, learner.ppo_epochs)
         metrics.pop("time/forward_backward")
         timer.move("forward_backward", "optimizer", metrics.pop("time/optimizer"))
         return metrics

@@ -1,19 +1,15 @@
-"""The critic of one learner rank, made from the configuration, and a step of policy and critic together."""
+"""The critic of one learner rank, made from the configuration."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from services.layout import model_folder, start_folder
 from streamrl.config import Config
 from streamrl.errors import ConfigError
 from streamrl.learner.critic import Critic
-from streamrl.learner.fsdp import FsdpBackend
-from streamrl.learner.mini_batches import MiniBatch
 from streamrl.learner.process_group import LearnerGroup
 from streamrl.learner.value_model import ShardedCritic, decoder_of
 from streamrl.models.load import DTYPES, load_model
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
-from streamrl.types import RolloutRows
 
 
 def make_critic(run_folder: Path, config: Config, group: LearnerGroup, tokenizer: TextTokenizer) -> Critic | None:
@@ -47,18 +43,3 @@ def require_same_vocabulary(folder: Path, tokenizer: TextTokenizer) -> None:
             f"{token!r} is {its.get(token, 'unknown')} there and {mine.get(token, 'unknown')} here), and the critic "
             "reads the policy's tokens; take a model of the same tokenizer, or leave this key out"
         )
-
-
-def step_with_critic(
-    policy: FsdpBackend,
-    critic: Critic,
-    mini_batches: Sequence[MiniBatch],
-    rows: Sequence[Sequence[RolloutRows]],
-    epochs: int,
-) -> dict[str, float]:
-    """Collective. One step of both on the same batch; metrics of both. rows: as `Critic.judge` takes them."""
-    mini_batches, facts = critic.judge(mini_batches, rows)
-    metrics = policy.step_batch(mini_batches, epochs)
-    learned = critic.step_batch(mini_batches, epochs)
-    metrics["time/optimizer"] += learned.pop("time/optimizer")
-    return metrics | learned | facts

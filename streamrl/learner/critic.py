@@ -38,8 +38,8 @@ class Critic:
     """One rank's part.
 
     Example:
-        mini_batches, facts = critic.judge(mini_batches, rows)
-        metrics = backend.step_batch(mini_batches) | critic.step_batch(mini_batches) | facts
+        critic = Critic(ShardedCritic(decoder, group, torch.float32), config, total_steps=100)
+        metrics = step_of_both(backend, critic, mini_batches, rows, epochs=1)
     """
 
     def __init__(
@@ -137,6 +137,21 @@ class Critic:
     def _over_ranks(self, sums: DoubleArray) -> DoubleArray:
         group = self._model.group
         return group.sum(torch.tensor(sums, device=group.device)).cpu().numpy()
+
+
+def step_of_both(
+    policy: FsdpBackend,
+    critic: Critic,
+    mini_batches: Sequence[MiniBatch],
+    rows: Sequence[Sequence[RolloutRows]],
+    epochs: int,
+) -> dict[str, float]:
+    """Collective. One step of both on the same batch; metrics of both. rows: as `Critic.judge` takes them."""
+    mini_batches, facts = critic.judge(mini_batches, rows)
+    metrics = policy.step_batch(mini_batches, epochs)
+    learned = critic.step_batch(mini_batches, epochs)
+    metrics["time/optimizer"] += learned.pop("time/optimizer")
+    return metrics | learned | facts
 
 
 def bad_value(pack: PackedBatch, rows: RolloutRows) -> str:
