@@ -95,23 +95,27 @@ class SlowPpo:
         return torch.cat(terms).mean()
 
     def step(
-        self, mini_batches: list[list[SlowRow]], optimizer: OptimizerConfig, rate: float, temperature: float, epochs: int
+        self,
+        mini_batches: list[list[SlowRow]],
+        optimizer: OptimizerConfig,
+        temperature: float,
+        epochs: int,
     ) -> None:
         """All updates of one step, the first that the optimizers make."""
         rows = [row for mini_batch in mini_batches for row in mini_batch]
         self.judge(rows)
         before = {id(row): self.logprobs(row, temperature).detach() for row in rows}
         critic_params = [*self.decoder.parameters(), self.head]
-        policy = _adamw(list(self.policy.parameters()), optimizer, rate)
-        critic = _adamw(critic_params, self.settings.optimizer, self.settings.optimizer.lr)
+        policy = _adamw(list(self.policy.parameters()), optimizer)
+        critic = _adamw(critic_params, self.settings.optimizer)
         for _ in range(epochs):
             for mini_batch in mini_batches:
                 _update(policy, self.policy_loss(mini_batch, before, temperature), optimizer.max_grad_norm)
                 _update(critic, self.value_loss(mini_batch), self.settings.optimizer.max_grad_norm)
 
 
-def _adamw(params: list[Any], config: OptimizerConfig, rate: float) -> torch.optim.AdamW:
-    return torch.optim.AdamW(params, lr=rate, betas=config.betas, eps=config.eps, weight_decay=0.0)
+def _adamw(params: list[Any], config: OptimizerConfig) -> torch.optim.AdamW:
+    return torch.optim.AdamW(params, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=0.0)
 
 
 def _update(optimizer: torch.optim.Optimizer, loss: torch.Tensor, max_norm: float) -> None:

@@ -71,7 +71,9 @@ def train(policy: FsdpBackend, critic: Critic, shares: int, group: LearnerGroup)
     return metrics
 
 
-def break_last_rank(policy: FsdpBackend, critic: Critic, model: ShardedCritic, group: LearnerGroup) -> dict[str, object]:
+def break_last_rank(
+    policy: FsdpBackend, critic: Critic, model: ShardedCritic, group: LearnerGroup
+) -> dict[str, object]:
     """What a step says of a token that only a row of the last rank has, and for which the critic has no number."""
     rows = make_turns(12, step=STEPS)
     mini_batches, parts = cut_of(rows, group.world_size, group)
