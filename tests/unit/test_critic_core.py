@@ -10,15 +10,18 @@ import torch
 from probe_learner import built, lease, open_run, write_rows
 from turns import make_model
 
+from services.export import export_newest
 from services.learner_core import LearnerCore
+from services.run_folder import RunFolder
 from streamrl.clock import SystemClock
+from streamrl.config import dump
 from streamrl.config.learner_tables import AlgorithmConfig, CriticConfig, LearnerConfig, OptimizerConfig
 from streamrl.config.schema import CheckpointConfig, Config, ModelConfig, WarmupConfig
 from streamrl.errors import ConfigError, DataError
 from streamrl.learner.checkpoint import CheckpointInfo, find_newest
 from streamrl.learner.digest import tensor_digest
 from streamrl.learner.value_model import HEAD
-from streamrl.models.load import prepare_model_folder
+from streamrl.models.load import load_model, prepare_model_folder
 from streamrl.models.tokenizer import write_character_tokenizer
 from streamrl.timeline import StepTimer
 from streamrl.types import FrameRef
@@ -157,6 +160,17 @@ def test_a_critic_of_another_vocabulary_is_refused_with_the_token(tmp_path: Path
             core.build()
     finally:
         core._group.close()
+
+
+def test_an_export_of_the_newest_checkpoint_is_the_policy_alone(trained: Trained, tmp_path: Path) -> None:
+    config = config_of()
+    (trained.folder / "config.toml").write_text(dump(config))
+    assert export_newest(RunFolder.open(trained.folder), tmp_path / "export") == 3
+    exported = dict(load_model(tmp_path / "export", "float32").named_parameters())
+    with built(config, trained.folder) as core:
+        policy = policy_weights(core)
+    assert exported.keys() == policy.keys()
+    assert all(torch.equal(exported[name], whole) for name, whole in policy.items())
 
 
 def test_a_checkpoint_of_a_run_without_a_critic_is_refused(tmp_path: Path) -> None:
