@@ -6,7 +6,7 @@ what it publishes.
 """
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from buffers.records import Lease
 from buffers.segment_reader import SegmentReader
 from services import warm_up
 from services.layout import model_folder, start_folder
+from services.learner_critic import make_critic
 from services.run_folder import RunFolder
 from services.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, num_shares, shares_of
 from services.version_writer import Span, VersionWriter, WeightSnapshot, Written, untold
@@ -28,6 +29,7 @@ from streamrl.disk_room import DiskRoom
 from streamrl.errors import ConfigError
 from streamrl.learner import checkpoint
 from streamrl.learner.checkpoint_retention import oldest_step
+from streamrl.learner.critic import Critic, step_of_both
 from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.fsdp import MOMENTS, FsdpBackend, on_policy
 from streamrl.learner.mini_batches import MiniBatch
@@ -84,6 +86,7 @@ class LearnerCore:
         model = load_model(model_folder(self._run.path, self._config), self._config.model.dtype)
         self._load_task(model.config.get_text_config().max_position_embeddings)
         self._policy = self._make_policy(model)
+        self._critic = self._make_critic()
         self._versions = VersionWriter(self._run, self._config, self._rank, self._policy)
         self._backend = self._make_backend()
         found = self._load_newest() if resume else {}
@@ -116,6 +119,8 @@ class LearnerCore:
             ).run(report)
         torch.set_num_threads(self._config.learner.threads)
         self._export(start_folder(self._run.path, self._config))
+        self._group.barrier()
+        self._critic = self._make_critic()
 
     # ---- a step
 
@@ -135,8 +140,13 @@ class LearnerCore:
         with timer.phase("pack"):
             packs = [[self._packs(plan.step, *part) for part in mini_batch] for mini_batch in read]
         totals = map(Denominators, plan.total_tokens, plan.total_rows)
+        mini_batches = list(map(MiniBatch, packs, totals))
         with timer.phase("forward_backward"):
-            metrics = self._backend.step_batch(list(map(MiniBatch, packs, totals)), learner.ppo_epochs)
+            if self._critic is None:
+                metrics = self._backend.step_batch(mini_batches, learner.ppo_epochs)
+            else:
+                rows = [[part for part, _ in mini_batch] for mini_batch in read]
+                metrics = step_of_both(self._backend, self._critic, mini_batches, rows, learner.ppo_epochs)
         metrics.pop("time/forward_backward")
         timer.move("forward_backward", "optimizer", metrics.pop("time/optimizer"))
         return metrics
@@ -177,7 +187,8 @@ class LearnerCore:
 
     def state_bytes(self) -> int:
         """Bytes of the tensors of a checkpoint: what is trained and its moments, in float32."""
-        return self._policy.num_parameters * 4 * (1 + len(MOMENTS))
+        trained = self._policy.num_parameters + (0 if self._critic is None else self._critic.num_parameters)
+        return trained * 4 * (1 + len(MOMENTS))
 
     def save(self) -> None:
         """Collective. One checkpoint, committed when this returns."""
@@ -190,7 +201,7 @@ class LearnerCore:
 
         None on the ranks that only take part.
         """
-        tensors = self._backend.state_tensors()
+        tensors = self._state_tensors()
         if self._rank != 0:
             for _ in tensors:
                 pass
@@ -199,7 +210,7 @@ class LearnerCore:
             self.version,
             tensors,
             ledger_position=self.step,
-            extra={"backend": self._backend.state_extra(), "published": self._versions.published},
+            extra={**self._state_extra(), "published": self._versions.published},
         )
 
     def commit(self, snapshot: checkpoint.Snapshot) -> int:
@@ -224,7 +235,7 @@ class LearnerCore:
         self._group.close()
         # The group's threads end with the last reference to it, and the policy holds some. A thread that still puts its
         # last tensor away when the interpreter ends would abort the process.
-        for held in ("_backend", "_policy", "_group"):
+        for held in ("_backend", "_critic", "_policy", "_group"):
             vars(self).pop(held, None)
         gc.collect()
         if self._rank == 0:
@@ -270,7 +281,11 @@ class LearnerCore:
             total_steps=learner.steps,
             temperature=self._config.rollout.sampling.temperature,
             reference=self._reference() if learner.algorithm.kl_coef else None,
+            idle_steps=learner.critic.warmup_steps,
         )
+
+    def _make_critic(self) -> Critic | None:
+        return make_critic(self._run.path, self._config, self._group, self._tokenizer)
 
     def _reference(self) -> FrozenPolicy:
         """The policy that the stream begins with."""
@@ -283,9 +298,20 @@ class LearnerCore:
         if found is None:
             return {"checkpoint": None, "skipped": list(search.skipped)}
         self._backend.load_state(found.tensor, found.extra["backend"])
-        checkpoint.prove_loaded(found, self._backend.state_tensors())
+        if self._critic is not None:
+            self._critic.load_state(found.tensor, found.extra.get("critic"))
+        checkpoint.prove_loaded(found, self._state_tensors())
         self._versions.published = found.extra.get("published")
         return {"checkpoint": found.version.step, "skipped": list(search.skipped)}
+
+    def _state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._backend.state_tensors()
+        if self._critic is not None:
+            yield from self._critic.state_tensors()
+
+    def _state_extra(self) -> dict[str, Any]:
+        critic = {} if self._critic is None else {"critic": self._critic.state_extra()}
+        return {"backend": self._backend.state_extra(), **critic}
 
     def _packs(self, step: int, rows: RolloutRows, share: Share) -> list[PackedBatch]:
         learner = self._config.learner

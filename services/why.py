@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from streamrl.config.algorithm_rules import WITHOUT_GROUPS
 from streamrl.config.schema import Config
 
 Row = dict[str, Any]
@@ -94,7 +95,7 @@ def _constant_reward(rows: list[Row], _: Config) -> Finding | None:
 
 def _flat_groups(rows: list[Row], config: Config) -> Finding | None:
     share = _mean(rows, "reward/zero_variance_share")
-    if share is None or share < FLAT_GROUPS:
+    if share is None or share < FLAT_GROUPS or config.learner.algorithm.advantage in WITHOUT_GROUPS:
         return None
     text = (
         f"in {share:.0%} of the groups all {config.rollout.group_size} rollouts have the same reward and "
@@ -128,8 +129,9 @@ def _clipped(rows: list[Row], _: Config) -> Finding | None:
     return Finding("clipped", text, {"ratio/clip_fraction": share})
 
 
-def _no_gradient(rows: list[Row], _: Config) -> Finding | None:
-    norm = _mean(rows, "grad/norm")
+def _no_gradient(rows: list[Row], config: Config) -> Finding | None:
+    # While the critic learns alone the policy has none, as it should.
+    norm = _mean([row for row in rows if row["step"] > config.learner.critic.warmup_steps], "grad/norm")
     if norm is None or norm > 1e-12:
         return None
     return Finding("no gradient", "the gradient is zero: nothing is learnt", {"grad/norm": norm})

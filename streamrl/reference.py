@@ -27,6 +27,7 @@ from streamrl.config import Config
 from streamrl.config.load import load_args
 from streamrl.engines.torch.engine import TorchEngine
 from streamrl.errors import ConfigError
+from streamrl.learner.estimates import ScoredPack, with_estimates
 from streamrl.learner.finite import require_finite
 from streamrl.learner.mini_batches import mini_batch_of
 from streamrl.learner.objectives import policy_loss
@@ -35,6 +36,8 @@ from streamrl.learner.packing import PackedBatch, empty_pack, pack
 from streamrl.learner.policy import PREFIX, PolicyModel
 from streamrl.learner.rows import count_targets, row_targets, select_rows
 from streamrl.learner.schedule import learning_rate
+from streamrl.learner.value_model import ValueModel, decoder_of
+from streamrl.learner.values import value_loss
 from streamrl.models.load import load_model
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
 from streamrl.rewards.base import RewardItem
@@ -58,6 +61,9 @@ from streamrl.types import (
     rollout_seed,
 )
 from streamrl.weights.tensors import weights_digest
+
+Cut = tuple[list[PackedBatch], Denominators]
+"""A mini-batch: its packs, and the counts over all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,7 @@ class Reference:
             self.policy = PolicyModel(load_model(self.folder, config.model.dtype).to(torch.float32))
             self.optimizer = make_optimizer(self.policy.parameters(), config.learner.optimizer)
             self.start = self._start() if config.learner.algorithm.kl_coef else None
+            self.critic = PlainCritic(config, self.folder) if config.learner.algorithm.has_critic else None
 
     def steps(self) -> Iterator[StepRecord]:
         """Every step, each as it is done."""
@@ -189,8 +196,12 @@ class Reference:
         """One step on the batch, of one update or several; returns the means of their losses and of the gradient norms
         before clipping."""
         learner = self.config.learner
-        set_learning_rate(self.optimizer, learning_rate(step, learner.optimizer, learner.steps))
-        mini_batches = self.cut(step, rows)
+        mini_batches, idle = self.cut(step, rows), learner.critic.warmup_steps
+        if self.critic is not None:
+            mini_batches = self.critic.learn(step, mini_batches, rows)
+        if step < idle:
+            return 0.0, 0.0
+        set_learning_rate(self.optimizer, learning_rate(step - idle, learner.optimizer, learner.steps - idle))
         if learner.ppo_epochs * len(mini_batches) > 1:
             mini_batches = [(self.before(packs), total) for packs, total in mini_batches]
         updates = [self.update(*mini_batch) for _ in range(learner.ppo_epochs) for mini_batch in mini_batches]
@@ -198,7 +209,7 @@ class Reference:
         require_finite({"loss/policy": sum(losses), "grad/norm": sum(norms)}, f"step {step + 1}")
         return sum(losses) / len(updates), sum(norms) / len(updates)
 
-    def cut(self, step: int, rows: RolloutRows) -> list[tuple[list[PackedBatch], Denominators]]:
+    def cut(self, step: int, rows: RolloutRows) -> list[Cut]:
         """The packs of each mini-batch, and its counts. Advantages are of the whole batch."""
         learner = self.config.learner
         advantages = advantage_of(learner.algorithm.advantage, rows.rewards, rows.valid, rows.group, row_targets(rows))
@@ -252,6 +263,49 @@ class Reference:
                 device=rollout.device,
                 deterministic=rollout.batch_invariant,
             )
+
+
+class PlainCritic:
+    """The critic of `learner.algorithm.advantage = "gae"`: values of the step's tokens, advantages made of them, and
+    what it learns from the returns."""
+
+    def __init__(self, config: Config, start: Path) -> None:
+        """start: the folder that it begins with, where the configuration names none."""
+        self.config, settings = config, config.learner.critic
+        model = load_model(settings.path or start, config.model.dtype).to(torch.float32)
+        self.model = ValueModel(decoder_of(model))
+        self.optimizer = make_optimizer(self.model.parameters(), settings.optimizer)
+
+    def learn(self, step: int, mini_batches: list[Cut], rows: RolloutRows) -> list[Cut]:
+        """Judge the batch by the values as they are, then make the critic's updates; the batch with advantages."""
+        learner, settings = self.config.learner, self.config.learner.critic
+        set_learning_rate(self.optimizer, learning_rate(step, settings.optimizer, learner.steps))
+        mini_batch_N = mini_batch_of(rows.group, learner.mini_batches)
+        scored = [
+            ScoredPack(self.valued(one), rows.rewards[mini_batch_N == number])
+            for number, (packs, _) in enumerate(mini_batches)
+            for one in packs
+        ]
+        (judged,), _ = with_estimates([scored], settings, total=lambda sums: sums)
+        waiting = iter(judged)
+        mini_batches = [([next(waiting) for _ in packs], total) for packs, total in mini_batches]
+        for _ in range(learner.ppo_epochs):
+            for packs, total in mini_batches:
+                self.update(packs, total)
+        return mini_batches
+
+    def valued(self, one: PackedBatch) -> PackedBatch:
+        with torch.no_grad():
+            return replace(one, values=self.model(one))
+
+    def update(self, packs: list[PackedBatch], total: Denominators) -> None:
+        settings = self.config.learner.critic
+        for one in packs:
+            loss, _ = value_loss(self.model, one, total, settings.value_clip)
+            loss.backward()
+        clip_gradients(list(self.model.parameters()), settings.optimizer.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
@@ -16,6 +17,9 @@ from services.rollout_rows import Finished, Issued
 from services.run_folder import RunFolder
 from streamrl.clock import SystemClock
 from streamrl.config import Config
+from streamrl.config.schema import ModelConfig
+from streamrl.learner.digest import weight_digest
+from streamrl.models.load import prepare_model_folder
 from streamrl.timeline import StepTimer
 from streamrl.types import FinishReason, FrameRef, GenerationResult, Ticket, Version, VersionSpan
 from streamrl.weights.folder import shm_folder
@@ -66,6 +70,16 @@ def learn(config: Config, folder: Path, frames: int = 1) -> Learned:
             core.save()
         names = sorted(path.name for path in (folder / "checkpoints").iterdir() if path.is_dir())
         return Learned(len(passes), metrics["loss/policy"], core.weight_digest(), names, torch.get_num_threads())
+
+
+def first_values(config: Config, folder: Path) -> str:
+    """The digest of a critic that begins with a model made for it, another one under each name."""
+    name = str(config.learner.critic.path)
+    prepare_model_folder(ModelConfig(preset="tiny-qwen3"), len(name), folder / name)
+    critic = msgspec.structs.replace(config.learner.critic, path=str(folder / name))
+    learner = msgspec.structs.replace(config.learner, critic=critic)
+    with built(msgspec.structs.replace(config, learner=learner), folder / "run") as core:
+        return weight_digest(core._critic.state_tensors())
 
 
 def kept_beside_damage(config: Config, folder: Path) -> list[str]:

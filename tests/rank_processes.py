@@ -16,7 +16,7 @@ def run_ranks(program: Path, folder: Path, world: int, *further: Path) -> list[d
         [sys.executable, program, folder / f"store_{world}", str(rank), str(world), *further, out]
         for rank, out in enumerate(outs)
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
     ranks = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for command in commands]
     try:
         for rank in ranks:

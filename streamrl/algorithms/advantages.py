@@ -72,11 +72,18 @@ def maxrl(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray) -> Dou
     return groups.centred() / np.where(groups.varied_G, groups.mean_G, 1.0)[groups.place_N]
 
 
+def by_token(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray) -> DoubleArray:
+    """0 for every row, since each of its tokens gets an advantage of its own (`gae`). Arguments and errors as
+    `dr_grpo`."""
+    return np.zeros_like(groups_of(rewards_N, valid_N, group_N).rewards_N)
+
+
 ADVANTAGES: dict[str, Callable[[DoubleArray, BoolArray, LongArray], DoubleArray]] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "rloo": rloo,
     "maxrl": maxrl,
+    "gae": by_token,
 }
 
 

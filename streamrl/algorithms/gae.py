@@ -1,8 +1,7 @@
 """Generalised advantage estimation over ragged rows: what a critic's values make of rewards.
 
-Pure functions that no key of the configuration chooses: there is no critic yet. Rows are flat, one after the other;
-tokens that were not sampled (a prompt, an environment's answer) are passed over: the token after them is the next one
-of the token before them, and neither gamma nor lambda counts them.
+Pure functions. Rows are flat, one after the other; tokens that were not sampled (a prompt, an environment's answer) are
+passed over: the token after them is the next one of the token before them, and neither gamma nor lambda counts them.
 """
 
 from itertools import pairwise

@@ -10,8 +10,8 @@ from streamrl.config.toml_text import quoted
 ROW_LOSSES = ("gspo", "gmpo")
 """As `streamrl.algorithms.losses` has them, which needs torch."""
 
-WITHOUT_GROUPS = ("reinforce_pp",)
-"""Advantages that compare a rollout with the batch and not with its group."""
+WITHOUT_GROUPS = ("reinforce_pp", "gae")
+"""Advantages that compare a rollout with the batch, or with a critic's values, and not with its group."""
 
 _HERE = "learner.algorithm"
 

@@ -51,8 +51,11 @@ class AlgorithmConfig(Table, frozen=True):
     """From rewards to a loss: advantage, proximal, correction, loss and aggregation are independent choices
     (docs/algorithms.md has their formulas)."""
 
-    advantage: Literal["grpo", "dr_grpo", "rloo", "opo", "maxrl", "reinforce_pp", "reinforce_pp_baseline"] = "grpo"
-    """How a rollout is judged against the others of its group; by the `reinforce_pp` forms against the whole batch."""
+    advantage: Literal["grpo", "dr_grpo", "rloo", "opo", "maxrl", "reinforce_pp", "reinforce_pp_baseline", "gae"] = (
+        "grpo"
+    )
+    """How a rollout is judged against the others of its group; by the `reinforce_pp` forms against the whole batch; by
+    `gae` each of its tokens against a critic (`learner.critic`)."""
     loss: Literal["ppo", "reinforce", "gspo", "cispo", "sapo", "gmpo", "dppo", "clip_cov", "kl_cov"] = "ppo"
     """`ppo` is the clipped surrogate. `reinforce` is the plain policy gradient, without ratio and clip: only
     `correction` stands between it and rows of older versions, so it needs `proximal = "recompute"`. `gspo` and `gmpo`
@@ -121,7 +124,38 @@ class AlgorithmConfig(Table, frozen=True):
     @property
     def learns_from_advantages_alone(self) -> bool:
         """Whether a row without advantage gives no gradient."""
-        return self.entropy_coef == 0.0 and self.kl_coef == 0.0
+        return self.entropy_coef == 0.0 and self.kl_coef == 0.0 and not self.has_critic
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether tokens are judged by a critic."""
+        return self.advantage == "gae"
+
+
+class CriticConfig(Table, frozen=True):
+    """The critic of `learner.algorithm.advantage = "gae"`: a model of its own, over the same ranks, which learns what
+    each token's row will score. Without that advantage there is none."""
+
+    path: str | None = None
+    """A Hugging Face model folder that its decoder begins with, of the same tokenizer. The weights that the stream
+    begins with when absent. Its head begins at zero."""
+    warmup_steps: NonNegative = 0
+    """First steps of the stream that train the critic alone: each takes its batch and makes a version, of equal
+    weights; the policy's rate begins its course behind them."""
+    value_clip: PositiveFloat | None = 0.5
+    """The loss counts a value as moved by this at most from where it was before the step. No bound when absent."""
+    gamma: Fraction = 1.0
+    """Discount of a reward for each further token of the row."""
+    policy_lambda: Fraction = 1.0
+    """Of the advantages: 1 takes all that a row came to, 0 only what the next token's value says."""
+    length_alpha: PositiveFloat | None = None
+    """Makes the lambda of the advantages 1 - 1 / (this x tokens of the row), 0 at least, in place of `policy_lambda`;
+    0.05 is VAPO's."""
+    value_lambda: Fraction = 1.0
+    """Of the returns that the critic learns."""
+    whiten: bool = True
+    """Whether advantages are brought to mean 0 and variance 1, over all trained tokens of the batch."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
 
 class LoraConfig(Table, frozen=True):
@@ -169,4 +203,5 @@ class LearnerConfig(Table, frozen=True):
     """Tokens of one packed forward and backward."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)

@@ -134,9 +134,17 @@ def log_parts(config: Config) -> int:
     return 3 + config.rollout.replicas + config.learner.num_workers
 
 
+def critic_parameters(config: Config, model: ModelFacts) -> int:
+    """Elements of the critic, 0 without one: as many as the policy's model has, where it does not say otherwise."""
+    if not config.learner.algorithm.has_critic:
+        return 0
+    return model.num_parameters if model.critic_parameters is None else model.critic_parameters
+
+
 def checkpoint_bytes(config: Config, model: ModelFacts) -> int:
     """Bytes of one checkpoint: what is trained and two moments of it in float32, and what describes them."""
-    return trained_parameters(config, model) * 4 * 3 + CHECKPOINT_HEAD_BYTES
+    trained = trained_parameters(config, model) + critic_parameters(config, model)
+    return trained * 4 * 3 + CHECKPOINT_HEAD_BYTES
 
 
 def human_bytes(count: float) -> str:

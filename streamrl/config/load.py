@@ -13,7 +13,7 @@ from streamrl.config.command_line import override_layer, parse_arguments
 from streamrl.config.convert import convert
 from streamrl.config.limits import longest_prompt
 from streamrl.config.lines import SyntaxProblem, parse_toml
-from streamrl.config.model_of import model_facts
+from streamrl.config.model_of import run_facts
 from streamrl.config.problems import ConfigProblems, Problem
 from streamrl.config.rules import check_rules
 from streamrl.config.schema import Config
@@ -54,7 +54,7 @@ def _load(paths: Sequence[AnyPath], overrides: Mapping[str, str], problems: list
 def _between_keys(config: Config, found: Sequence[Problem]) -> list[Problem]:
     """Problems between keys, but for those that hang on a key that is wrong by itself: its value is a
     stand-in."""
-    model, problems = model_facts(config.model)
+    model, problems = run_facts(config)
     problems += [*check_rules(config), *check_capacity(config, model, longest_prompt(config))]
     wrong = {problem.key for problem in found}
     return [problem for problem in problems if not _hangs_on(problem, wrong)]

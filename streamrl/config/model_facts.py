@@ -21,7 +21,8 @@ _NEEDED = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_head
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """Sizes of a causal language model. `context` is in tokens, None where the model names no limit; intermediate_size
-    is of the MLP, four times the hidden size where the model does not say."""
+    is of the MLP, four times the hidden size where the model does not say. critic_parameters: of the run's critic,
+    where that begins with another model."""
 
     model_type: str
     context: int | None
@@ -32,17 +33,19 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     hidden_size: int
     intermediate_size: int
     num_parameters: int
+    critic_parameters: int | None = None
 
 
 class _Unreadable(ValueError):
     """A file of the model folder is not what it should be; the text says which and why."""
 
 
-def read_folder(folder: Path) -> tuple[ModelFacts | None, list[Problem]]:
-    """The facts of a Hugging Face model folder, and what is missing or wrong in it, all at once."""
+def read_folder(folder: Path, otherwise: str = "set model.preset") -> tuple[ModelFacts | None, list[Problem]]:
+    """The facts of a Hugging Face model folder, and what is missing or wrong in it, all at once. otherwise: what can be
+    done without one."""
     if not folder.is_dir():
         kind = "not a folder" if folder.exists() else "no such folder"
-        return None, [_problem(f"{kind}: {folder}; give a Hugging Face model folder, or set model.preset")]
+        return None, [_problem(f"{kind}: {folder}; give a Hugging Face model folder, or {otherwise}")]
     problems: list[Problem] = []
     config = _attempt(lambda: _model_config(folder), problems) or {}
     parameters = _attempt(lambda: _count_parameters(folder), problems)

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from streamrl.config.model_facts import ModelFacts, facts_of, read_folder
 from streamrl.config.problems import Problem
-from streamrl.config.schema import ModelConfig
+from streamrl.config.schema import Config, ModelConfig
 from streamrl.models.presets import PRESETS, Preset
 
 
@@ -16,6 +18,19 @@ def model_facts(model: ModelConfig) -> tuple[ModelFacts | None, list[Problem]]:
         return read_folder(Path(model.path).expanduser())
     preset = PRESETS.get(model.preset or "")
     return (preset_facts(preset) if preset else None), []
+
+
+def run_facts(config: Config) -> tuple[ModelFacts | None, list[Problem]]:
+    """The same for all that a run loads: the policy's model, and a critic's that begins with another one."""
+    model, problems = model_facts(config.model)
+    path = config.learner.critic.path
+    if path is None or not config.learner.algorithm.has_critic:
+        return model, problems
+    critic, found = read_folder(Path(path).expanduser(), otherwise="leave this key out")
+    problems = [*problems, *(structs.replace(problem, key="learner.critic.path") for problem in found)]
+    if critic is None or model is None:
+        return None, problems
+    return structs.replace(model, critic_parameters=critic.num_parameters), problems
 
 
 def preset_facts(preset: Preset) -> ModelFacts:

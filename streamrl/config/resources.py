@@ -14,7 +14,7 @@ from streamrl.config import limits
 from streamrl.config.limits import human_bytes
 from streamrl.config.machine import Machine, read_machine
 from streamrl.config.model_facts import ModelFacts
-from streamrl.config.model_of import model_facts
+from streamrl.config.model_of import run_facts
 from streamrl.config.problems import MACHINE, Problem
 from streamrl.config.schema import Config
 
@@ -44,7 +44,7 @@ class Estimate(Struct, frozen=True, kw_only=True):
 def check_resources(config: Config) -> list[Problem]:
     """What this machine has too little of for `config`; for a cluster (`ray.address` set) only the disk is
     judged."""
-    model, problems = model_facts(config.model)
+    model, problems = run_facts(config)
     if problems:
         return problems
     return [*shortages(config, estimate(config, model), read_machine(Path(config.runs))), *_shared_folder(config)]
@@ -88,7 +88,8 @@ def _memory(config: Config, model: ModelFacts | None, weights: int) -> dict[str,
         memory["learner.micro_batch_tokens"] = ranks * _activations(config, model)
         # Copies that are not trained: the base of adapters, and the reference of the divergence.
         frozen = limits.base_bytes(config, model) + (weights if config.learner.algorithm.kl_coef > 0.0 else 0)
-        memory["learner.num_workers"] += _OPTIMIZER_COPIES * limits.version_bytes(config, model) + frozen
+        critic = limits.critic_parameters(config, model) * 4
+        memory["learner.num_workers"] += _OPTIMIZER_COPIES * (limits.version_bytes(config, model) + critic) + frozen
     # The snapshot that a checkpoint is written from while the next steps run.
     memory["learner.num_workers"] += limits.checkpoint_bytes(config, model)
     # What a replica makes of adapters and their base, until its engine has copied it.

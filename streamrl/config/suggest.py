@@ -31,7 +31,9 @@ def nearest_value(value: object, known: Sequence[str]) -> str:
 
 
 def _spelled_alike(key: str, everywhere: Iterable[str]) -> list[str]:
-    by_name = {_plain(_last(known)): known for known in everywhere}
+    # Of equal names the one that is nearest to the top, which is the plainer thing.
+    deepest_first = sorted(everywhere, key=lambda known: -known.count("."))
+    by_name = {_plain(_last(known)): known for known in deepest_first}
     return [by_name[name] for name in difflib.get_close_matches(_plain(_last(key)), by_name, n=1, cutoff=0.75)]
 
 

@@ -13,7 +13,7 @@ Knows nothing of where packs come from, of versions, or of files.
 import base64
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -63,9 +63,11 @@ class FsdpBackend:
         temperature: float = 1.0,
         clock: Clock | None = None,
         uses_start: bool = False,
+        idle_steps: int = 0,
     ) -> None:
         """objective: what a pack's loss is. total_steps: where the rate's decay ends. temperature: of
         `logprobs`. uses_start: whether the objective looks at the policy before the first update of a step.
+        idle_steps: the first steps that make no update; the rate's course begins behind them.
 
         Several backends may follow one another on one policy (warm-up, then RL); each has its own optimizer.
         """
@@ -77,6 +79,7 @@ class FsdpBackend:
         self._temperature = temperature
         self._clock = clock or SystemClock()
         self._uses_start = uses_start
+        self._idle_steps = idle_steps
         self._optimizer = make_optimizer(policy.shards.values(), optimizer)
         self._steps_done = 0
         self._updates_done = 0
@@ -91,10 +94,13 @@ class FsdpBackend:
 
     def step_batch(self, mini_batches: Sequence[MiniBatch], epochs: int = 1) -> dict[str, float]:
         """As `LearnerBackend.step_batch`. Also returns `time/forward_backward` and `time/optimizer`, seconds."""
+        if self._steps_done < self._idle_steps:
+            return self._idle()
         started = self._clock.now()
         if self._uses_start and len(mini_batches) * epochs > 1:
             mini_batches = [self._with_start(mini_batch) for mini_batch in mini_batches]
-        rate = learning_rate(self._steps_done, self._config, self._total_steps)
+        step, steps = self._steps_done - self._idle_steps, self._total_steps - self._idle_steps
+        rate = learning_rate(step, self._config, steps)
         set_learning_rate(self._optimizer, rate)
         updates = [self._update(mini_batch) for _ in range(epochs) for mini_batch in mini_batches]
         self._steps_done += 1
@@ -106,6 +112,10 @@ class FsdpBackend:
             "time/forward_backward": self._clock.now() - started - optimizing,
             "time/optimizer": optimizing,
         }
+
+    def _idle(self) -> dict[str, float]:
+        self._steps_done += 1
+        return dict.fromkeys(("loss/policy", "grad/norm", "learner/lr", "time/forward_backward", "time/optimizer"), 0.0)
 
     def _with_start(self, mini_batch: MiniBatch) -> MiniBatch:
         """The same with the log-probs of the policy as it is: what the step's later updates are held close to."""
@@ -133,19 +143,20 @@ class FsdpBackend:
 
     def _backward(self, mini_batch: MiniBatch) -> Sums:
         """Leave the mini-batch's gradients at the parameters; return the sums over all packs and ranks."""
-        sums, total = Sums.zero(self.group.device), mini_batch.total
+        parts, total = [], mini_batch.total
         for share in mini_batch.shares:
-            packs = self._padded(share)
+            packs = self.padded(share)
             for number, pack in enumerate(packs, start=1):
                 self.policy.set_gradient_sync(number == len(packs))
                 loss, more = self._objective(self.policy.module, pack.to(self.group.device), total)
                 # FSDP averages gradients over ranks, and the denominators are global: undo the division.
                 (loss * self.group.world_size).backward()
-                sums = sums.plus(more)
-        return Sums(self.group.sum(sums.added), self.group.max(sums.greatest))
+                parts.append(more)
+        sums = reduce(lambda one, other: one.plus(other), parts)
+        return type(sums)(self.group.sum(sums.added), self.group.max(sums.greatest))
 
-    def _padded(self, packs: Sequence[PackedBatch]) -> list[PackedBatch]:
-        """As many packs as the rank that has most: each forward is a collective."""
+    def padded(self, packs: Sequence[PackedBatch]) -> list[PackedBatch]:
+        """Collective. As many packs as the rank that has most: each forward is a collective."""
         count = self.group.max_int(max(len(packs), 1))
         return [*packs, *(empty_pack() for _ in range(count - len(packs)))]
 
@@ -156,7 +167,7 @@ class FsdpBackend:
     @torch.no_grad()
     def logprobs(self, packs: Sequence[PackedBatch]) -> list[torch.Tensor]:
         """As `LearnerBackend.logprobs`, under the temperature of the rollouts."""
-        outputs = [self.policy.module(pack.to(self.group.device), self._temperature)[0] for pack in self._padded(packs)]
+        outputs = [self.policy.module(pack.to(self.group.device), self._temperature)[0] for pack in self.padded(packs)]
         return [output.cpu() for output in outputs[: len(packs)]]
 
     def iter_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -171,7 +182,7 @@ class FsdpBackend:
         """As `LearnerBackend.state_tensors`: `model/<name>`, then each moment, in float32."""
         for name, whole in self.policy.iter_weights():
             yield f"model/{name}", whole
-        if not self._steps_done:
+        if not self._updates_done:
             return
         for moment in MOMENTS:
             for name, shard in self.policy.shards.items():
@@ -194,7 +205,7 @@ class FsdpBackend:
         self.policy.check_state(extra)
         self.policy.load_weights(lambda name: tensor(f"model/{name}"))
         self._optimizer.state.clear()
-        if steps_done:
+        if updates_done:
             for name, shard in self.policy.shards.items():
                 moments = {key: self.policy.shard_of(name, tensor(f"{key}/{name}")) for key in MOMENTS}
                 # The fused kernel keeps its step count as float32 on the parameter's device.
@@ -242,9 +253,10 @@ def on_policy(
     temperature: float,
     clock: Clock | None = None,
     reference: Reference | None = None,
+    idle_steps: int = 0,
 ) -> FsdpBackend:
     """The RL learner on a policy that is sharded already, as a warm-up leaves it. reference: what `kl_coef` holds it
-    to; needed where that is not 0."""
+    to; needed where that is not 0. idle_steps: as `FsdpBackend`'s."""
     objective = partial(policy_loss, algorithm=algorithm, temperature=temperature, reference=reference)
     return FsdpBackend(
         policy,
@@ -254,4 +266,5 @@ def on_policy(
         temperature=temperature,
         clock=clock,
         uses_start=algorithm.uses_start,
+        idle_steps=idle_steps,
     )

@@ -9,7 +9,7 @@ trained token are not packed at all.
 Knows nothing of rewards and of the model. A bad log-prob stops here: `rollout_logprobs` in a pack are finite.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +33,8 @@ class PackedBatch:
     rollout_logprobs, advantages: float32 [K]. lags: float32 [K], steps from the version that sampled the target to the
     one that is trained. row_tokens: float32 [K], targets in the row that the target is of. rows: int64 [K], that row,
     as numbered in the rows that were packed. start_logprobs: float32 [K], the targets' log-probs before the first
-    update of the step; None where that is the policy that is differentiated, or nothing asks for them.
+    update of the step; None where that is the policy that is differentiated, or nothing asks for them. values, returns:
+    float32 [K], what a critic gave for the targets before the step, and what it is to learn; None without a critic.
     """
 
     ids: torch.Tensor
@@ -47,6 +48,8 @@ class PackedBatch:
     row_tokens: torch.Tensor
     rows: torch.Tensor
     start_logprobs: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    returns: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -70,7 +73,8 @@ def empty_pack() -> PackedBatch:
     nothing, zero = torch.zeros(0), torch.zeros(1, dtype=torch.int64)
     no_index = nothing.to(torch.int64)
     layout = lay_out(np.ones(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
-    return PackedBatch(zero, zero, layout, no_index, no_index, nothing, nothing, nothing, nothing, no_index)
+    one = PackedBatch(zero, zero, layout, no_index, no_index, nothing, nothing, nothing, nothing, no_index)
+    return replace(one, values=nothing, returns=nothing)
 
 
 def pack(

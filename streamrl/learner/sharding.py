@@ -47,7 +47,7 @@ class ShardedPolicy:
                 f"the learner found no list of layers in {type(model).__name__}; use a decoder-only model of "
                 "the Llama family (Qwen2, Qwen3, Llama)"
             )
-        policy = PolicyModel(model.to(device=group.device, dtype=torch.float32))
+        policy = self._wrapped(model.to(device=group.device, dtype=torch.float32))
         precision = MixedPrecisionPolicy(
             param_dtype=None if dtype == torch.float32 else dtype,
             reduce_dtype=None if dtype == torch.float32 else torch.float32,
@@ -61,6 +61,10 @@ class ShardedPolicy:
         self._params = {name: param for name, param in named.items() if param.requires_grad}
         self._frozen = {name: param for name, param in named.items() if not param.requires_grad}
         self.shards = {name: param.to_local().detach().requires_grad_() for name, param in self._params.items()}
+
+    def _wrapped(self, model: PreTrainedModel) -> nn.Module:
+        """The model with what it is trained for on top; it stands under the attribute `model`."""
+        return PolicyModel(model)
 
     def _name(self, parameter: str) -> str:
         """What a parameter of the model is called outside of it."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 
@@ -34,9 +34,11 @@ class Sums:
 
     added: torch.Tensor
     greatest: torch.Tensor
+    loss_name: ClassVar[str] = "loss/policy"
+    """What the first of the sums is called among the metrics."""
 
-    def plus(self, other: "Sums") -> "Sums":
-        return Sums(self.added + other.added, torch.maximum(self.greatest, other.greatest))
+    def plus(self, other: Self) -> Self:
+        return type(self)(self.added + other.added, torch.maximum(self.greatest, other.greatest))
 
     @classmethod
     def zero(cls, device: torch.device) -> "Sums":
@@ -88,7 +90,8 @@ def mean_over_updates(updates: Sequence[Sums], epochs: int) -> dict[str, float]:
     greatest = updates[0].greatest
     for update in updates[1:]:
         added, greatest = added + update.added, torch.maximum(greatest, update.greatest)
-    return {**Sums(added / epochs, greatest).metrics(), "loss/policy": added[0].item() / len(updates)}
+    kind = type(updates[0])
+    return {**kind(added / epochs, greatest).metrics(), kind.loss_name: added[0].item() / len(updates)}
 
 
 def by_lag(facts: TokenFacts) -> torch.Tensor:

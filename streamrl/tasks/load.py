@@ -5,7 +5,7 @@ where a warm-up wants them. It loads no weights.
 """
 
 from streamrl.config.capacity import check_capacity
-from streamrl.config.model_of import model_facts
+from streamrl.config.model_of import run_facts
 from streamrl.config.problems import ConfigProblems
 from streamrl.config.schema import Config
 from streamrl.errors import ConfigError
@@ -22,7 +22,7 @@ def load_task(config: Config, tokenizer: Encoder, context: int | None = None) ->
     context: tokens that the model takes, as its configuration says where it is None. Raises ConfigError for a
     task that cannot be had, whose prompts do not fit, or that cannot be warmed up on.
     """
-    facts, _ = model_facts(config.model)
+    facts, _ = run_facts(config)
     context = context or (facts.context if facts is not None else None) or NO_LIMIT
     task = resolve_task(config.task.name, config.task.held_out)
     longest = check_prompt_lengths(task, tokenizer, context - config.rollout.sampling.max_new_tokens)

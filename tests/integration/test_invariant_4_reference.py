@@ -88,6 +88,24 @@ def test_invariant_4_holds_with_every_term_of_the_loss_and_several_updates(synch
     assert 0.0 < system[0]["loss/kl"] < system[-1]["loss/kl"]
 
 
+CRITIC = (
+    *("--learner.algorithm.advantage", "gae"),
+    *("--learner.critic.warmup_steps", "2", "--learner.critic.optimizer.lr", "1e-3"),
+    *("--learner.critic.value_clip", "0.1", "--learner.critic.policy_lambda", "0.9"),
+)
+
+
+def test_invariant_4_holds_with_a_critic_that_learns_alone_at_first(synchronous, monkeypatch) -> None:
+    run = synchronous("critic", *CRITIC, *SEVERAL_UPDATES, "--learner.steps", "6")
+    monkeypatch.syspath_prepend(run.folder.parents[1])
+    records, system = list(Reference(load(run.folder / "config.toml")).steps()), run.metrics()
+    assert [record.loss for record in records] == [row["loss/policy"] for row in system]
+    assert [record.grad_norm for record in records] == [row["grad/norm"] for row in system]
+    assert [record.digest for record in records] == [row["weights/digest"] for row in system]
+    assert records[0].digest == records[1].digest != records[2].digest
+    assert system[0]["critic/value_mean"] == 0.0 != system[1]["critic/value_mean"]
+
+
 def test_twenty_live_steps_on_two_ranks_agree_with_one_rank_to_1e_5(synchronous, on_one_rank) -> None:
     run = synchronous("two-ranks", "--learner.num_workers", "2")
     assert sampled_ids(run.folder) == sampled_ids(on_one_rank.folder)

@@ -113,6 +113,12 @@ CLIP_COV = {**PPO, "learner.algorithm.loss": "clip_cov", "learner.algorithm.cov_
 KL_COV = {**PPO, "learner.algorithm.loss": "kl_cov"}
 REJECTION = {**NO_RATIO, "learner.algorithm.rejection.measure": "ratio"}
 RATE = {"learner.optimizer.lr": 1e-3, "learner.optimizer.warmup_steps": 1, "learner.steps": 3}
+GAE = {
+    **RATE,
+    "learner.algorithm.advantage": "gae",
+    "learner.critic.optimizer.lr": 1e-3,
+    "learner.critic.optimizer.warmup_steps": 1,
+}
 PLACED = {"ray.address": "10.0.0.1:6379", "rollout.resources": {"rollout-node": 1.0}}
 NEVER = 1e-6
 BARELY = 2e-6
@@ -377,6 +383,24 @@ KEYS: dict[str, Key] = {
     "learner.algorithm.kl_coef": Key(learner.learn, 0.0, 1.0, RATE),
     "learner.algorithm.kl_estimator": Key(learner.learn, "k2", "k3", {**RATE, "learner.algorithm.kl_coef": 1.0}),
     "learner.algorithm.aggregation": Key(learner.learn, "token_mean", "seq_mean_token_sum"),
+    "learner.critic.path": Key(learner.first_values, "one", "other", GAE),
+    "learner.critic.warmup_steps": Key(learner.learn, 0, 1, GAE),
+    "learner.critic.value_clip": Key(learner.learn, None, 1e-3, {**GAE, "learner.ppo_epochs": 2}),
+    "learner.critic.gamma": Key(learner.learn, 0.5, 1.0, GAE),
+    "learner.critic.policy_lambda": Key(learner.learn, 0.5, 1.0, GAE),
+    "learner.critic.length_alpha": Key(learner.learn, None, 0.3, GAE),
+    "learner.critic.value_lambda": Key(learner.learn, 0.5, 1.0, GAE),
+    "learner.critic.whiten": Key(learner.learn, True, False, GAE),
+    "learner.critic.optimizer.lr": Key(learner.learn, 1e-4, 1e-3, GAE),
+    "learner.critic.optimizer.betas": Key(learner.learn, (0.9, 0.95), (0.5, 0.95), GAE),
+    "learner.critic.optimizer.eps": Key(learner.learn, 1e-8, 1e-2, GAE),
+    "learner.critic.optimizer.weight_decay": Key(learner.learn, 0.0, 0.5, GAE),
+    "learner.critic.optimizer.max_grad_norm": Key(
+        learner.learn, 1e-3, 1e3, {**GAE, "learner.critic.optimizer.eps": 1e-2}
+    ),
+    "learner.critic.optimizer.warmup_steps": Key(learner.learn, 1, 3, GAE),
+    "learner.critic.optimizer.decay": Key(learner.learn, "constant", "linear", GAE),
+    "learner.critic.optimizer.min_lr_ratio": Key(learner.learn, 0.1, 0.5, GAE),
     "learner.lora.rank": Key(learner.learn, 0, 2, RATE),
     "learner.lora.alpha": Key(learner.learn, 2.0, 16.0, {**RATE, "learner.lora.rank": 2}),
     "learner.lora.targets": Key(learner.learn, ("q_proj",), ("v_proj",), {**RATE, "learner.lora.rank": 2}),

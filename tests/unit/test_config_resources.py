@@ -1,15 +1,17 @@
 """What a run needs against what a machine has, on machines that are plain data."""
 
+import json
+import struct
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from streamrl.config import ResourceProblems, check_resources, load, load_args
+from streamrl.config import ConfigProblems, ResourceProblems, check_resources, load, load_args
 from streamrl.config.capacity import check_capacity
-from streamrl.config.limits import human_bytes, kv_request_bytes, row_bytes, version_bytes
+from streamrl.config.limits import critic_parameters, human_bytes, kv_request_bytes, row_bytes, version_bytes
 from streamrl.config.machine import Machine, cgroup_memory_left, read_machine
-from streamrl.config.model_of import preset_facts
+from streamrl.config.model_of import preset_facts, run_facts
 from streamrl.config.resources import estimate, shortages
 from streamrl.models.presets import PRESETS
 
@@ -142,6 +144,36 @@ def test_adapters_take_less_of_the_learner_and_shared_memory_for_two_models_and_
     assert less == (4 * adapters + weights + 3 * adapters) - (4 * weights + 3 * weights)
     assert lora.memory["rollout.replicas"] - full.memory["rollout.replicas"] == 2 * weights
     assert lora.disk < full.disk
+
+
+def test_a_critic_takes_memory_and_disk_as_a_second_model_that_is_trained():
+    gae = "--learner.algorithm.advantage=gae"
+    without, beside = (estimate(quickstart(*args), TINY) for args in ((), (gae,)))
+    weights = 4 * TINY.num_parameters
+    # Weights, gradients and two moments; and weights and moments again in the snapshot of a checkpoint.
+    more = beside.memory["learner.num_workers"] - without.memory["learner.num_workers"]
+    assert more == (4 + 3) * weights
+    checkpoints = quickstart().checkpoint.keep + 1
+    assert beside.disk - without.disk == checkpoints * 3 * weights
+    assert beside.shared_memory == without.shared_memory
+    enough = checkpoints * (2 * 3 * weights + 2**20)
+    assert quickstart(gae, "--checkpoint.byte_budget", str(enough)).checkpoint.byte_budget == enough
+    with pytest.raises(ConfigProblems, match=rf"checkpoint.byte_budget: must hold .* set at least {enough}"):
+        quickstart(gae, "--checkpoint.byte_budget", str(enough - 1))
+
+
+def test_a_critic_of_another_size_is_counted_by_its_own_folder(tmp_path):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [3, 5], "data_offsets": [0, 60]}}).encode()
+    shape = {"model_type": "qwen3", "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "<eos>": 1}}}')
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(60))
+    config = quickstart("--learner.algorithm.advantage=gae", "--learner.critic.path", str(tmp_path))
+    facts, problems = run_facts(config)
+    assert problems == []
+    assert facts is not None
+    assert critic_parameters(config, facts) == 15
 
 
 def test_tensorboard_that_is_not_installed_is_named_with_its_command():

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from services.why import WINDOW, explain
-from streamrl.config.learner_tables import LearnerConfig
+from streamrl.config.learner_tables import AlgorithmConfig, CriticConfig, LearnerConfig
 from streamrl.config.schema import Config, RolloutConfig
 
 
@@ -62,6 +62,20 @@ def test_the_part_that_bounds_the_speed_is_named(kind: str, metrics: dict[str, A
 )
 def test_what_ails_the_learning_is_named(kind: str, metrics: dict[str, Any]) -> None:
     assert kinds(explain(rows(**metrics), config())) == ["bound by learner", kind]
+
+
+def test_groups_of_equal_rewards_ail_no_run_that_compares_nothing_within_them() -> None:
+    judged = LearnerConfig(groups_per_step=8, algorithm=AlgorithmConfig(advantage="gae"))
+    single = Config(learner=judged, rollout=RolloutConfig(group_size=1))
+    assert kinds(explain(rows(reward__zero_variance_share=1.0), single)) == ["bound by learner"]
+
+
+def test_steps_of_the_critic_alone_have_no_gradient_of_the_policy_and_that_is_no_ailment() -> None:
+    critic = CriticConfig(warmup_steps=30)
+    judged = LearnerConfig(groups_per_step=8, algorithm=AlgorithmConfig(advantage="gae"), critic=critic)
+    learning = Config(learner=judged)
+    assert kinds(explain(rows(30, grad__norm=0.0), learning)) == ["bound by learner"]
+    assert kinds(explain(rows(31, grad__norm=0.0), learning)) == ["bound by learner", "no gradient"]
 
 
 def test_a_healthy_run_has_nothing_but_its_bound() -> None:

@@ -1,0 +1,62 @@
+"""A Hugging Face decoder with a scalar head: a pack in, the value of each target's position out.
+
+Guarantees: the value is of what stands before the target, so it is known before the target is sampled; no padding, and
+dropout is off, as in `policy`. The head begins at zero: before anything is learned every value is 0. Parameters are
+called as in a Hugging Face sequence classifier, `model.` before the decoder's, and `score.weight`.
+"""
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from streamrl.errors import ConfigError
+from streamrl.learner.attention import attach
+from streamrl.learner.packing import PackedBatch
+from streamrl.learner.sharding import ShardedPolicy
+
+HEAD = "score.weight"
+
+
+class ValueModel(nn.Module):
+    """The critic's model.
+
+    Example:
+        values_K = ValueModel(load_model(folder, "float32").base_model)(pack)
+    """
+
+    def __init__(self, decoder: PreTrainedModel) -> None:
+        """decoder: without a head of its own. Raises ConfigError for an attention that the learner cannot express."""
+        super().__init__()
+        attach(decoder)
+        self.model = decoder.eval()
+        hidden_size = int(decoder.config.get_text_config().hidden_size)
+        self.score = nn.Linear(hidden_size, 1, bias=False, device=decoder.device, dtype=torch.float32)
+        nn.init.zeros_(self.score.weight)
+
+    def forward(self, pack: PackedBatch) -> torch.Tensor:
+        """float32 [K], with gradient, at the predictors of the pack's targets."""
+        hidden_TH = self.model(
+            input_ids=pack.ids[None],
+            position_ids=pack.position_ids[None],
+            attention_mask=None,
+            use_cache=False,
+            segments=pack.layout,
+        ).last_hidden_state[0]
+        # In float32 whatever the decoder's format: in bfloat16 values of about 1 would come in steps of 1/128.
+        hidden_KH = hidden_TH.index_select(0, pack.predictors).float()
+        return torch.mv(hidden_KH, self.score.weight[0].float())
+
+
+class ShardedCritic(ShardedPolicy):
+    """`ShardedPolicy` whose `module` is called like a `ValueModel`."""
+
+    def _wrapped(self, model: PreTrainedModel) -> nn.Module:
+        return ValueModel(model)
+
+
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The model without its head. Raises ConfigError when it has none inside."""
+    decoder = model.base_model
+    if not isinstance(decoder, PreTrainedModel):
+        raise ConfigError(f"{type(model).__name__} has no decoder of its own; use a model of the Llama family")
+    return decoder

@@ -1,0 +1,116 @@
+"""One rank of a policy with a critic, for the tests: a program of its own, since a process is one rank.
+
+    python critic_rank.py STORE RANK WORLD OUT
+
+Trains on two shares, whatever the number of ranks; then on as many shares as ranks, with models whose sizes divide by
+nothing. Last, a value of a row of the last rank becomes NaN. OUT gets what each gave, as JSON.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from turns import make_model, make_turns
+
+from streamrl.config.learner_tables import AlgorithmConfig, CriticConfig, OptimizerConfig
+from streamrl.errors import NonFiniteError
+from streamrl.learner.balance import split_rows
+from streamrl.learner.critic import Critic, step_of_both
+from streamrl.learner.digest import weight_digest
+from streamrl.learner.fsdp import FsdpBackend, on_policy
+from streamrl.learner.mini_batches import MiniBatch, mini_batch_of
+from streamrl.learner.packing import pack
+from streamrl.learner.process_group import LearnerGroup, open_group
+from streamrl.learner.rows import count_targets, select_rows
+from streamrl.learner.sharding import ShardedPolicy
+from streamrl.learner.value_model import HEAD, ShardedCritic, decoder_of
+from streamrl.types import RolloutRows
+
+TOTAL_STEPS = 40
+STEPS = 5
+MINI_BATCHES = EPOCHS = 2
+EVEN_SIZES = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
+OPTIMIZER = OptimizerConfig(lr=3e-3, warmup_steps=3, weight_decay=0.01, max_grad_norm=0.5)
+CRITIC = CriticConfig(warmup_steps=1, value_clip=0.05, policy_lambda=0.9, gamma=0.98, optimizer=OPTIMIZER)
+
+
+def make_both(group: LearnerGroup, **sizes: int) -> tuple[FsdpBackend, Critic, ShardedCritic]:
+    policy = on_policy(
+        ShardedPolicy(make_model(**sizes), group, torch.float32),
+        optimizer=OPTIMIZER,
+        algorithm=AlgorithmConfig(advantage="gae"),
+        total_steps=TOTAL_STEPS,
+        temperature=0.9,
+        idle_steps=CRITIC.warmup_steps,
+    )
+    model = ShardedCritic(decoder_of(make_model(**sizes)), group, torch.float32)
+    return policy, Critic(model, CRITIC, TOTAL_STEPS), model
+
+
+def cut_of(rows: RolloutRows, shares: int, group: LearnerGroup) -> tuple[list[MiniBatch], list[list[RolloutRows]]]:
+    """This rank's part; two packs a share and more."""
+    number_N, each = mini_batch_of(rows.group, MINI_BATCHES), shares // group.world_size
+    mini_batches, parts = [], []
+    for number in range(MINI_BATCHES):
+        whole = select_rows(rows, np.flatnonzero(number_N == number))
+        split = split_rows(whole.lengths(), whole.group, shares, 24)[group.rank * each : (group.rank + 1) * each]
+        mine = [select_rows(whole, share) for share in split]
+        packs = [pack(part, np.zeros(part.num_rows), 24) for part in mine]
+        mini_batches.append(MiniBatch(packs, count_targets(whole)))
+        parts.append(mine)
+    return mini_batches, parts
+
+
+def train(policy: FsdpBackend, critic: Critic, shares: int, group: LearnerGroup) -> list[dict[str, float]]:
+    metrics = []
+    for step in range(STEPS):
+        mini_batches, parts = cut_of(make_turns(11, step, step=step), shares, group)
+        metrics.append(step_of_both(policy, critic, mini_batches, parts, EPOCHS))
+    return metrics
+
+
+def break_last_rank(
+    policy: FsdpBackend, critic: Critic, model: ShardedCritic, group: LearnerGroup
+) -> dict[str, object]:
+    """What a step says of a token that only a row of the last rank has, and for which the critic has no number."""
+    rows = make_turns(12, step=STEPS)
+    mini_batches, parts = cut_of(rows, group.world_size, group)
+    for mini_batch in mini_batches:
+        for packed in mini_batch.shares[0]:
+            packed.ids[packed.ids == 18] = 17
+    if group.rank == group.world_size - 1:
+        mini_batches[0].shares[0][0].ids[0] = 18
+    whole = model.whole("embed_tokens.weight", model.shards["embed_tokens.weight"]).clone()
+    whole[18] = float("nan")
+    with torch.no_grad():
+        model.shards["embed_tokens.weight"].copy_(model.shard_of("embed_tokens.weight", whole))
+    before = policy.weight_digest()
+    try:
+        step_of_both(policy, critic, mini_batches, parts, EPOCHS)
+    except NonFiniteError as error:
+        return {"raised": str(error), "same": policy.weight_digest() == before}
+    return {"raised": "", "same": False}
+
+
+def main(store: str, rank: str, world: str, out: str) -> None:
+    torch.set_num_threads(1)
+    group = open_group(int(rank), int(world), Path(store), device=torch.device("cpu"), timeout_s=60)
+    even, even_critic, even_model = make_both(group, **EVEN_SIZES)
+    odd, odd_critic, odd_model = make_both(group)
+    shared = train(even, even_critic, 2, group)
+    result = {
+        "shared_metrics": shared,
+        "shared_digests": [even.weight_digest(), even_model.weight_digest()],
+        "state_digest": weight_digest(even_critic.state_tensors()),
+        "head": even_model.whole(HEAD, even_model.shards[HEAD]).abs().max().item(),
+        "odd_metrics": train(odd, odd_critic, group.world_size, group),
+        "broken": break_last_rank(odd, odd_critic, odd_model, group),
+    }
+    Path(out).write_text(json.dumps(result), encoding="utf-8")
+    group.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
