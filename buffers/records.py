@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from buffers.rows import CompletionRows
 from buffers.schema import FINISH_REASONS
+from streamrl.config.learner_tables import FilterConfig
 from streamrl.errors import DataError
 from streamrl.types import FrameRef, IntArray, LongArray
 
@@ -204,6 +205,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     lead: float | None = None
     late: Literal["wait", "drop", "reissue"] = "wait"
     journalled: bool = False
+    filter: FilterConfig = FilterConfig()
     durability: Literal["disk", "memory"] = "disk"
     commit_interval_s: float = 0.005
     retain: Literal["all", "covered"] = "all"

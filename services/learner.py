@@ -20,6 +20,7 @@ from buffers.records import Lease
 from services.deadline import within
 from services.due import checkpoint_due, evaluation_due, share_notice
 from services.far_rows import FarRows
+from services.filtered_share import FilteredShare
 from services.observe import Observer
 from services.process_environment import extend_import_path
 from services.publisher import Publisher
@@ -72,6 +73,7 @@ class LearnerRank:
         """What there is to do without a lease."""
         self._finished = False
         self._generated = 0
+        self._filtered = FilteredShare()
         self._checkpoint_wanted = False
         self._share = 1.0
         """Of the last step's tokens, by the spread of their weights."""
@@ -297,6 +299,7 @@ class LearnerRank:
             "reward/mean": float(rewards.mean()) if len(rewards) else None,
             "reward/failed": int((~lease.valid).sum()),
             "reward/zero_variance_share": _zero_variance_share(lease),
+            "reward/filtered_share": self._filtered.since_last(counts),
             "staleness/mean": float(staleness.mean()) if len(staleness) else 0.0,
             "staleness/max": int(staleness.max(initial=0)),
             "tokens/trained": counts["tokens_trained"],

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,9 @@ import torch
 from streamrl.algorithms.advantages import advantage_of
 from streamrl.config import Config
 from streamrl.config.load import load_args
+from streamrl.dynamic_sampling import reason_to_filter
 from streamrl.engines.torch.engine import TorchEngine
-from streamrl.errors import ConfigError
+from streamrl.errors import ComponentError, ConfigError
 from streamrl.learner.finite import require_finite
 from streamrl.learner.objectives import policy_loss
 from streamrl.learner.optimizer import clip_gradients, make_optimizer, set_learning_rate
@@ -47,6 +49,7 @@ from streamrl.types import (
     IntArray,
     RolloutRows,
     SamplingParams,
+    Score,
     ScoreStatus,
     TokenOrigin,
     UpdateMode,
@@ -110,6 +113,7 @@ class Reference:
         self.tokenizer: TextTokenizer = load_tokenizer(self.folder)
         self.task: Task = resolve_task(config.task.name, config.task.held_out)
         self.order = PromptOrder(self.task.num_train, config.seed)
+        self.next_group = 0
         self.scorer = Scorer(resolve_reward(config.reward.function))
         self.sampling = SamplingParams(
             temperature=config.rollout.sampling.temperature,
@@ -127,20 +131,41 @@ class Reference:
     def steps(self) -> Iterator[StepRecord]:
         """Every step, each as it is done."""
         for step in range(self.config.learner.steps):
-            samples = self.generate(step)
-            rows = self.score(step, samples)
+            samples, scores = self.batch(step)
+            rows = lay_out(step, samples, scores)
             with threads(self.config.learner.threads):
                 loss, grad_norm = self.learn(step, rows)
             ids = {sample.result.request_id: sample.result.token_ids.tolist() for sample in samples}
             reward = float(rows.rewards[rows.valid].mean())
             yield StepRecord(step + 1, reward, loss, grad_norm, weights_digest(self.weights().items()), ids)
 
-    def generate(self, step: int) -> list[Sample]:
-        """`groups_per_step` prompts in data order, `group_size` completions of each, under the present weights."""
+    def batch(self, step: int) -> tuple[list[Sample], list[Score]]:
+        """`groups_per_step` groups in data order: of those that are filtered, the next ones in their place."""
+        samples: list[Sample] = []
+        scores: list[Score] = []
+        wanted, left_out = self.config.learner.groups_per_step, 0
+        while missing := wanted - len({sample.group for sample in samples}):
+            for group in self.generate(step, missing):
+                verdicts = self.score(group)
+                left_out = 0 if self.keeps(verdicts) else left_out + 1
+                if not left_out:
+                    samples += group
+                    scores += verdicts
+            if left_out >= self.config.learner.filter.limit:
+                raise ComponentError(f"step {step}: the last {left_out} groups were left out; see learner.filter.limit")
+        return samples, scores
+
+    def keeps(self, scores: list[Score]) -> bool:
+        """Whether a group is trained: enough of its scores are valid, and `learner.filter` lets them pass."""
+        rewards = [score.reward for score in scores if score.reward is not None]
+        enough = len(rewards) >= min(2, self.config.rollout.group_size)
+        return enough and not reason_to_filter(rewards, self.config.learner.filter)
+
+    def generate(self, step: int, count: int) -> list[list[Sample]]:
+        """The next `count` prompts in data order, `group_size` completions of each, under the present weights."""
         asked: list[tuple[int, int, Prompt, IntArray]] = []
         requests: list[GenerationRequest] = []
-        count = self.config.learner.groups_per_step
-        for number in range(step * count, (step + 1) * count):
+        for number in range(self.next_group, self.next_group + count):
             data_pass, index = self.order.at(number)
             prompt = self.task.train(index)
             prompt_ids = self.tokenizer.encode(prompt.text)
@@ -153,10 +178,12 @@ class Reference:
         with threads(self.config.rollout.threads):
             self.engine.load_weights(self.weights(), Version(0, step), UpdateMode.DRAIN)
             results = self.engine.generate(requests)
-        return [Sample(*one, result) for one, result in zip(asked, results, strict=True)]
+        self.next_group += count
+        samples = [Sample(*one, result) for one, result in zip(asked, results, strict=True)]
+        return [list(group) for _, group in groupby(samples, lambda sample: sample.group)]
 
-    def score(self, step: int, samples: list[Sample]) -> RolloutRows:
-        """Score every completion, and lay the rows out as the learner takes them: ragged, never padded."""
+    def score(self, samples: list[Sample]) -> list[Score]:
+        """The verdict on every completion."""
         offsets = np.cumsum([0, *(len(sample.result.token_ids) for sample in samples)])
         texts = self.tokenizer.decode_batch(np.concatenate([s.result.token_ids for s in samples]), offsets)
         items = [
@@ -165,23 +192,7 @@ class Reference:
             )
             for s, text in zip(samples, texts, strict=True)
         ]
-        scores = self.scorer.score(items)
-        parts = [part for s in samples for part in (s.prompt_ids, s.result.token_ids)]
-        lengths = np.array([len(part) for part in parts])
-        origin = np.repeat(np.tile([TokenOrigin.PROMPT, TokenOrigin.SAMPLED], len(samples)), lengths).astype(np.uint8)
-        logprobs = np.zeros(len(origin), np.float32)
-        logprobs[origin == TokenOrigin.SAMPLED] = np.concatenate([s.result.logprobs for s in samples])
-        return RolloutRows(
-            offsets=np.concatenate([[0], np.cumsum(lengths)[1::2]]),
-            token_ids=np.concatenate(parts),
-            token_origin=origin,
-            rollout_logprobs=logprobs,
-            token_steps=np.where(origin == TokenOrigin.SAMPLED, step, -1),
-            group=np.array([s.group for s in samples]),
-            sample_index=np.array([s.sample_index for s in samples]),
-            rewards=np.array([np.nan if score.reward is None else score.reward for score in scores]),
-            valid=np.array([score.status is ScoreStatus.OK for score in scores]),
-        )
+        return self.scorer.score(items)
 
     def learn(self, step: int, rows: RolloutRows) -> tuple[float, float]:
         """One optimizer step on the batch; returns the loss and the gradient norm before clipping."""
@@ -224,6 +235,26 @@ class Reference:
                 device=rollout.device,
                 deterministic=rollout.batch_invariant,
             )
+
+
+def lay_out(step: int, samples: list[Sample], scores: list[Score]) -> RolloutRows:
+    """The rows as the learner takes them: ragged, never padded."""
+    parts = [part for s in samples for part in (s.prompt_ids, s.result.token_ids)]
+    lengths = np.array([len(part) for part in parts])
+    origin = np.repeat(np.tile([TokenOrigin.PROMPT, TokenOrigin.SAMPLED], len(samples)), lengths).astype(np.uint8)
+    logprobs = np.zeros(len(origin), np.float32)
+    logprobs[origin == TokenOrigin.SAMPLED] = np.concatenate([s.result.logprobs for s in samples])
+    return RolloutRows(
+        offsets=np.concatenate([[0], np.cumsum(lengths)[1::2]]),
+        token_ids=np.concatenate(parts),
+        token_origin=origin,
+        rollout_logprobs=logprobs,
+        token_steps=np.where(origin == TokenOrigin.SAMPLED, step, -1),
+        group=np.array([s.group for s in samples]),
+        sample_index=np.array([s.sample_index for s in samples]),
+        rewards=np.array([np.nan if score.reward is None else score.reward for score in scores]),
+        valid=np.array([score.status is ScoreStatus.OK for score in scores]),
+    )
 
 
 def main() -> None:

@@ -118,6 +118,25 @@ class AlgorithmConfig(Table, frozen=True):
         return self.entropy_coef == 0.0 and self.kl_coef == 0.0
 
 
+class FilterConfig(Table, frozen=True):
+    """Dynamic sampling (DAPO): a group that teaches nothing, or is too easy or too hard, is dropped as soon as its last
+    score is there, and the next one of the data is generated in its place. Drops are counted by reason."""
+
+    zero_variance: bool = False
+    """Drop groups whose rewards are all equal (`zero_variance`)."""
+    low: float | None = None
+    """Drop groups whose mean reward is below it (`too_hard`). No bound when absent."""
+    high: float | None = None
+    """Drop groups whose mean reward is above it (`too_easy`). No bound when absent."""
+    limit: Positive = 200
+    """With so many groups dropped in a row, none kept between them, a batch that is not full ends the run."""
+
+    @property
+    def drops(self) -> bool:
+        """Whether there is anything that it could drop."""
+        return self.zero_variance or self.low is not None or self.high is not None
+
+
 class LoraConfig(Table, frozen=True):
     """Low-rank adapters: the model's weights stay as they are, and small matrices beside them are trained and published
     (extra `lora`)."""
@@ -158,4 +177,5 @@ class LearnerConfig(Table, frozen=True):
     """Tokens of one packed forward and backward."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    filter: FilterConfig = field(default_factory=FilterConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from streamrl.config.algorithm_rules import ALGORITHM_RULES
+from streamrl.config.filter_rules import FILTER_RULES
 from streamrl.config.known import REWARDS, TASK_LONGEST_PROMPT
 from streamrl.config.limits import INVARIANT_ROWS
 from streamrl.config.lora_rules import adapters_of_a_warm_model, adapters_without_rank, known_targets
@@ -209,6 +210,7 @@ RULES: tuple[Rule, ...] = (
     _synchronous_mode,
     _algorithm_ranges,
     *ALGORITHM_RULES,
+    *FILTER_RULES,
     _warmup,
     _ranks_have_rows,
     _shares_fit_the_ranks,
