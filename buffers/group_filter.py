@@ -8,11 +8,21 @@ from typing import Final
 
 from buffers.group import Group
 from buffers.records import QueueSettings
-from streamrl.dynamic_sampling import reason_to_filter
+from streamrl.dynamic_sampling import TOO_EASY, TOO_HARD, TRUNCATED, ZERO_VARIANCE, reason_to_filter
 from streamrl.errors import ComponentError
 
 REWARD_FAILED: Final = "reward_failed"
 """Reason of a group with fewer than two valid scores: nothing to compare."""
+
+
+_CHANGE_TASK = (
+    "The task is too easy or too hard for the model: raise rollout.group_size, widen learner.filter.low and high, or "
+    "change the task"
+)
+_WAY_OUT: Final = dict.fromkeys((ZERO_VARIANCE, TOO_HARD, TOO_EASY), _CHANGE_TASK) | {
+    TRUNCATED: "Rollouts come to no end: raise rollout.sampling.max_new_tokens, or set "
+    "learner.overlong.mask_truncated = false"
+}
 
 
 class GroupFilter:
@@ -29,8 +39,11 @@ class GroupFilter:
         """Why a finished group is dropped, or "": it is kept."""
         if group.num_valid_samples() < min(2, self._settings.group_size):
             return REWARD_FAILED
-        rewards = [row.reward for _, row in sorted(group.rows.items()) if row.valid]
-        reason = reason_to_filter(rewards, self._settings.filter)
+        valid = [row for _, row in sorted(group.rows.items()) if row.valid]
+        if self._settings.mask_truncated and all(row.truncated for row in valid):
+            reason = TRUNCATED
+        else:
+            reason = reason_to_filter([row.reward for row in valid], self._settings.filter)
         self._in_a_row = self._in_a_row + 1 if reason else 0
         self._last_reason = reason
         return reason
@@ -45,7 +58,6 @@ class GroupFilter:
         if self._in_a_row >= limit:
             raise ComponentError(
                 f"the batch of step {step} does not fill: the last {self._in_a_row} groups were all filtered, the "
-                f"latest as {self._last_reason}, and learner.filter.limit is {limit}. The task is too easy or too hard "
-                "for the model: raise rollout.group_size, widen learner.filter.low and high, or change the task; a "
+                f"latest as {self._last_reason}, and learner.filter.limit is {limit}. {_WAY_OUT[self._last_reason]}; a "
                 "higher limit waits for longer"
             )

@@ -26,7 +26,7 @@ from services.process_environment import extend_import_path
 from services.publisher import Publisher
 from services.run_folder import RunFolder
 from services.saver import Saver
-from services.step_plan import FINISH, SAVE, STOP, StepPlan
+from services.step_plan import FINISH, SAVE, STOP, StepPlan, overlong_penalties
 from services.teller import Teller
 from services.weights import EVALUATION
 from streamrl.clock import SystemClock
@@ -299,6 +299,8 @@ class LearnerRank:
             "reward/mean": float(rewards.mean()) if len(rewards) else None,
             "reward/failed": int((~lease.valid).sum()),
             "reward/zero_variance_share": _zero_variance_share(lease),
+            "reward/truncated_share": float(lease.truncated.mean()),
+            "reward/overlong_mean": float(overlong_penalties(lease, self._config)[lease.valid].mean()),
             "reward/filtered_share": self._filtered.since_last(counts),
             "staleness/mean": float(staleness.mean()) if len(staleness) else 0.0,
             "staleness/max": int(staleness.max(initial=0)),

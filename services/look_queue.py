@@ -98,6 +98,7 @@ def _settings(config: Config) -> QueueSettings:
         byte_budget=config.queue.byte_budget,
         rollout_bytes=0,
         filter=config.learner.filter,
+        mask_truncated=config.learner.overlong.mask_truncated,
     )
 
 

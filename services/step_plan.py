@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from buffers.records import Lease
 from streamrl.algorithms.advantages import advantage_of
+from streamrl.algorithms.overlong import overlong_penalty
 from streamrl.config import Config
 from streamrl.learner.balance import split_rows
 from streamrl.types import FrameRef, LongArray
@@ -23,7 +24,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     step: the step whose weights the learner holds; -1 ends the loop of the other ranks, -2 only commits a checkpoint,
     -3 ends the run as if all steps were made.
     share: the share of each row. total_tokens, total_rows: what is trained of the whole batch (rows without a score are
-    not).
+    not, nor those that were cut off where `learner.overlong` says so; `valid` is False for both).
     """
 
     step: int
@@ -61,8 +62,10 @@ class Share:
 def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
     """Advantages over the whole batch, and shares of about the same work."""
     named = config.learner.algorithm.advantage
-    advantages = advantage_of(named, lease.rewards, lease.valid, lease.group, lease.sampled_tokens)
-    trained = lease.valid & (lease.sampled_tokens > 0)
+    rewards = lease.rewards + overlong_penalties(lease, config)
+    advantages = advantage_of(named, rewards, lease.valid, lease.group, lease.sampled_tokens)
+    counted = lease.valid & ~lease.truncated if config.learner.overlong.mask_truncated else lease.valid
+    trained = counted & (lease.sampled_tokens > 0)
     return StepPlan(
         step=lease.step,
         frames=list(lease.frames),
@@ -71,12 +74,20 @@ def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
         group=_pack(lease.group, np.int64),
         sample_index=_pack(lease.sample_index, np.int64),
         rewards=_pack(lease.rewards, np.float64),
-        valid=_pack(lease.valid, np.uint8),
+        valid=_pack(counted, np.uint8),
         advantages=_pack(advantages, np.float64),
         share=_pack(_shares(lease, num_shares(config), hidden_size), np.int64),
         total_tokens=int(lease.sampled_tokens[trained].sum()),
         total_rows=int(trained.sum()),
     )
+
+
+def overlong_penalties(lease: Lease, config: Config) -> npt.NDArray[np.float64]:
+    """float64 [N], what `learner.overlong` adds to the rewards that advantages are made of."""
+    overlong, budget = config.learner.overlong, config.rollout.sampling.max_new_tokens
+    if not overlong.buffer:
+        return np.zeros(lease.num_rows)
+    return overlong_penalty(lease.sampled_tokens, budget, overlong.buffer, overlong.penalty)
 
 
 def num_shares(config: Config) -> int:

@@ -16,7 +16,9 @@ TOO_HARD: Final = "too_hard"
 """Reason of a group whose mean reward is below `low`."""
 TOO_EASY: Final = "too_easy"
 """Reason of a group whose mean reward is above `high`."""
-FILTERED: Final = (ZERO_VARIANCE, TOO_HARD, TOO_EASY)
+TRUNCATED: Final = "truncated"
+"""Reason of a group whose rollouts were all cut off, where those are not trained (`learner.overlong`)."""
+FILTERED: Final = (ZERO_VARIANCE, TOO_HARD, TOO_EASY, TRUNCATED)
 
 
 def reason_to_filter(rewards: Sequence[float], rule: FilterConfig) -> str:

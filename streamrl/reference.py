@@ -15,14 +15,16 @@ that is right now and then.
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from streamrl.algorithms.advantages import advantage_of
+from streamrl.algorithms.overlong import overlong_penalty
 from streamrl.config import Config
 from streamrl.config.load import load_args
 from streamrl.dynamic_sampling import reason_to_filter
@@ -44,6 +46,7 @@ from streamrl.tasks.order import PromptOrder
 from streamrl.tasks.prompts import check_prompt_lengths
 from streamrl.tasks.resolve import resolve_task
 from streamrl.types import (
+    FinishReason,
     GenerationRequest,
     GenerationResult,
     IntArray,
@@ -82,6 +85,10 @@ class Sample:
     prompt: Prompt
     prompt_ids: IntArray
     result: GenerationResult
+
+    @property
+    def truncated(self) -> bool:
+        return self.result.finish_reason is FinishReason.LENGTH
 
 
 @contextmanager
@@ -134,7 +141,7 @@ class Reference:
             samples, scores = self.batch(step)
             rows = lay_out(step, samples, scores)
             with threads(self.config.learner.threads):
-                loss, grad_norm = self.learn(step, rows)
+                loss, grad_norm = self.learn(step, rows, np.array([sample.truncated for sample in samples]))
             ids = {sample.result.request_id: sample.result.token_ids.tolist() for sample in samples}
             reward = float(rows.rewards[rows.valid].mean())
             yield StepRecord(step + 1, reward, loss, grad_norm, weights_digest(self.weights().items()), ids)
@@ -147,7 +154,7 @@ class Reference:
         while missing := wanted - len({sample.group for sample in samples}):
             for group in self.generate(step, missing):
                 verdicts = self.score(group)
-                left_out = 0 if self.keeps(verdicts) else left_out + 1
+                left_out = 0 if self.keeps(group, verdicts) else left_out + 1
                 if not left_out:
                     samples += group
                     scores += verdicts
@@ -155,11 +162,16 @@ class Reference:
                 raise ComponentError(f"step {step}: the last {left_out} groups were left out; see learner.filter.limit")
         return samples, scores
 
-    def keeps(self, scores: list[Score]) -> bool:
+    def keeps(self, group: list[Sample], scores: list[Score]) -> bool:
         """Whether a group is trained: enough of its scores are valid, and `learner.filter` lets them pass."""
-        rewards = [score.reward for score in scores if score.reward is not None]
-        enough = len(rewards) >= min(2, self.config.rollout.group_size)
-        return enough and not reason_to_filter(rewards, self.config.learner.filter)
+        valid = [
+            (sample, score.reward) for sample, score in zip(group, scores, strict=True) if score.reward is not None
+        ]
+        if len(valid) < min(2, self.config.rollout.group_size):
+            return False
+        if self.config.learner.overlong.mask_truncated and all(sample.truncated for sample, _ in valid):
+            return False
+        return not reason_to_filter([reward for _, reward in valid], self.config.learner.filter)
 
     def generate(self, step: int, count: int) -> list[list[Sample]]:
         """The next `count` prompts in data order, `group_size` completions of each, under the present weights."""
@@ -194,10 +206,17 @@ class Reference:
         ]
         return self.scorer.score(items)
 
-    def learn(self, step: int, rows: RolloutRows) -> tuple[float, float]:
+    def learn(self, step: int, rows: RolloutRows, truncated: npt.NDArray[np.bool_]) -> tuple[float, float]:
         """One optimizer step on the batch; returns the loss and the gradient norm before clipping."""
         learner = self.config.learner
-        advantages = advantage_of(learner.algorithm.advantage, rows.rewards, rows.valid, rows.group, row_targets(rows))
+        tokens, rewards, overlong = row_targets(rows), rows.rewards, learner.overlong
+        if overlong.buffer:
+            rewards = rewards + overlong_penalty(
+                tokens, self.sampling.max_new_tokens, overlong.buffer, overlong.penalty
+            )
+        advantages = advantage_of(learner.algorithm.advantage, rewards, rows.valid, rows.group, tokens)
+        if overlong.mask_truncated:
+            rows = replace(rows, valid=rows.valid & ~truncated)
         total = count_targets(rows)
         loss_sum, most = 0.0, learner.micro_batch_tokens
         skip_zero = learner.algorithm.learns_from_advantages_alone

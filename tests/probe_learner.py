@@ -144,6 +144,7 @@ def lease(step: int, frames: list[FrameRef]) -> Lease:
         valid=np.ones(len(rows), np.bool_),
         num_tokens=2 + sample + 3 + group,
         sampled_tokens=2 + sample,
+        truncated=sample == 2,
         oldest_step=np.zeros(len(rows), np.int64),
     )
 

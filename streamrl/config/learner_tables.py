@@ -118,6 +118,19 @@ class AlgorithmConfig(Table, frozen=True):
         return self.entropy_coef == 0.0 and self.kl_coef == 0.0
 
 
+class OverlongConfig(Table, frozen=True):
+    """What becomes of rollouts that come to the end of `rollout.sampling.max_new_tokens` (DAPO)."""
+
+    buffer: NonNegative = 0
+    """Tokens before the end over which the reward falls linearly, for advantages only: what is logged, filtered and
+    evaluated is the reward as it was given. 0 leaves it as it is."""
+    penalty: PositiveFloat = 1.0
+    """What a rollout loses that used all of its tokens."""
+    mask_truncated: bool = False
+    """Leave rollouts that were cut off out of the loss and its denominators; their rewards stay in the baselines. A
+    group that has no others is dropped (`truncated`)."""
+
+
 class FilterConfig(Table, frozen=True):
     """Dynamic sampling (DAPO): a group that teaches nothing, or is too easy or too hard, is dropped as soon as its last
     score is there, and the next one of the data is generated in its place. Drops are counted by reason."""
@@ -177,5 +190,6 @@ class LearnerConfig(Table, frozen=True):
     """Tokens of one packed forward and backward."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    overlong: OverlongConfig = field(default_factory=OverlongConfig)
     filter: FilterConfig = field(default_factory=FilterConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)

@@ -87,19 +87,22 @@ def test_invariant_4_holds_with_every_term_of_the_loss(synchronous, monkeypatch)
 
 def test_invariant_4_holds_where_groups_are_filtered(synchronous, monkeypatch) -> None:
     window = ("--learner.filter.zero_variance", "true", "--learner.filter.low", "0.2", "--learner.filter.high", "0.4")
-    run = synchronous("filtered", *window, "--learner.steps", "5")
+    overlong = ("--learner.overlong.buffer", "4", "--learner.overlong.mask_truncated", "true")
+    run = synchronous("filtered", *window, *overlong, "--learner.steps", "5")
     monkeypatch.syspath_prepend(run.folder.parents[1])
     records, system = list(Reference(load(run.folder / "config.toml")).steps()), run.metrics()
     sampled = sampled_ids(run.folder)
     trained = {name: ids for record in records for name, ids in record.token_ids.items()}
     assert {name: sampled[name] for name in trained} == trained
     assert len(sampled) > len(trained) == 5 * 8 * 4
+    assert [record.loss for record in records] == [row["loss/policy"] for row in system]
     assert [record.digest for record in records] == [row["weights/digest"] for row in system]
+    assert all(-1.0 < row["reward/overlong_mean"] < 0.0 < row["reward/truncated_share"] < 1.0 for row in system)
     assert all(0.2 <= row["reward/mean"] <= 0.4 for row in system)
     assert all(row["reward/zero_variance_share"] == 0.0 for row in system)
     dropped = json.loads((run.folder / "summary.json").read_text())["discards_by_reason"]
     assert sum(dropped.values()) == len(sampled) // 4 - 5 * 8
-    assert set(dropped) <= {"zero_variance", "too_hard", "too_easy"}
+    assert set(dropped) <= {"zero_variance", "too_hard", "too_easy", "truncated"}
     assert system[0]["reward/filtered_share"] > 0.0
 
 

@@ -113,6 +113,7 @@ CLIP_COV = {**PPO, "learner.algorithm.loss": "clip_cov", "learner.algorithm.cov_
 KL_COV = {**PPO, "learner.algorithm.loss": "kl_cov"}
 REJECTION = {**NO_RATIO, "learner.algorithm.rejection.measure": "ratio"}
 RATE = {"learner.optimizer.lr": 1e-3, "learner.optimizer.warmup_steps": 1, "learner.steps": 3}
+SHORT = {"rollout.sampling.max_new_tokens": 5}
 PLACED = {"ray.address": "10.0.0.1:6379", "rollout.resources": {"rollout-node": 1.0}}
 NEVER = 1e-6
 BARELY = 2e-6
@@ -375,6 +376,9 @@ KEYS: dict[str, Key] = {
     "learner.algorithm.kl_coef": Key(learner.learn, 0.0, 1.0, RATE),
     "learner.algorithm.kl_estimator": Key(learner.learn, "k2", "k3", {**RATE, "learner.algorithm.kl_coef": 1.0}),
     "learner.algorithm.aggregation": Key(learner.learn, "token_mean", "seq_mean_token_sum"),
+    "learner.overlong.buffer": Key(learner.learn, 0, 3, {**RATE, **SHORT}),
+    "learner.overlong.penalty": Key(learner.learn, 1.0, 2.0, {**RATE, **SHORT, "learner.overlong.buffer": 3}),
+    "learner.overlong.mask_truncated": Key(learner.learn, False, True, RATE),
     "learner.filter.zero_variance": Key(parts.kept_groups, False, True),
     "learner.filter.low": Key(parts.kept_groups, None, 0.5),
     "learner.filter.high": Key(parts.kept_groups, None, 0.5),
