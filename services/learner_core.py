@@ -19,6 +19,7 @@ from buffers.records import Lease
 from buffers.segment_reader import SegmentReader
 from services import warm_up
 from services.layout import model_folder, start_folder
+from services.reference_rewards import pay_divergence
 from services.run_folder import RunFolder
 from services.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, num_shares, shares_of
 from services.version_writer import Span, VersionWriter, WeightSnapshot, Written, untold
@@ -27,6 +28,7 @@ from streamrl.config import Config, limits
 from streamrl.disk_room import DiskRoom
 from streamrl.errors import ConfigError
 from streamrl.learner import checkpoint
+from streamrl.learner.averaged import AveragedPolicy
 from streamrl.learner.checkpoint_retention import oldest_step
 from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.fsdp import MOMENTS, FsdpBackend, on_policy
@@ -37,6 +39,7 @@ from streamrl.learner.warmup import Warmup, WarmupProgress
 from streamrl.models.export import export_hf
 from streamrl.models.load import DTYPES, load_model, prepare_model_folder
 from streamrl.models.tokenizer import load_tokenizer
+from streamrl.models.vocabulary import require_same_vocabulary
 from streamrl.tasks.base import is_demonstrated
 from streamrl.tasks.load import load_task
 from streamrl.timeline import StepTimer
@@ -130,6 +133,11 @@ class LearnerCore:
         shares, most = shares_of(plan, self._rank, self._config), self._config.learner.micro_batch_tokens
         with timer.phase("read"):
             rows = [self._rows(plan, share) for share in shares]
+        paid: dict[str, float] = {}
+        if self._config.learner.algorithm.kl_in_reward:
+            with timer.phase("forward_backward"):
+                plan, paid = pay_divergence(plan, shares, rows, self._config, self._held, self._group)
+            shares = shares_of(plan, self._rank, self._config)
         skip_zero = self._config.learner.algorithm.learns_from_advantages_alone
         with timer.phase("pack"):
             packs = [
@@ -140,7 +148,7 @@ class LearnerCore:
             metrics = self._backend.step_shares(packs, Denominators(plan.total_tokens, plan.total_rows))
         metrics.pop("time/forward_backward")
         timer.move("forward_backward", "optimizer", metrics.pop("time/optimizer"))
-        return metrics
+        return {**metrics, **paid}
 
     def snapshot_weights(self) -> WeightSnapshot:
         """A copy of this rank's part of what a version holds, in its number format. The next one is written over it."""
@@ -178,7 +186,7 @@ class LearnerCore:
 
     def state_bytes(self) -> int:
         """Bytes of the tensors of a checkpoint: what is trained and its moments, in float32."""
-        return self._policy.num_parameters * 4 * (1 + len(MOMENTS))
+        return self._policy.num_parameters * 4 * (1 + len(MOMENTS) + limits.averages(self._config))
 
     def save(self) -> None:
         """Collective. One checkpoint, committed when this returns."""
@@ -225,7 +233,7 @@ class LearnerCore:
         self._group.close()
         # The group's threads end with the last reference to it, and the policy holds some. A thread that still puts its
         # last tensor away when the interpreter ends would abort the process.
-        for held in ("_backend", "_policy", "_group"):
+        for held in ("_backend", "_held", "_policy", "_group"):
             vars(self).pop(held, None)
         gc.collect()
         if self._rank == 0:
@@ -264,19 +272,28 @@ class LearnerCore:
 
     def _make_backend(self) -> FsdpBackend:
         learner = self._config.learner
+        self._held = self._reference() if learner.algorithm.has_reference else None
         return on_policy(
             self._policy,
             optimizer=learner.optimizer,
             algorithm=learner.algorithm,
             total_steps=learner.steps,
             temperature=self._config.rollout.sampling.temperature,
-            reference=self._reference() if learner.algorithm.kl_coef else None,
+            reference=self._held,
+            average=self._held if isinstance(self._held, AveragedPolicy) else None,
         )
 
     def _reference(self) -> FrozenPolicy:
-        """The policy that the stream begins with."""
-        dtype, folder = self._config.model.dtype, start_folder(self._run.path, self._config)
-        return FrozenPolicy(lambda: load_model(folder, dtype), self._group, DTYPES[dtype])
+        """The policy that the trained one is held to, or that teaches it; loaded when it is first called."""
+        dtype, reference = self._config.model.dtype, self._config.learner.algorithm.reference
+        folder = start_folder(self._run.path, self._config)
+        if reference.path is not None:
+            folder = Path(reference.path).expanduser()
+            require_same_vocabulary(model_folder(self._run.path, self._config), folder)
+        arguments = (lambda: load_model(folder, dtype)), self._group, DTYPES[dtype]
+        if reference.kind == "average":
+            return AveragedPolicy(*arguments, every=reference.every, decay=reference.decay)
+        return FrozenPolicy(*arguments)
 
     def _load_newest(self) -> dict[str, Any]:
         search = checkpoint.find_newest(self._run.checkpoints_path)

@@ -23,8 +23,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
     step: the step whose weights the learner holds; -1 ends the loop of the other ranks, -2 only commits a checkpoint,
     -3 ends the run as if all steps were made.
-    share: the share of each row. total_tokens, total_rows: what is trained of the whole batch (rows without a score are
-    not, nor those that were cut off where `learner.overlong` says so; `valid` is False for both).
+    share: the share of each row. valid: whether it is trained: not without a score, nor if it was cut off where
+    `learner.overlong` says so. total_tokens, total_rows: what is trained of the whole batch. shaped, scored, tokens:
+    what advantages are made of: the rewards as shaped, whether there is a score, and the sampled tokens.
     """
 
     step: int
@@ -39,6 +40,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     share: bytes = b""
     total_tokens: int = 0
     total_rows: int = 0
+    shaped: bytes = b""
+    scored: bytes = b""
+    tokens: bytes = b""
 
 
 STOP = StepPlan(step=-1)
@@ -48,14 +52,16 @@ FINISH = StepPlan(step=-3)
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Rows that are trained on together, on one rank, as columns over them."""
+    """Rows that are trained on together, on one rank, as columns over them. place: of each in the lease."""
 
+    place: LongArray
     frame_index: LongArray
     row: LongArray
     group: LongArray
     sample_index: LongArray
     rewards: npt.NDArray[np.float64]
     valid: npt.NDArray[np.bool_]
+    scored: npt.NDArray[np.bool_]
     advantages: npt.NDArray[np.float64]
 
 
@@ -79,7 +85,22 @@ def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
         share=_pack(_shares(lease, num_shares(config), hidden_size), np.int64),
         total_tokens=int(lease.sampled_tokens[trained].sum()),
         total_rows=int(trained.sum()),
+        shaped=_pack(rewards, np.float64),
+        scored=_pack(lease.valid, np.uint8),
+        tokens=_pack(lease.sampled_tokens, np.int64),
     )
+
+
+def penalised(plan: StepPlan, penalty_N: npt.NDArray[np.float64], advantage: str) -> StepPlan:
+    """The plan with the advantages of rewards that are lower by `penalty_N`, float64 [N]."""
+    advantages = advantage_of(
+        advantage,
+        np.frombuffer(plan.shaped, np.float64) - penalty_N,
+        np.frombuffer(plan.scored, np.uint8).astype(bool),
+        np.frombuffer(plan.group, np.int64),
+        np.frombuffer(plan.tokens, np.int64),
+    )
+    return msgspec.structs.replace(plan, advantages=_pack(advantages, np.float64))
 
 
 def overlong_penalties(lease: Lease, config: Config) -> npt.NDArray[np.float64]:
@@ -105,12 +126,14 @@ def share_of(plan: StepPlan, number: int) -> Share:
     """The rows of one share, still in the order of the lease."""
     mine = np.frombuffer(plan.share, np.int64) == number
     return Share(
+        place=np.flatnonzero(mine),
         frame_index=np.frombuffer(plan.frame_index, np.int64)[mine],
         row=np.frombuffer(plan.row, np.int64)[mine],
         group=np.frombuffer(plan.group, np.int64)[mine],
         sample_index=np.frombuffer(plan.sample_index, np.int64)[mine],
         rewards=np.frombuffer(plan.rewards, np.float64)[mine],
         valid=np.frombuffer(plan.valid, np.uint8)[mine].astype(bool),
+        scored=np.frombuffer(plan.scored, np.uint8)[mine].astype(bool),
         advantages=np.frombuffer(plan.advantages, np.float64)[mine],
     )
 

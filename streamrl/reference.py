@@ -115,6 +115,12 @@ class Reference:
             raise ConfigError("the reference loop needs model.path: a folder with a model that is warmed up already")
         if config.learner.lora.rank:
             raise ConfigError("the reference loop trains all weights; set learner.lora.rank = 0")
+        algorithm = config.learner.algorithm
+        if algorithm.kl_in_reward or algorithm.reference.kind == "average":
+            raise ConfigError(
+                "the reference loop has a divergence in the loss alone, from a policy that stands still; set "
+                'learner.algorithm.kl_in = "loss" and reference.kind = "initial" or "path"'
+            )
         self.config = config
         self.folder = Path(config.model.path)
         self.tokenizer: TextTokenizer = load_tokenizer(self.folder)
@@ -133,7 +139,7 @@ class Reference:
         with threads(config.learner.threads):
             self.policy = PolicyModel(load_model(self.folder, config.model.dtype).to(torch.float32))
             self.optimizer = make_optimizer(self.policy.parameters(), config.learner.optimizer)
-            self.start = self._start() if config.learner.algorithm.kl_coef else None
+            self.start = self._start() if algorithm.has_reference else None
 
     def steps(self) -> Iterator[StepRecord]:
         """Every step, each as it is done."""
@@ -236,8 +242,9 @@ class Reference:
         return {name.removeprefix(PREFIX): param.detach() for name, param in self.policy.named_parameters()}
 
     def _start(self) -> PolicyModel:
-        """The weights that `learner.algorithm.kl_coef` holds the policy to."""
-        return PolicyModel(load_model(self.folder, self.config.model.dtype).to(torch.float32))
+        """The policy that the trained one is held to, or that teaches it."""
+        folder = self.config.learner.algorithm.reference.path or self.folder
+        return PolicyModel(load_model(folder, self.config.model.dtype).to(torch.float32))
 
     def _make_engine(self) -> TorchEngine:
         rollout = self.config.rollout

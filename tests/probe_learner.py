@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
@@ -16,6 +17,8 @@ from services.rollout_rows import Finished, Issued
 from services.run_folder import RunFolder
 from streamrl.clock import SystemClock
 from streamrl.config import Config
+from streamrl.config.schema import ModelConfig
+from streamrl.models.load import prepare_model_folder
 from streamrl.timeline import StepTimer
 from streamrl.types import FinishReason, FrameRef, GenerationResult, Ticket, Version, VersionSpan
 from streamrl.weights.folder import shm_folder
@@ -66,6 +69,17 @@ def learn(config: Config, folder: Path, frames: int = 1) -> Learned:
             core.save()
         names = sorted(path.name for path in (folder / "checkpoints").iterdir() if path.is_dir())
         return Learned(len(passes), metrics["loss/policy"], core.weight_digest(), names, torch.get_num_threads())
+
+
+def other_reference(config: Config, folder: Path) -> Learned:
+    """The same, held to a model of the name that is the path, which is made for it."""
+    reference = config.learner.algorithm.reference
+    made = folder / str(reference.path)
+    prepare_model_folder(ModelConfig(preset="tiny-qwen3"), len(str(reference.path)), made)
+    reference = msgspec.structs.replace(reference, path=str(made))
+    algorithm = msgspec.structs.replace(config.learner.algorithm, reference=reference)
+    learner = msgspec.structs.replace(config.learner, algorithm=algorithm)
+    return learn(msgspec.structs.replace(config, learner=learner), folder)
 
 
 def kept_beside_damage(config: Config, folder: Path) -> list[str]:

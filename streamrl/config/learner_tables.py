@@ -47,17 +47,33 @@ class RejectionConfig(Table, frozen=True):
     """Left out above it. No bound when absent."""
 
 
+class ReferenceConfig(Table, frozen=True):
+    """The policy that `kl_coef` holds the trained one to, or that teaches it (`loss = "opd"`): a second copy of the
+    weights at the learner."""
+
+    kind: Literal["initial", "path", "average"] = "initial"
+    """`initial` is what the run began with, after a warm-up; `path` a model of the same vocabulary; `average` a moving
+    average of the trained weights, which checkpoints hold too."""
+    path: str | None = None
+    """Of `path`: a local Hugging Face folder."""
+    every: Positive = 1
+    """Of `average`: steps between two moves."""
+    decay: Fraction = 0.99
+    """Of `average`: what a move keeps of it; the rest comes from the trained weights. With 0 it is a copy of them."""
+
+
 class AlgorithmConfig(Table, frozen=True):
     """From rewards to a loss: advantage, proximal, correction, loss and aggregation are independent choices
     (docs/algorithms.md has their formulas)."""
 
     advantage: Literal["grpo", "dr_grpo", "rloo", "opo", "maxrl", "reinforce_pp", "reinforce_pp_baseline"] = "grpo"
     """How a rollout is judged against the others of its group; by the `reinforce_pp` forms against the whole batch."""
-    loss: Literal["ppo", "reinforce", "gspo", "cispo", "sapo", "gmpo", "dppo", "clip_cov", "kl_cov"] = "ppo"
+    loss: Literal["ppo", "reinforce", "gspo", "cispo", "sapo", "gmpo", "dppo", "clip_cov", "kl_cov", "opd"] = "ppo"
     """`ppo` is the clipped surrogate. `reinforce` is the plain policy gradient, without ratio and clip: only
     `correction` stands between it and rows of older versions, so it needs `proximal = "recompute"`. `gspo` and `gmpo`
     have one ratio for each row. Under `clip_cov` and `kl_cov`, which choose tokens by statistics of one pack, the
-    result depends on `micro_batch_tokens` and on the number of ranks and shares; under all others it does not."""
+    result depends on `micro_batch_tokens` and on the number of ranks and shares; under all others it does not. `opd`
+    distils the model at `reference.path`: rewards and advantages have no part in it."""
     clip_low: NonNegativeFloat = 0.2
     """The ratio is clipped below at 1 - `clip_low`; without part under `proximal = "recompute"`, where it is 1."""
     clip_high: NonNegativeFloat = 0.28
@@ -107,15 +123,37 @@ class AlgorithmConfig(Table, frozen=True):
     """What a nat of entropy, averaged as the loss is, takes off the loss. Above 0 rows without advantage are computed
     too."""
     kl_coef: NonNegativeFloat = 0.0
-    """What a nat of divergence from the weights that the run began with (after a warm-up) adds to it. Above 0 the
-    learner holds a second copy of the weights, and rows without advantage are computed too."""
-    kl_estimator: Literal["k2", "k3", "k1+", "k3+"] = "k3+"
-    """Its estimate; a plus has the gradient of `k2`, which is the divergence's."""
+    """What a nat of divergence from the reference costs. Above 0 the learner holds a second copy of the weights."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where it is paid: `loss` adds it to the loss of each token, rows without advantage among them; `reward` takes the
+    sum over a row off its reward before the advantage is made."""
+    kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3+"
+    """Its estimate; a plus has the gradient of `k2`, which is the divergence's. The loss takes all but `k1`, the reward
+    `k1`, `k2` and `k3`."""
+    reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+
+    @property
+    def kl_in_loss(self) -> bool:
+        return self.kl_coef > 0.0 and self.kl_in == "loss"
+
+    @property
+    def kl_in_reward(self) -> bool:
+        return self.kl_coef > 0.0 and self.kl_in == "reward"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the learner holds a second policy."""
+        return self.kl_coef > 0.0 or self.loss == "opd"
+
+    @property
+    def loss_divergence(self) -> str:
+        """The estimate that `loss/kl` is the mean of."""
+        return "k1+" if self.loss == "opd" else self.kl_estimator
 
     @property
     def learns_from_advantages_alone(self) -> bool:
         """Whether a row without advantage gives no gradient."""
-        return self.entropy_coef == 0.0 and self.kl_coef == 0.0
+        return self.entropy_coef == 0.0 and not self.kl_in_loss and self.loss != "opd"
 
 
 class OverlongConfig(Table, frozen=True):

@@ -135,8 +135,16 @@ def log_parts(config: Config) -> int:
 
 
 def checkpoint_bytes(config: Config, model: ModelFacts) -> int:
-    """Bytes of one checkpoint: what is trained and two moments of it in float32, and what describes them."""
-    return trained_parameters(config, model) * 4 * 3 + CHECKPOINT_HEAD_BYTES
+    """Bytes of one checkpoint: what is trained and two moments of it in float32, a reference that moves, and what
+    describes them."""
+    copies = 4 if averages(config) else 3
+    return trained_parameters(config, model) * 4 * copies + CHECKPOINT_HEAD_BYTES
+
+
+def averages(config: Config) -> bool:
+    """Whether the reference is a moving average, which checkpoints hold."""
+    algorithm = config.learner.algorithm
+    return algorithm.has_reference and algorithm.reference.kind == "average"
 
 
 def human_bytes(count: float) -> str:

@@ -22,6 +22,7 @@ from streamrl.algorithms.aggregation import Denominators
 from streamrl.clock import Clock, SystemClock
 from streamrl.config.learner_tables import AlgorithmConfig, OptimizerConfig
 from streamrl.errors import DataError, NonFiniteError
+from streamrl.learner.averaged import AveragedPolicy
 from streamrl.learner.finite import require_finite
 from streamrl.learner.objectives import Objective, Reference, Sums, policy_loss
 from streamrl.learner.optimizer import clip_gradients, make_optimizer, set_learning_rate
@@ -51,9 +52,10 @@ class FsdpBackend:
         *,
         temperature: float = 1.0,
         clock: Clock | None = None,
+        average: AveragedPolicy | None = None,
     ) -> None:
         """objective: what a pack's loss is. total_steps: where the rate's decay ends. temperature: of
-        `logprobs`.
+        `logprobs`. average: follows the policy, and is part of the state.
 
         Several backends may follow one another on one policy (warm-up, then RL); each has its own optimizer.
         """
@@ -64,6 +66,7 @@ class FsdpBackend:
         self._total_steps = total_steps
         self._temperature = temperature
         self._clock = clock or SystemClock()
+        self._average = average
         self._optimizer = make_optimizer(policy.shards.values(), optimizer)
         self._steps_done = 0
 
@@ -106,9 +109,7 @@ class FsdpBackend:
         return Sums(self.group.sum(sums.added), self.group.max(sums.greatest))
 
     def _padded(self, packs: Sequence[PackedBatch]) -> list[PackedBatch]:
-        """As many packs as the rank that has most: each forward is a collective."""
-        count = self.group.max_int(max(len(packs), 1))
-        return [*packs, *(empty_pack() for _ in range(count - len(packs)))]
+        return padded(packs, self.group)
 
     def _clip(self) -> float:
         over_ranks = self.group.sum if self.group.world_size > 1 else None
@@ -121,6 +122,8 @@ class FsdpBackend:
         self._optimizer.step()
         self.policy.clear_gradients()
         self._steps_done += 1
+        if self._average is not None:
+            self._average.follow(self._steps_done, self.policy.shards)
         return rate
 
     @torch.no_grad()
@@ -138,9 +141,11 @@ class FsdpBackend:
         return self.policy.weight_digest()
 
     def state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """As `LearnerBackend.state_tensors`: `model/<name>`, then each moment, in float32."""
+        """As `LearnerBackend.state_tensors`: `model/<name>`, then the average's, then each moment, in float32."""
         for name, whole in self.policy.iter_weights():
             yield f"model/{name}", whole
+        if self._average is not None:
+            yield from self._average.state_tensors()
         if not self._steps_done:
             return
         for moment in MOMENTS:
@@ -152,7 +157,8 @@ class FsdpBackend:
         is this rank's (nothing of ours draws from it)."""
         state = torch.get_rng_state().numpy().tobytes()
         facts = {"steps_done": self._steps_done, "torch_rng": base64.b64encode(state).decode()}
-        return {**facts, **self.policy.state_facts()}
+        average = {} if self._average is None else self._average.state_facts()
+        return {**facts, **average, **self.policy.state_facts()}
 
     def load_state(self, tensor: Callable[[str], torch.Tensor], extra: dict[str, Any]) -> None:
         """As `LearnerBackend.load_state`. Raises DataError when the state is of another model."""
@@ -161,6 +167,8 @@ class FsdpBackend:
             raise DataError("the learner state has no `steps_done` or no `torch_rng`: it is not one of this backend")
         self.policy.check_state(extra)
         self.policy.load_weights(lambda name: tensor(f"model/{name}"))
+        if self._average is not None:
+            self._average.load_state(tensor, extra)
         self._optimizer.state.clear()
         if steps_done:
             for name, shard in self.policy.shards.items():
@@ -171,6 +179,12 @@ class FsdpBackend:
         self._steps_done = steps_done
         raw = bytearray(base64.b64decode(generator))
         torch.set_rng_state(torch.frombuffer(raw, dtype=torch.uint8))
+
+
+def padded(packs: Sequence[PackedBatch], group: LearnerGroup) -> list[PackedBatch]:
+    """Collective. As many packs as the rank that has most, one at least: each forward is a collective."""
+    count = group.max_int(max(len(packs), 1))
+    return [*packs, *(empty_pack() for _ in range(count - len(packs)))]
 
 
 def build(
@@ -184,6 +198,7 @@ def build(
     dtype: torch.dtype = torch.float32,
     clock: Clock | None = None,
     reference: Reference | None = None,
+    average: AveragedPolicy | None = None,
 ) -> FsdpBackend:
     """The RL learner of one rank. Collective.
 
@@ -198,6 +213,7 @@ def build(
         temperature=temperature,
         clock=clock,
         reference=reference,
+        average=average,
     )
 
 
@@ -210,8 +226,9 @@ def on_policy(
     temperature: float,
     clock: Clock | None = None,
     reference: Reference | None = None,
+    average: AveragedPolicy | None = None,
 ) -> FsdpBackend:
-    """The RL learner on a policy that is sharded already, as a warm-up leaves it. reference: what `kl_coef` holds it
-    to; needed where that is not 0."""
+    """The RL learner on a policy that is sharded already, as a warm-up leaves it. reference: as `policy_loss` has it.
+    average: the reference, if it follows the policy."""
     objective = partial(policy_loss, algorithm=algorithm, temperature=temperature, reference=reference)
-    return FsdpBackend(policy, objective, optimizer, total_steps, temperature=temperature, clock=clock)
+    return FsdpBackend(policy, objective, optimizer, total_steps, temperature=temperature, clock=clock, average=average)

@@ -44,6 +44,11 @@ class TextTokenizer:
         """Tokens that the tokenizer knows; a model's embedding may be larger."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
+    def vocabulary(self) -> dict[str, int]:
+        """Every token with its id, those that were added among them."""
+        known: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return known
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> IntArray:
         """int32 [n]. With `add_special_tokens`, what the tokenizer puts around a text (a bos token, mostly).
 

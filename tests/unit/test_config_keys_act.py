@@ -114,6 +114,8 @@ KL_COV = {**PPO, "learner.algorithm.loss": "kl_cov"}
 REJECTION = {**NO_RATIO, "learner.algorithm.rejection.measure": "ratio"}
 RATE = {"learner.optimizer.lr": 1e-3, "learner.optimizer.warmup_steps": 1, "learner.steps": 3}
 SHORT = {"rollout.sampling.max_new_tokens": 5}
+KL = {**RATE, "learner.algorithm.kl_coef": 1.0}
+REFERENCE = "learner.algorithm.reference.kind"
 PLACED = {"ray.address": "10.0.0.1:6379", "rollout.resources": {"rollout-node": 1.0}}
 NEVER = 1e-6
 BARELY = 2e-6
@@ -375,6 +377,18 @@ KEYS: dict[str, Key] = {
     "learner.algorithm.entropy_coef": Key(learner.learn, 0.0, 0.1),
     "learner.algorithm.kl_coef": Key(learner.learn, 0.0, 1.0, RATE),
     "learner.algorithm.kl_estimator": Key(learner.learn, "k2", "k3", {**RATE, "learner.algorithm.kl_coef": 1.0}),
+    "learner.algorithm.kl_in": Key(
+        learner.learn,
+        "loss",
+        "reward",
+        {**RATE, "learner.algorithm.kl_coef": 1.0, "learner.algorithm.kl_estimator": "k2"},
+    ),
+    "learner.algorithm.reference.kind": Key(learner.learn, "initial", "average", KL),
+    "learner.algorithm.reference.path": Key(learner.other_reference, "one", "three", {**KL, REFERENCE: "path"}),
+    "learner.algorithm.reference.every": Key(
+        learner.learn, 1, 2, {**KL, REFERENCE: "average", "learner.algorithm.reference.decay": 0.5}
+    ),
+    "learner.algorithm.reference.decay": Key(learner.learn, 0.1, 0.5, {**KL, REFERENCE: "average"}),
     "learner.algorithm.aggregation": Key(learner.learn, "token_mean", "seq_mean_token_sum"),
     "learner.overlong.buffer": Key(learner.learn, 0, 3, {**RATE, **SHORT}),
     "learner.overlong.penalty": Key(learner.learn, 1.0, 2.0, {**RATE, **SHORT, "learner.overlong.buffer": 3}),
