@@ -154,8 +154,8 @@ class ShardedPolicy:
         self.forget_gathered()
 
     def forget_gathered(self) -> None:
-        """Have the next forward gather the shards as they are now. FSDP keeps the outermost parameters, gathered, until a
-        backward has used them; where none follows, as after a forward without gradient, they would stay as they were."""
+        """Have the next forward gather the shards as they are now. FSDP keeps the outermost parameters, gathered, until
+        a backward has used them; where none follows, as in a look without gradient, they would stay as they were."""
         self.module.reshard()
 
     def iter_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
