@@ -15,6 +15,7 @@ from streamrl.algorithms.divergences import DIVERGENCES
 from streamrl.algorithms.losses import LOSS_SETTINGS, LOSSES, ROW_LOSSES, TEACHER_LOSSES
 from streamrl.algorithms.proximal import PROXIMALS
 from streamrl.algorithms.rejections import REJECTIONS, outside
+from streamrl.algorithms.supervised import sft
 from streamrl.config.learner_tables import AlgorithmConfig, RejectionConfig
 from streamrl.learner.packing import PackedBatch
 from streamrl.learner.policy import PolicyModel
@@ -72,9 +73,14 @@ def nll_loss(policy: PolicyModel, pack: PackedBatch, total: Denominators) -> tup
     The result is as `policy_loss`'s; ratio, clip and mismatch have no meaning here and are 0.
     """
     logprobs_K, entropy_K = policy(pack, 1.0)
-    loss = -(token_mean(pack.row_tokens, total) * logprobs_K).sum()
+    loss = (token_mean(pack.row_tokens, total) * sft(logprobs_K)).sum()
+    return loss, supervised_sums(loss, pack, entropy_K)
+
+
+def supervised_sums(loss: torch.Tensor, pack: PackedBatch, entropy_K: torch.Tensor) -> Sums:
+    """The sums of a pack that nobody sampled."""
     nothing_K = torch.zeros_like(entropy_K)
-    return loss, _sums(loss, pack, (entropy_K, nothing_K, nothing_K, nothing_K), nothing_K)
+    return _sums(loss, pack, (entropy_K.detach(), nothing_K, nothing_K, nothing_K), nothing_K)
 
 
 def _row_lengths(pack: PackedBatch, algorithm: AlgorithmConfig) -> torch.Tensor | None:
