@@ -27,8 +27,8 @@ class GroupState(StrEnum):
 
 
 class Row(msgspec.Struct, eq=False):
-    """One accepted row. reward counts only where valid; valid only once scored. bundle: the scoring board's; None where
-    nobody is to score it."""
+    """One accepted row. truncated: it was cut off for its length. reward counts only where valid; valid only once
+    scored. bundle: the scoring board's; None where nobody is to score it."""
 
     frame: FrameRef
     row: int
@@ -36,6 +36,7 @@ class Row(msgspec.Struct, eq=False):
     prompt_tokens: int
     sampled_tokens: int
     oldest_step: int
+    truncated: bool = False
     scored: bool = False
     valid: bool = False
     reward: float = float("nan")

@@ -20,15 +20,13 @@ import numpy.typing as npt
 
 from buffers.budget import ByteBudget
 from buffers.group import Group, GroupState, Tally
+from buffers.group_filter import GroupFilter
 from buffers.records import DataOrder, Found, Lease, OldestRow, QueueCounts, QueueSettings, Records, UnscoredFrame
 from buffers.running import RunningGroups
 from buffers.stepping import StepBooks
 from streamrl.clock import Clock
 from streamrl.staleness import Admission, Candidate
 from streamrl.types import FrameRef, Ticket
-
-REWARD_FAILED = "reward_failed"
-"""Reason of a group with fewer than two valid scores: nothing to compare."""
 
 
 class ReplayIndex:
@@ -54,7 +52,9 @@ class ReplayIndex:
         self._running = RunningGroups(settings, clock, self._tally, self._budget)
         self._steps = StepBooks(settings, self._tally, self._budget)
         self._dropped: Counter[str] = Counter()
-        self._failed: list[int] = []
+        self._filter = GroupFilter(settings)
+        self._unrecorded: dict[int, str] = {}
+        """Groups dropped by a rule of its own, with the reason, of which no record is known yet."""
         self.rows_withdrawn = 0
         """Rows discarded because the data set was changed."""
         self._lost: Counter[str] = Counter()
@@ -140,23 +140,32 @@ class ReplayIndex:
         return kept
 
     def _settle(self) -> None:
-        """A finished group is ready, or dropped if fewer than two of its rollouts can be compared."""
+        """A finished group is ready, or dropped by what `group_filter` says."""
         finished, self._running.finished = self._running.finished, []
         for group in finished:
-            if group.num_valid_samples() < min(2, self._settings.group_size):
-                self.drop(group.number, REWARD_FAILED)
-                self._failed.append(group.number)
+            if reason := self._filter.judge(group):
+                self.drop(group.number, reason)
+                self._unrecorded[group.number] = reason
             else:
                 self._running.remove(group)
                 self._steps.add(group)
 
-    def pop_failed(self) -> list[int]:
-        """The groups dropped as `reward_failed` since the last call."""
-        failed, self._failed = self._failed, []
-        return failed
+    def pop_dropped(self) -> dict[str, list[int]]:
+        """The groups that `group_filter` dropped since the last call, by reason; without those that `drop` was told
+        of since."""
+        unrecorded, self._unrecorded = self._unrecorded, {}
+        return {
+            reason: [number for number, why in unrecorded.items() if why == reason]
+            for reason in dict.fromkeys(unrecorded.values())
+        }
+
+    def begin_filtering(self) -> None:
+        """The past is recovered: groups that are filtered count from here."""
+        self._filter.begin()
 
     def drop(self, number: int, reason: str) -> bool:
         """Drop a running or ready group and give its place back; whether it was one."""
+        self._unrecorded.pop(number, None)
         group = self._running.groups.get(number)
         if group is not None:
             self._running.remove(group)
@@ -220,9 +229,12 @@ class ReplayIndex:
         """The batch of `step`, or None as long as it has to wait.
 
         Raises:
-            ComponentError: not the next step.
+            ComponentError: not the next step, or groups are filtered and none is kept.
         """
-        return self._steps.lease(step, self._candidates)
+        lease = self._steps.lease(step, self._candidates)
+        if lease is None:
+            self._filter.check(step)
+        return lease
 
     def late(self, step: int) -> list[int]:
         """The running groups that hold up the batch of `step`."""

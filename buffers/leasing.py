@@ -30,6 +30,7 @@ def build_lease(step: int, groups: Collection[Group]) -> Lease:
         valid=np.array([row.valid for row in rows], np.bool_),
         num_tokens=np.array([row.prompt_tokens for row in rows], np.int64) + sampled_tokens,
         sampled_tokens=sampled_tokens,
+        truncated=np.array([row.truncated for row in rows], np.bool_),
         oldest_step=np.array([row.oldest_step for row in rows], np.int64),
     )
 

@@ -12,7 +12,7 @@ from typing import Final
 from buffers.fence import WriterFence
 from buffers.index import ReplayIndex
 from buffers.ledger import Ledger, read_ledger
-from buffers.ledger_records import LEDGER_SCHEMA, Incarnation, RunHeader, Withdrawn
+from buffers.ledger_records import LEDGER_SCHEMA, Dropped, Incarnation, RunHeader, Withdrawn
 from buffers.records import DataOrder, QueueSettings
 from buffers.recovery import recover, survey
 from buffers.retention import Retention
@@ -66,10 +66,11 @@ def open_folder(
         # A recovery knows it from the header; this is for those who read the ledger and make no index. In one commit
         # with the record before: what that one says must not stand alone.
         written.append(ledger.append(Withdrawn(history.withdrawn, resume_step)))
+    dropped = [Dropped(numbers, reason) for reason, numbers in history.dropped.items()]
+    written += [ledger.append(record) for record in dropped]
     for durable_at in written:
         durable_at.result()
     retention = Retention(run_folder, settings)
-    for file in files:
-        for record in file.records:
-            retention.note(record)
+    for record in [*(record for file in files for record in file.records), *dropped]:
+        retention.note(record)
     return Opened(index, fence, ledger, history.incarnation + 1, history.data_changed, retention)

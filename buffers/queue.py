@@ -18,7 +18,6 @@ checkpoint of step s covers the leases below s.
 from dataclasses import replace
 from pathlib import Path
 
-from buffers.index import REWARD_FAILED
 from buffers.journal import Journal
 from buffers.late import LATE, give_up
 from buffers.ledger_records import (
@@ -261,7 +260,8 @@ class ReplayQueue:
         """The batch of `step`, as soon as the batch rule allows; None once closed.
 
         Raises:
-            ComponentError: not the next step (after a restart, `resume_from` comes first).
+            ComponentError: not the next step (after a restart, `resume_from` comes first); or so many groups were
+            filtered in a row that the batch may never fill.
         """
         started = self._clock.now()
         while True:
@@ -362,10 +362,9 @@ class ReplayQueue:
     # Inside
 
     def _after_rows(self) -> None:
-        """Rows or verdicts came: groups may be ready, or lost because too few of their scores are valid."""
-        failed = self._index.pop_failed()
-        if failed:
-            self._journal.write(Dropped(failed, REWARD_FAILED))
+        """Rows or verdicts came: groups may be ready, or dropped by what their scores are."""
+        for reason, numbers in self._index.pop_dropped().items():
+            self._journal.write(Dropped(numbers, reason))
             self._room.notify()
         self._batch.notify()
 

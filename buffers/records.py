@@ -12,11 +12,15 @@ import numpy.typing as npt
 
 from buffers.rows import CompletionRows
 from buffers.schema import FINISH_REASONS
+from streamrl.config.learner_tables import FilterConfig
 from streamrl.errors import DataError
 from streamrl.types import FrameRef, IntArray, LongArray
 
 FAILED_FINISHES: Final = frozenset({FINISH_REASONS.index("abort"), FINISH_REASONS.index("error")})
 """Finish codes of rollouts that nobody scores: their score is `failed` at once."""
+
+TRUNCATED_FINISH: Final = FINISH_REASONS.index("length")
+"""Finish code of rollouts that were cut off."""
 
 ACCEPTED: Final = np.dtype(
     [
@@ -129,8 +133,8 @@ class Lease:
 
     step: the step the learner holds; training on this lease makes step + 1. Row i is row `row[i]` of
     `frames[frame_index[i]]`. rewards is NaN where not valid. num_tokens: prompt and completion together.
-    oldest_step: lowest step that sampled into the row, -1 for none. waited_s: seconds the learner waited for
-    it.
+    truncated: it was cut off for its length. oldest_step: lowest step that sampled into the row, -1 for none. waited_s:
+    seconds the learner waited for it.
     """
 
     step: int
@@ -144,6 +148,7 @@ class Lease:
     valid: npt.NDArray[np.bool_]
     num_tokens: LongArray
     sampled_tokens: LongArray
+    truncated: npt.NDArray[np.bool_]
     oldest_step: LongArray
     waited_s: float = 0.0
 
@@ -193,7 +198,8 @@ class DataOrder(Protocol):
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a queue is told once. `fingerprint` and `seed` name the data and its order; a ledger of another is
     refused. rollout_bytes: the most that one rollout takes when it is alone in its frame. journalled: whether a group
-    that is issued again may go on from tokens of the version that it was first issued under."""
+    that is issued again may go on from tokens of the version that it was first issued under. mask_truncated: rows that
+    were cut off are not trained."""
 
     group_size: int
     groups_per_step: int
@@ -204,6 +210,8 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     lead: float | None = None
     late: Literal["wait", "drop", "reissue"] = "wait"
     journalled: bool = False
+    filter: FilterConfig = FilterConfig()
+    mask_truncated: bool = False
     durability: Literal["disk", "memory"] = "disk"
     commit_interval_s: float = 0.005
     retain: Literal["all", "covered"] = "all"

@@ -46,7 +46,8 @@ Flags = npt.NDArray[np.bool_]
 class History:
     """What the ledger says as a whole. steps: the groups of each trained step, by its latest record. data_changed: it
     ends with another data set than that of the settings; withdrawn: groups that begin again for that. taken_back: for a
-    group whose rows were discarded, the place of the last record that says so, counted from 0."""
+    group whose rows were discarded, the place of the last record that says so, counted from 0. dropped: by reason,
+    groups that were dropped for their scores just before the end, of which there is no record."""
 
     incarnation: int = -1
     data_changed: bool = False
@@ -54,6 +55,7 @@ class History:
     covered_step: int = 0
     steps: dict[int, list[int]] = field(default_factory=dict)
     taken_back: dict[int, int] = field(default_factory=dict)
+    dropped: dict[str, list[int]] = field(default_factory=dict)
 
 
 def check_header(header: RunHeader, settings: QueueSettings, source: Path) -> None:
@@ -140,7 +142,8 @@ def recover(
         replay.apply(place, record)
     history.withdrawn = replay.settle_data(resume_step, history.data_changed)
     index.release_all()
-    index.pop_failed()
+    history.dropped = index.pop_dropped()
+    index.begin_filtering()
     for step in sorted(step for step in history.steps if step >= resume_step):
         index.plan(step, history.steps[step])
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from buffers.budget import ByteBudget
 from buffers.group import Group, GroupState, Row, Tally
 from buffers.handout import ScoringBoard
-from buffers.records import FAILED_FINISHES, QueueSettings, Records
+from buffers.records import FAILED_FINISHES, TRUNCATED_FINISH, QueueSettings, Records
 from buffers.schema import FINISH_REASONS
 from streamrl.clock import Clock
 from streamrl.errors import DataError
@@ -148,7 +148,7 @@ class RunningGroups:
         # Of columns: a list of the records themselves, each a tuple of all its fields, takes three times as long.
         names = zip(*(rows[name].tolist() for name in ("number", "sample_index", "branch")), strict=True)
         values = (rows[name].tolist() for name in ("row", "attempt", "prompt_tokens", "sampled_tokens", "oldest_step"))
-        made = list(map(Row, repeat(frame), *values))
+        made = list(map(Row, repeat(frame), *values, (rows["finish"] == TRUNCATED_FINISH).tolist()))
         for place, ((number, sample, branch), row) in enumerate(zip(names, made, strict=True)):
             group = self.groups.get(number)
             if group is None or row.attempt < group.floor or (sample, branch) in group.rows:

@@ -20,12 +20,13 @@ from buffers.records import Lease
 from services.deadline import within
 from services.due import checkpoint_due, evaluation_due, share_notice
 from services.far_rows import FarRows
+from services.filtered_share import FilteredShare
 from services.observe import Observer
 from services.process_environment import extend_import_path
 from services.publisher import Publisher
 from services.run_folder import RunFolder
 from services.saver import Saver
-from services.step_plan import FINISH, SAVE, STOP, StepPlan
+from services.step_plan import FINISH, SAVE, STOP, StepPlan, overlong_penalties
 from services.teller import Teller
 from services.weights import EVALUATION
 from streamrl.clock import SystemClock
@@ -72,6 +73,7 @@ class LearnerRank:
         """What there is to do without a lease."""
         self._finished = False
         self._generated = 0
+        self._filtered = FilteredShare()
         self._checkpoint_wanted = False
         self._share = 1.0
         """Of the last step's tokens, by the spread of their weights."""
@@ -297,6 +299,9 @@ class LearnerRank:
             "reward/mean": float(rewards.mean()) if len(rewards) else None,
             "reward/failed": int((~lease.valid).sum()),
             "reward/zero_variance_share": _zero_variance_share(lease),
+            "reward/truncated_share": float(lease.truncated.mean()),
+            "reward/overlong_mean": float(overlong_penalties(lease, self._config)[lease.valid].mean()),
+            "reward/filtered_share": self._filtered.since_last(counts),
             "staleness/mean": float(staleness.mean()) if len(staleness) else 0.0,
             "staleness/max": int(staleness.max(initial=0)),
             "tokens/trained": counts["tokens_trained"],

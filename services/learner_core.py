@@ -7,6 +7,7 @@ what it publishes.
 
 import gc
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from buffers.segment_reader import SegmentReader
 from services import warm_up
 from services.layout import model_folder, start_folder
 from services.learner_critic import make_critic
+from services.reference_rewards import pay_divergence
 from services.run_folder import RunFolder
 from services.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, num_shares, shares_of
 from services.version_writer import Span, VersionWriter, WeightSnapshot, Written, untold
@@ -28,6 +30,7 @@ from streamrl.config import Config, limits
 from streamrl.disk_room import DiskRoom
 from streamrl.errors import ConfigError
 from streamrl.learner import checkpoint
+from streamrl.learner.averaged import AveragedPolicy
 from streamrl.learner.checkpoint_retention import oldest_step
 from streamrl.learner.critic import Critic, step_of_both
 from streamrl.learner.frozen import FrozenPolicy
@@ -40,6 +43,7 @@ from streamrl.learner.warmup import Warmup, WarmupProgress
 from streamrl.models.export import export_hf
 from streamrl.models.load import DTYPES, load_model, prepare_model_folder
 from streamrl.models.tokenizer import load_tokenizer
+from streamrl.models.vocabulary import require_same_vocabulary
 from streamrl.tasks.base import is_demonstrated
 from streamrl.tasks.load import load_task
 from streamrl.timeline import StepTimer
@@ -137,6 +141,12 @@ class LearnerCore:
         shares = shares_of(plan, self._rank, self._config)
         with timer.phase("read"):
             read = [[(self._rows(plan, share), share) for share in mini_batch] for mini_batch in shares]
+        paid: dict[str, float] = {}
+        if learner.algorithm.kl_in_reward:
+            with timer.phase("forward_backward"):
+                plan, paid = pay_divergence(plan, list(chain(*read)), self._config, self._held, self._group)
+            judged = iter(chain(*shares_of(plan, self._rank, self._config)))
+            read = [[(rows, next(judged)) for rows, _ in mini_batch] for mini_batch in read]
         with timer.phase("pack"):
             packs = [[self._packs(plan.step, *part) for part in mini_batch] for mini_batch in read]
         totals = map(Denominators, plan.total_tokens, plan.total_rows)
@@ -145,11 +155,11 @@ class LearnerCore:
             if self._critic is None:
                 metrics = self._backend.step_batch(mini_batches, learner.ppo_epochs)
             else:
-                rows = [[part for part, _ in mini_batch] for mini_batch in read]
-                metrics = step_of_both(self._backend, self._critic, mini_batches, rows, learner.ppo_epochs)
+                parts = [[rows for rows, _ in mini_batch] for mini_batch in read]
+                metrics = step_of_both(self._backend, self._critic, mini_batches, parts, learner.ppo_epochs)
         metrics.pop("time/forward_backward")
         timer.move("forward_backward", "optimizer", metrics.pop("time/optimizer"))
-        return metrics
+        return {**metrics, **paid}
 
     def snapshot_weights(self) -> WeightSnapshot:
         """A copy of this rank's part of what a version holds, in its number format. The next one is written over it."""
@@ -187,8 +197,9 @@ class LearnerCore:
 
     def state_bytes(self) -> int:
         """Bytes of the tensors of a checkpoint: what is trained and its moments, in float32."""
-        trained = self._policy.num_parameters + (0 if self._critic is None else self._critic.num_parameters)
-        return trained * 4 * (1 + len(MOMENTS))
+        trained = self._policy.num_parameters * (1 + len(MOMENTS) + limits.averages(self._config))
+        judging = 0 if self._critic is None else self._critic.num_parameters * (1 + len(MOMENTS))
+        return 4 * (trained + judging)
 
     def save(self) -> None:
         """Collective. One checkpoint, committed when this returns."""
@@ -235,7 +246,7 @@ class LearnerCore:
         self._group.close()
         # The group's threads end with the last reference to it, and the policy holds some. A thread that still puts its
         # last tensor away when the interpreter ends would abort the process.
-        for held in ("_backend", "_critic", "_policy", "_group"):
+        for held in ("_backend", "_critic", "_held", "_policy", "_group"):
             vars(self).pop(held, None)
         gc.collect()
         if self._rank == 0:
@@ -274,13 +285,15 @@ class LearnerCore:
 
     def _make_backend(self) -> FsdpBackend:
         learner = self._config.learner
+        self._held = self._reference() if learner.algorithm.has_reference else None
         return on_policy(
             self._policy,
             optimizer=learner.optimizer,
             algorithm=learner.algorithm,
             total_steps=learner.steps,
             temperature=self._config.rollout.sampling.temperature,
-            reference=self._reference() if learner.algorithm.kl_coef else None,
+            reference=self._held,
+            average=self._held if isinstance(self._held, AveragedPolicy) else None,
             idle_steps=learner.critic.warmup_steps,
         )
 
@@ -288,9 +301,16 @@ class LearnerCore:
         return make_critic(self._run.path, self._config, self._group, self._tokenizer)
 
     def _reference(self) -> FrozenPolicy:
-        """The policy that the stream begins with."""
-        dtype, folder = self._config.model.dtype, start_folder(self._run.path, self._config)
-        return FrozenPolicy(lambda: load_model(folder, dtype), self._group, DTYPES[dtype])
+        """The policy that the trained one is held to, or that teaches it; loaded when it is first called."""
+        dtype, reference = self._config.model.dtype, self._config.learner.algorithm.reference
+        folder = start_folder(self._run.path, self._config)
+        if reference.path is not None:
+            folder = Path(reference.path).expanduser()
+            require_same_vocabulary(model_folder(self._run.path, self._config), folder)
+        arguments = (lambda: load_model(folder, dtype)), self._group, DTYPES[dtype]
+        if reference.kind == "average":
+            return AveragedPolicy(*arguments, every=reference.every, decay=reference.decay)
+        return FrozenPolicy(*arguments)
 
     def _load_newest(self) -> dict[str, Any]:
         search = checkpoint.find_newest(self._run.checkpoints_path)

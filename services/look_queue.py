@@ -97,6 +97,8 @@ def _settings(config: Config) -> QueueSettings:
         max_staleness=config.learner.max_staleness,
         byte_budget=config.queue.byte_budget,
         rollout_bytes=0,
+        filter=config.learner.filter,
+        mask_truncated=config.learner.overlong.mask_truncated,
     )
 
 

@@ -121,13 +121,17 @@ def check(config: Config) -> None:
     """Load all that a user may have got wrong, in this process. Raises ConfigError."""
     from streamrl.engines.server.place import engine_python
     from streamrl.models.tokenizer import load_tokenizer
+    from streamrl.models.vocabulary import require_same_vocabulary
     from streamrl.rewards.scorer import Scorer, resolve_reward
     from streamrl.tasks.load import load_task
 
     if starts_server_here(config):
         engine_python(config, Path(import_path()))
     with tempfile.TemporaryDirectory(prefix="srl-check-") as scratch:
-        tokenizer = load_tokenizer(_tokenizer_folder(config.model, Path(scratch)))
+        folder = _tokenizer_folder(config.model, Path(scratch))
+        tokenizer = load_tokenizer(folder)
+        if (reference := config.learner.algorithm.reference.path) is not None:
+            require_same_vocabulary(folder, Path(reference).expanduser())
     load_task(config, tokenizer)
     Scorer(resolve_reward(config.reward.function)).close()
 

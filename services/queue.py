@@ -156,6 +156,8 @@ def queue_settings(config: Config, task: Task, longest_prompt: int) -> QueueSett
         lead=config.learner.lead,
         late=config.learner.late,
         journalled=config.journals_partials,
+        filter=config.learner.filter,
+        mask_truncated=config.learner.overlong.mask_truncated,
         durability=config.queue.durability,
         commit_interval_s=config.queue.commit_interval_ms / 1e3,
         retain=config.queue.retain,

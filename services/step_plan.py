@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from buffers.records import Lease
 from streamrl.algorithms.advantages import advantage_of
+from streamrl.algorithms.overlong import overlong_penalty
 from streamrl.config import Config
 from streamrl.learner.balance import split_rows
 from streamrl.learner.mini_batches import mini_batch_of
@@ -23,8 +24,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
     step: the step whose weights the learner holds; -1 ends the loop of the other ranks, -2 only commits a checkpoint,
     -3 ends the run as if all steps were made.
-    mini_batch, share: of each row. total_tokens, total_rows: what is trained of each mini-batch (rows without a score
-    are not).
+    mini_batch, share: of each row. rewards: as shaped, what advantages are made of. scored: whether there is a score.
+    valid: whether it is trained: not without a score, nor if it was cut off where `learner.overlong` says so. tokens:
+    that were sampled. total_tokens, total_rows: what is trained of each mini-batch.
     """
 
     step: int
@@ -40,6 +42,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     share: bytes = b""
     total_tokens: list[int] = []
     total_rows: list[int] = []
+    scored: bytes = b""
+    tokens: bytes = b""
 
 
 STOP = StepPlan(step=-1)
@@ -49,22 +53,26 @@ FINISH = StepPlan(step=-3)
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Rows that are trained on together, on one rank, as columns over them."""
+    """Rows that are trained on together, on one rank, as columns over them. place: of each in the lease."""
 
+    place: LongArray
     frame_index: LongArray
     row: LongArray
     group: LongArray
     sample_index: LongArray
     rewards: npt.NDArray[np.float64]
     valid: npt.NDArray[np.bool_]
+    scored: npt.NDArray[np.bool_]
     advantages: npt.NDArray[np.float64]
 
 
 def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
     """Advantages over the whole batch, and of each mini-batch shares of about the same work."""
     named = config.learner.algorithm.advantage
-    advantages = advantage_of(named, lease.rewards, lease.valid, lease.group, lease.sampled_tokens)
-    trained = lease.valid & (lease.sampled_tokens > 0)
+    rewards = lease.rewards + overlong_penalties(lease, config)
+    advantages = advantage_of(named, rewards, lease.valid, lease.group, lease.sampled_tokens)
+    counted = lease.valid & ~lease.truncated if config.learner.overlong.mask_truncated else lease.valid
+    trained = counted & (lease.sampled_tokens > 0)
     mini_batch = mini_batch_of(lease.group, config.learner.mini_batches)
     return StepPlan(
         step=lease.step,
@@ -73,14 +81,36 @@ def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
         row=_pack(lease.row, np.int64),
         group=_pack(lease.group, np.int64),
         sample_index=_pack(lease.sample_index, np.int64),
-        rewards=_pack(lease.rewards, np.float64),
-        valid=_pack(lease.valid, np.uint8),
+        rewards=_pack(rewards, np.float64),
+        valid=_pack(counted, np.uint8),
         advantages=_pack(advantages, np.float64),
         mini_batch=_pack(mini_batch, np.int64),
         share=_pack(_shares(lease, mini_batch, num_shares(config), hidden_size), np.int64),
         total_tokens=np.bincount(mini_batch, lease.sampled_tokens * trained).astype(np.int64).tolist(),
         total_rows=np.bincount(mini_batch, trained).astype(np.int64).tolist(),
+        scored=_pack(lease.valid, np.uint8),
+        tokens=_pack(lease.sampled_tokens, np.int64),
     )
+
+
+def penalised(plan: StepPlan, penalty_N: npt.NDArray[np.float64], advantage: str) -> StepPlan:
+    """The plan with the advantages of rewards that are lower by `penalty_N`, float64 [N]."""
+    advantages = advantage_of(
+        advantage,
+        np.frombuffer(plan.rewards, np.float64) - penalty_N,
+        np.frombuffer(plan.scored, np.uint8).astype(bool),
+        np.frombuffer(plan.group, np.int64),
+        np.frombuffer(plan.tokens, np.int64),
+    )
+    return msgspec.structs.replace(plan, advantages=_pack(advantages, np.float64))
+
+
+def overlong_penalties(lease: Lease, config: Config) -> npt.NDArray[np.float64]:
+    """float64 [N], what `learner.overlong` adds to the rewards that advantages are made of."""
+    overlong, budget = config.learner.overlong, config.rollout.sampling.max_new_tokens
+    if not overlong.buffer:
+        return np.zeros(lease.num_rows)
+    return overlong_penalty(lease.sampled_tokens, budget, overlong.buffer, overlong.penalty)
 
 
 def num_shares(config: Config) -> int:
@@ -100,12 +130,14 @@ def share_of(plan: StepPlan, mini_batch: int, number: int) -> Share:
     mine = np.frombuffer(plan.share, np.int64) == number
     mine &= np.frombuffer(plan.mini_batch, np.int64) == mini_batch
     return Share(
+        place=np.flatnonzero(mine),
         frame_index=np.frombuffer(plan.frame_index, np.int64)[mine],
         row=np.frombuffer(plan.row, np.int64)[mine],
         group=np.frombuffer(plan.group, np.int64)[mine],
         sample_index=np.frombuffer(plan.sample_index, np.int64)[mine],
         rewards=np.frombuffer(plan.rewards, np.float64)[mine],
         valid=np.frombuffer(plan.valid, np.uint8)[mine].astype(bool),
+        scored=np.frombuffer(plan.scored, np.uint8)[mine].astype(bool),
         advantages=np.frombuffer(plan.advantages, np.float64)[mine],
     )
 

@@ -99,7 +99,8 @@ def _flat_groups(rows: list[Row], config: Config) -> Finding | None:
         return None
     text = (
         f"in {share:.0%} of the groups all {config.rollout.group_size} rollouts have the same reward and "
-        "teach nothing: the task is too easy or too hard; raise rollout.group_size or change the task"
+        "teach nothing: the task is too easy or too hard; raise rollout.group_size, have them replaced with "
+        "learner.filter.zero_variance = true, or change the task"
     )
     return Finding("zero variance", text, {"reward/zero_variance_share": share})
 

@@ -16,17 +16,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from streamrl.algorithms.advantages import advantage_of
 from streamrl.algorithms.aggregation import Denominators
+from streamrl.algorithms.overlong import overlong_penalty
 from streamrl.config import Config
 from streamrl.config.load import load_args
+from streamrl.dynamic_sampling import reason_to_filter
 from streamrl.engines.torch.engine import TorchEngine
-from streamrl.errors import ConfigError
+from streamrl.errors import ComponentError, ConfigError
 from streamrl.learner.estimates import ScoredPack, with_estimates
 from streamrl.learner.finite import require_finite
 from streamrl.learner.mini_batches import mini_batch_of
@@ -47,11 +51,13 @@ from streamrl.tasks.order import PromptOrder
 from streamrl.tasks.prompts import check_prompt_lengths
 from streamrl.tasks.resolve import resolve_task
 from streamrl.types import (
+    FinishReason,
     GenerationRequest,
     GenerationResult,
     IntArray,
     RolloutRows,
     SamplingParams,
+    Score,
     ScoreStatus,
     TokenOrigin,
     UpdateMode,
@@ -88,6 +94,10 @@ class Sample:
     prompt_ids: IntArray
     result: GenerationResult
 
+    @property
+    def truncated(self) -> bool:
+        return self.result.finish_reason is FinishReason.LENGTH
+
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
@@ -113,11 +123,18 @@ class Reference:
             raise ConfigError("the reference loop needs model.path: a folder with a model that is warmed up already")
         if config.learner.lora.rank:
             raise ConfigError("the reference loop trains all weights; set learner.lora.rank = 0")
+        algorithm = config.learner.algorithm
+        if algorithm.kl_in_reward or algorithm.reference.kind == "average":
+            raise ConfigError(
+                "the reference loop has a divergence in the loss alone, from a policy that stands still; set "
+                'learner.algorithm.kl_in = "loss" and reference.kind = "initial" or "path"'
+            )
         self.config = config
         self.folder = Path(config.model.path)
         self.tokenizer: TextTokenizer = load_tokenizer(self.folder)
         self.task: Task = resolve_task(config.task.name, config.task.held_out)
         self.order = PromptOrder(self.task.num_train, config.seed)
+        self.next_group = 0
         self.scorer = Scorer(resolve_reward(config.reward.function))
         self.sampling = SamplingParams(
             temperature=config.rollout.sampling.temperature,
@@ -130,26 +147,52 @@ class Reference:
         with threads(config.learner.threads):
             self.policy = PolicyModel(load_model(self.folder, config.model.dtype).to(torch.float32))
             self.optimizer = make_optimizer(self.policy.parameters(), config.learner.optimizer)
-            self.start = self._start() if config.learner.algorithm.kl_coef else None
-            self.critic = PlainCritic(config, self.folder) if config.learner.algorithm.has_critic else None
+            self.start = self._start() if algorithm.has_reference else None
+            self.critic = PlainCritic(config, self.folder) if algorithm.has_critic else None
 
     def steps(self) -> Iterator[StepRecord]:
         """Every step, each as it is done."""
         for step in range(self.config.learner.steps):
-            samples = self.generate(step)
-            rows = self.score(step, samples)
+            samples, scores = self.batch(step)
+            rows = lay_out(step, samples, scores)
             with threads(self.config.learner.threads):
-                loss, grad_norm = self.learn(step, rows)
+                loss, grad_norm = self.learn(step, rows, np.array([sample.truncated for sample in samples]))
             ids = {sample.result.request_id: sample.result.token_ids.tolist() for sample in samples}
             reward = float(rows.rewards[rows.valid].mean())
             yield StepRecord(step + 1, reward, loss, grad_norm, weights_digest(self.weights().items()), ids)
 
-    def generate(self, step: int) -> list[Sample]:
-        """`groups_per_step` prompts in data order, `group_size` completions of each, under the present weights."""
+    def batch(self, step: int) -> tuple[list[Sample], list[Score]]:
+        """`groups_per_step` groups in data order: of those that are filtered, the next ones in their place."""
+        samples: list[Sample] = []
+        scores: list[Score] = []
+        wanted, left_out = self.config.learner.groups_per_step, 0
+        while missing := wanted - len({sample.group for sample in samples}):
+            for group in self.generate(step, missing):
+                verdicts = self.score(group)
+                left_out = 0 if self.keeps(group, verdicts) else left_out + 1
+                if not left_out:
+                    samples += group
+                    scores += verdicts
+            if left_out >= self.config.learner.filter.limit:
+                raise ComponentError(f"step {step}: the last {left_out} groups were left out; see learner.filter.limit")
+        return samples, scores
+
+    def keeps(self, group: list[Sample], scores: list[Score]) -> bool:
+        """Whether a group is trained: enough of its scores are valid, and `learner.filter` lets them pass."""
+        valid = [
+            (sample, score.reward) for sample, score in zip(group, scores, strict=True) if score.reward is not None
+        ]
+        if len(valid) < min(2, self.config.rollout.group_size):
+            return False
+        if self.config.learner.overlong.mask_truncated and all(sample.truncated for sample, _ in valid):
+            return False
+        return not reason_to_filter([reward for _, reward in valid], self.config.learner.filter)
+
+    def generate(self, step: int, count: int) -> list[list[Sample]]:
+        """The next `count` prompts in data order, `group_size` completions of each, under the present weights."""
         asked: list[tuple[int, int, Prompt, IntArray]] = []
         requests: list[GenerationRequest] = []
-        count = self.config.learner.groups_per_step
-        for number in range(step * count, (step + 1) * count):
+        for number in range(self.next_group, self.next_group + count):
             data_pass, index = self.order.at(number)
             prompt = self.task.train(index)
             prompt_ids = self.tokenizer.encode(prompt.text)
@@ -162,10 +205,12 @@ class Reference:
         with threads(self.config.rollout.threads):
             self.engine.load_weights(self.weights(), Version(0, step), UpdateMode.DRAIN)
             results = self.engine.generate(requests)
-        return [Sample(*one, result) for one, result in zip(asked, results, strict=True)]
+        self.next_group += count
+        samples = [Sample(*one, result) for one, result in zip(asked, results, strict=True)]
+        return [list(group) for _, group in groupby(samples, lambda sample: sample.group)]
 
-    def score(self, step: int, samples: list[Sample]) -> RolloutRows:
-        """Score every completion, and lay the rows out as the learner takes them: ragged, never padded."""
+    def score(self, samples: list[Sample]) -> list[Score]:
+        """The verdict on every completion."""
         offsets = np.cumsum([0, *(len(sample.result.token_ids) for sample in samples)])
         texts = self.tokenizer.decode_batch(np.concatenate([s.result.token_ids for s in samples]), offsets)
         items = [
@@ -174,29 +219,14 @@ class Reference:
             )
             for s, text in zip(samples, texts, strict=True)
         ]
-        scores = self.scorer.score(items)
-        parts = [part for s in samples for part in (s.prompt_ids, s.result.token_ids)]
-        lengths = np.array([len(part) for part in parts])
-        origin = np.repeat(np.tile([TokenOrigin.PROMPT, TokenOrigin.SAMPLED], len(samples)), lengths).astype(np.uint8)
-        logprobs = np.zeros(len(origin), np.float32)
-        logprobs[origin == TokenOrigin.SAMPLED] = np.concatenate([s.result.logprobs for s in samples])
-        return RolloutRows(
-            offsets=np.concatenate([[0], np.cumsum(lengths)[1::2]]),
-            token_ids=np.concatenate(parts),
-            token_origin=origin,
-            rollout_logprobs=logprobs,
-            token_steps=np.where(origin == TokenOrigin.SAMPLED, step, -1),
-            group=np.array([s.group for s in samples]),
-            sample_index=np.array([s.sample_index for s in samples]),
-            rewards=np.array([np.nan if score.reward is None else score.reward for score in scores]),
-            valid=np.array([score.status is ScoreStatus.OK for score in scores]),
-        )
+        return self.scorer.score(items)
 
-    def learn(self, step: int, rows: RolloutRows) -> tuple[float, float]:
+    def learn(self, step: int, rows: RolloutRows, truncated: npt.NDArray[np.bool_]) -> tuple[float, float]:
         """One step on the batch, of one update or several; returns the means of their losses and of the gradient norms
         before clipping."""
         learner = self.config.learner
-        mini_batches, idle = self.cut(step, rows), learner.critic.warmup_steps
+        rows = self.shape(rows)
+        mini_batches, idle = self.cut(step, rows, truncated), learner.critic.warmup_steps
         if self.critic is not None:
             mini_batches = self.critic.learn(step, mini_batches, rows)
         if step < idle:
@@ -209,10 +239,20 @@ class Reference:
         require_finite({"loss/policy": sum(losses), "grad/norm": sum(norms)}, f"step {step + 1}")
         return sum(losses) / len(updates), sum(norms) / len(updates)
 
-    def cut(self, step: int, rows: RolloutRows) -> list[Cut]:
+    def shape(self, rows: RolloutRows) -> RolloutRows:
+        """With the rewards that advantages are made of."""
+        overlong, budget = self.config.learner.overlong, self.sampling.max_new_tokens
+        if not overlong.buffer:
+            return rows
+        penalty = overlong_penalty(row_targets(rows), budget, overlong.buffer, overlong.penalty)
+        return replace(rows, rewards=rows.rewards + penalty)
+
+    def cut(self, step: int, rows: RolloutRows, truncated: npt.NDArray[np.bool_]) -> list[Cut]:
         """The packs of each mini-batch, and its counts. Advantages are of the whole batch."""
         learner = self.config.learner
         advantages = advantage_of(learner.algorithm.advantage, rows.rewards, rows.valid, rows.group, row_targets(rows))
+        if learner.overlong.mask_truncated:
+            rows = replace(rows, valid=rows.valid & ~truncated)
         skip_zero = learner.algorithm.learns_from_advantages_alone
         mini_batch_N = mini_batch_of(rows.group, learner.mini_batches)
         cut = []
@@ -245,8 +285,9 @@ class Reference:
         return {name.removeprefix(PREFIX): param.detach() for name, param in self.policy.named_parameters()}
 
     def _start(self) -> PolicyModel:
-        """The weights that `learner.algorithm.kl_coef` holds the policy to."""
-        return PolicyModel(load_model(self.folder, self.config.model.dtype).to(torch.float32))
+        """The policy that the trained one is held to, or that teaches it."""
+        folder = self.config.learner.algorithm.reference.path or self.folder
+        return PolicyModel(load_model(folder, self.config.model.dtype).to(torch.float32))
 
     def _make_engine(self) -> TorchEngine:
         rollout = self.config.rollout
@@ -306,6 +347,26 @@ class PlainCritic:
         clip_gradients(list(self.model.parameters()), settings.optimizer.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+def lay_out(step: int, samples: list[Sample], scores: list[Score]) -> RolloutRows:
+    """The rows as the learner takes them: ragged, never padded."""
+    parts = [part for s in samples for part in (s.prompt_ids, s.result.token_ids)]
+    lengths = np.array([len(part) for part in parts])
+    origin = np.repeat(np.tile([TokenOrigin.PROMPT, TokenOrigin.SAMPLED], len(samples)), lengths).astype(np.uint8)
+    logprobs = np.zeros(len(origin), np.float32)
+    logprobs[origin == TokenOrigin.SAMPLED] = np.concatenate([s.result.logprobs for s in samples])
+    return RolloutRows(
+        offsets=np.concatenate([[0], np.cumsum(lengths)[1::2]]),
+        token_ids=np.concatenate(parts),
+        token_origin=origin,
+        rollout_logprobs=logprobs,
+        token_steps=np.where(origin == TokenOrigin.SAMPLED, step, -1),
+        group=np.array([s.group for s in samples]),
+        sample_index=np.array([s.sample_index for s in samples]),
+        rewards=np.array([np.nan if score.reward is None else score.reward for score in scores]),
+        valid=np.array([score.status is ScoreStatus.OK for score in scores]),
+    )
 
 
 def main() -> None:

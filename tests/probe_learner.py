@@ -82,6 +82,17 @@ def first_values(config: Config, folder: Path) -> str:
         return weight_digest(core._critic.state_tensors())
 
 
+def other_reference(config: Config, folder: Path) -> Learned:
+    """The same, held to a model of the name that is the path, which is made for it."""
+    reference = config.learner.algorithm.reference
+    made = folder / str(reference.path)
+    prepare_model_folder(ModelConfig(preset="tiny-qwen3"), len(str(reference.path)), made)
+    reference = msgspec.structs.replace(reference, path=str(made))
+    algorithm = msgspec.structs.replace(config.learner.algorithm, reference=reference)
+    learner = msgspec.structs.replace(config.learner, algorithm=algorithm)
+    return learn(msgspec.structs.replace(config, learner=learner), folder)
+
+
 def kept_beside_damage(config: Config, folder: Path) -> list[str]:
     """The checkpoints after a save, beside 22 MB that are none."""
     with built(config, folder) as core:
@@ -158,6 +169,7 @@ def lease(step: int, frames: list[FrameRef]) -> Lease:
         valid=np.ones(len(rows), np.bool_),
         num_tokens=2 + sample + 3 + group,
         sampled_tokens=2 + sample,
+        truncated=sample == 2,
         oldest_step=np.zeros(len(rows), np.int64),
     )
 

@@ -13,7 +13,9 @@ import msgspec
 import numpy as np
 import torch
 from probe_learner import finished, open_run
+from small_index import accept, score
 
+from buffers.index import ReplayIndex
 from services.answers import encode
 from services.books import RunBook
 from services.completions import CompletionLog
@@ -24,11 +26,12 @@ from services.evaluator import Evaluator
 from services.learner import LearnerRank
 from services.observe import Observer
 from services.parts import Parts
-from services.queue import QueueActor
+from services.queue import QueueActor, queue_settings
 from services.reward import RewardActor
 from services.rollout import RolloutReplica
 from services.run_folder import RunFolder
 from services.seat import Seat
+from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.engines.build import build_engine
 from streamrl.errors import StreamRLError
@@ -37,6 +40,7 @@ from streamrl.logs import release
 from streamrl.models.load import load_model
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.rewards.base import RewardItem
+from streamrl.tasks.order import PromptOrder
 from streamrl.tasks.resolve import resolve_task
 from streamrl.types import GenerationRequest, Score, Version
 from streamrl.weights.shm import ShmPublisher
@@ -110,6 +114,21 @@ def taken_groups(config: Config, folder: Path) -> list[tuple[int, int]]:
         return [(ticket.number, ticket.data_index) for ticket in tickets] + [(status["rows_pending"], -1)]
 
     return asyncio.run(take())
+
+
+def kept_groups(config: Config, folder: Path) -> list[Any]:
+    """What becomes of three groups, of rewards all 0, of some 1 and all 1, and what a learner is told after each."""
+    task = resolve_task(config.task.name, config.task.held_out)
+    settings = queue_settings(config, task, LONGEST_PROMPT)
+    index = ReplayIndex(settings, PromptOrder(task.num_train, 0), SystemClock())
+    index.issue("rollout-0", 0, 3)
+    told = []
+    for number, ones in enumerate((0, 1, settings.group_size)):
+        keys = [(number, sample) for sample in range(settings.group_size)]
+        accept(index, keys, offset=number)
+        score(index, keys, reward=np.arange(settings.group_size) < ones)
+        told.append(_said(lambda: index.lease(0)))
+    return [told, index.counts().groups_dropped, index.counts().groups_ready]
 
 
 def generated(config: Config, folder: Path) -> list[Any]:

@@ -56,3 +56,6 @@ DIVERGENCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "k3+": k3_straight,
 }
 """Those that a loss may have: k1 as a loss is noise."""
+
+REWARD_DIVERGENCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+"""Those that a reward may have: a reward has no gradient, so the straight-through forms say nothing of their own."""

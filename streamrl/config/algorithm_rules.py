@@ -4,6 +4,7 @@ configuration in, problems out, as in `rules`."""
 from collections.abc import Iterator
 
 from streamrl.config.problems import Problem
+from streamrl.config.reference_rules import REFERENCE_RULES
 from streamrl.config.schema import Config
 from streamrl.config.toml_text import quoted
 
@@ -12,6 +13,9 @@ ROW_LOSSES = ("gspo", "gmpo")
 
 WITHOUT_GROUPS = ("reinforce_pp", "gae")
 """Advantages that compare a rollout with the batch, or with a critic's values, and not with its group."""
+
+TEACHER_LOSSES = ("opd",)
+"""As `streamrl.algorithms.losses` has them: advantages have no part."""
 
 _HERE = "learner.algorithm"
 
@@ -25,15 +29,19 @@ def varied_samples(config: Config) -> Iterator[Problem]:
             "set a temperature above 0 (evaluation is greedy in any case)"
         )
         yield Problem(key="rollout.sampling.temperature", what=what, given="0", involves=involves)
-    if config.rollout.group_size < 2 and advantage not in WITHOUT_GROUPS:
+    compares = advantage not in WITHOUT_GROUPS and config.learner.algorithm.loss not in TEACHER_LOSSES
+    if config.rollout.group_size < 2 and compares:
         what = f'"{advantage}" compares the rollouts of one prompt; set at least 2'
         yield Problem(key="rollout.group_size", what=what, given=str(config.rollout.group_size), involves=involves)
 
 
 def reinforce_has_no_ratio(config: Config) -> Iterator[Problem]:
     algorithm = config.learner.algorithm
-    if algorithm.loss == "reinforce" and algorithm.proximal != "recompute":
-        what = '"reinforce" has no ratio that would cover a part of the way from the sampling policy; set "recompute"'
+    if algorithm.loss in ("reinforce", "opd") and algorithm.proximal != "recompute":
+        what = (
+            f'"{algorithm.loss}" has no ratio that would cover a part of the way from the sampling policy; set '
+            '"recompute"'
+        )
         yield _problem("proximal", what, algorithm.proximal, "loss")
 
 
@@ -142,4 +150,5 @@ ALGORITHM_RULES = (
     correction_bounds,
     rejection_bounds,
     rows_are_whole,
+    *REFERENCE_RULES,
 )

@@ -47,6 +47,21 @@ class RejectionConfig(Table, frozen=True):
     """Left out above it. No bound when absent."""
 
 
+class ReferenceConfig(Table, frozen=True):
+    """The policy that `kl_coef` holds the trained one to, or that teaches it (`loss = "opd"`): a second copy of the
+    weights at the learner."""
+
+    kind: Literal["initial", "path", "average"] = "initial"
+    """`initial` is what the run began with, after a warm-up; `path` a model of the same vocabulary; `average` a moving
+    average of the trained weights, which checkpoints hold too."""
+    path: str | None = None
+    """Of `path`: a local Hugging Face folder."""
+    every: Positive = 1
+    """Of `average`: steps between two moves."""
+    decay: Fraction = 0.99
+    """Of `average`: what a move keeps of it; the rest comes from the trained weights. With 0 it is a copy of them."""
+
+
 class AlgorithmConfig(Table, frozen=True):
     """From rewards to a loss: advantage, proximal, correction, loss and aggregation are independent choices
     (docs/algorithms.md has their formulas)."""
@@ -56,11 +71,12 @@ class AlgorithmConfig(Table, frozen=True):
     )
     """How a rollout is judged against the others of its group; by the `reinforce_pp` forms against the whole batch; by
     `gae` each of its tokens against a critic (`learner.critic`)."""
-    loss: Literal["ppo", "reinforce", "gspo", "cispo", "sapo", "gmpo", "dppo", "clip_cov", "kl_cov"] = "ppo"
+    loss: Literal["ppo", "reinforce", "gspo", "cispo", "sapo", "gmpo", "dppo", "clip_cov", "kl_cov", "opd"] = "ppo"
     """`ppo` is the clipped surrogate. `reinforce` is the plain policy gradient, without ratio and clip: only
     `correction` stands between it and rows of older versions, so it needs `proximal = "recompute"`. `gspo` and `gmpo`
     have one ratio for each row. Under `clip_cov` and `kl_cov`, which choose tokens by statistics of one pack, the
-    result depends on `micro_batch_tokens` and on the number of ranks and shares; under all others it does not."""
+    result depends on `micro_batch_tokens` and on the number of ranks and shares; under all others it does not. `opd`
+    distils the model at `reference.path`: rewards and advantages have no part in it."""
     clip_low: NonNegativeFloat = 0.2
     """The ratio is clipped below at 1 - `clip_low`; without part under `proximal = "recompute"` in the
     first update of a step, where it is 1."""
@@ -111,10 +127,32 @@ class AlgorithmConfig(Table, frozen=True):
     """What a nat of entropy, averaged as the loss is, takes off the loss. Above 0 rows without advantage are computed
     too."""
     kl_coef: NonNegativeFloat = 0.0
-    """What a nat of divergence from the weights that the run began with (after a warm-up) adds to it. Above 0 the
-    learner holds a second copy of the weights, and rows without advantage are computed too."""
-    kl_estimator: Literal["k2", "k3", "k1+", "k3+"] = "k3+"
-    """Its estimate; a plus has the gradient of `k2`, which is the divergence's."""
+    """What a nat of divergence from the reference costs. Above 0 the learner holds a second copy of the weights."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where it is paid: `loss` adds it to the loss of each token, rows without advantage among them; `reward` takes the
+    sum over a row off its reward before the advantage is made."""
+    kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3+"
+    """Its estimate; a plus has the gradient of `k2`, which is the divergence's. The loss takes all but `k1`, the reward
+    `k1`, `k2` and `k3`."""
+    reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+
+    @property
+    def kl_in_loss(self) -> bool:
+        return self.kl_coef > 0.0 and self.kl_in == "loss"
+
+    @property
+    def kl_in_reward(self) -> bool:
+        return self.kl_coef > 0.0 and self.kl_in == "reward"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the learner holds a second policy."""
+        return self.kl_coef > 0.0 or self.loss == "opd"
+
+    @property
+    def loss_divergence(self) -> str:
+        """The estimate that `loss/kl` is the mean of."""
+        return "k1+" if self.loss == "opd" else self.kl_estimator
 
     @property
     def uses_start(self) -> bool:
@@ -124,7 +162,8 @@ class AlgorithmConfig(Table, frozen=True):
     @property
     def learns_from_advantages_alone(self) -> bool:
         """Whether a row without advantage gives no gradient."""
-        return self.entropy_coef == 0.0 and self.kl_coef == 0.0 and not self.has_critic
+        terms = self.entropy_coef > 0.0 or self.kl_in_loss
+        return not terms and self.loss != "opd" and not self.has_critic
 
     @property
     def has_critic(self) -> bool:
@@ -156,6 +195,38 @@ class CriticConfig(Table, frozen=True):
     whiten: bool = True
     """Whether advantages are brought to mean 0 and variance 1, over all trained tokens of the batch."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+
+class OverlongConfig(Table, frozen=True):
+    """What becomes of rollouts that come to the end of `rollout.sampling.max_new_tokens` (DAPO)."""
+
+    buffer: NonNegative = 0
+    """Tokens before the end over which the reward falls linearly, for advantages only: what is logged, filtered and
+    evaluated is the reward as it was given. 0 leaves it as it is."""
+    penalty: PositiveFloat = 1.0
+    """What a rollout loses that used all of its tokens."""
+    mask_truncated: bool = False
+    """Leave rollouts that were cut off out of the loss and its denominators; their rewards stay in the baselines. A
+    group that has no others is dropped (`truncated`)."""
+
+
+class FilterConfig(Table, frozen=True):
+    """Dynamic sampling (DAPO): a group that teaches nothing, or is too easy or too hard, is dropped as soon as its last
+    score is there, and the next one of the data is generated in its place. Drops are counted by reason."""
+
+    zero_variance: bool = False
+    """Drop groups whose rewards are all equal (`zero_variance`)."""
+    low: float | None = None
+    """Drop groups whose mean reward is below it (`too_hard`). No bound when absent."""
+    high: float | None = None
+    """Drop groups whose mean reward is above it (`too_easy`). No bound when absent."""
+    limit: Positive = 200
+    """With so many groups dropped in a row, none kept between them, a batch that is not full ends the run."""
+
+    @property
+    def drops(self) -> bool:
+        """Whether there is anything that it could drop."""
+        return self.zero_variance or self.low is not None or self.high is not None
 
 
 class LoraConfig(Table, frozen=True):
@@ -204,4 +275,6 @@ class LearnerConfig(Table, frozen=True):
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
+    overlong: OverlongConfig = field(default_factory=OverlongConfig)
+    filter: FilterConfig = field(default_factory=FilterConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)

@@ -142,9 +142,16 @@ def critic_parameters(config: Config, model: ModelFacts) -> int:
 
 
 def checkpoint_bytes(config: Config, model: ModelFacts) -> int:
-    """Bytes of one checkpoint: what is trained and two moments of it in float32, and what describes them."""
-    trained = trained_parameters(config, model) + critic_parameters(config, model)
-    return trained * 4 * 3 + CHECKPOINT_HEAD_BYTES
+    """Bytes of one checkpoint: what is trained and two moments of it in float32, a reference that moves, and what
+    describes them."""
+    trained, critic = trained_parameters(config, model), critic_parameters(config, model)
+    return (trained * (4 if averages(config) else 3) + critic * 3) * 4 + CHECKPOINT_HEAD_BYTES
+
+
+def averages(config: Config) -> bool:
+    """Whether the reference is a moving average, which checkpoints hold."""
+    algorithm = config.learner.algorithm
+    return algorithm.has_reference and algorithm.reference.kind == "average"
 
 
 def human_bytes(count: float) -> str:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 from streamrl.config.algorithm_rules import ALGORITHM_RULES
 from streamrl.config.critic_rules import CRITIC_RULES
+from streamrl.config.filter_rules import FILTER_RULES
 from streamrl.config.known import REWARDS, TASK_LONGEST_PROMPT
 from streamrl.config.limits import INVARIANT_ROWS
 from streamrl.config.lora_rules import adapters_of_a_warm_model, adapters_without_rank, known_targets
+from streamrl.config.overlong_rules import OVERLONG_RULES
 from streamrl.config.problems import Problem
 from streamrl.config.schema import Config
 from streamrl.config.server_rules import only_for_servers, server_arguments, server_endpoint, servers_share_batches
@@ -211,6 +213,8 @@ RULES: tuple[Rule, ...] = (
     _algorithm_ranges,
     *ALGORITHM_RULES,
     *CRITIC_RULES,
+    *FILTER_RULES,
+    *OVERLONG_RULES,
     _warmup,
     _ranks_have_rows,
     _shares_fit_the_ranks,

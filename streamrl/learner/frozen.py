@@ -29,9 +29,13 @@ class FrozenPolicy:
         self._dtype = dtype
         self._policy: ShardedPolicy | None = None
 
-    @torch.no_grad()
-    def __call__(self, pack: PackedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def sharded(self) -> ShardedPolicy:
+        """Its weights, loaded by the first call. Collective then."""
         if self._policy is None:
             self._policy = ShardedPolicy(self._load(), self._group, self._dtype)
-        logprobs_K, entropy_K = self._policy.module(pack, temperature)
+        return self._policy
+
+    @torch.no_grad()
+    def __call__(self, pack: PackedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs_K, entropy_K = self.sharded().module(pack, temperature)
         return logprobs_K, entropy_K

@@ -23,6 +23,7 @@ from streamrl.algorithms.aggregation import Denominators
 from streamrl.clock import Clock, SystemClock
 from streamrl.config.learner_tables import AlgorithmConfig, OptimizerConfig
 from streamrl.errors import DataError, NonFiniteError
+from streamrl.learner.averaged import AveragedPolicy
 from streamrl.learner.finite import require_finite
 from streamrl.learner.mini_batches import MiniBatch
 from streamrl.learner.objectives import Objective, Reference, policy_loss
@@ -64,10 +65,12 @@ class FsdpBackend:
         clock: Clock | None = None,
         uses_start: bool = False,
         idle_steps: int = 0,
+        average: AveragedPolicy | None = None,
     ) -> None:
         """objective: what a pack's loss is. total_steps: where the rate's decay ends. temperature: of
         `logprobs`. uses_start: whether the objective looks at the policy before the first update of a step.
-        idle_steps: the first steps that make no update; the rate's course begins behind them.
+        idle_steps: the first steps that make no update; the rate's course begins behind them. average: follows the
+        policy, and is part of the state.
 
         Several backends may follow one another on one policy (warm-up, then RL); each has its own optimizer.
         """
@@ -80,6 +83,7 @@ class FsdpBackend:
         self._clock = clock or SystemClock()
         self._uses_start = uses_start
         self._idle_steps = idle_steps
+        self._average = average
         self._optimizer = make_optimizer(policy.shards.values(), optimizer)
         self._steps_done = 0
         self._updates_done = 0
@@ -104,6 +108,8 @@ class FsdpBackend:
         set_learning_rate(self._optimizer, rate)
         updates = [self._update(mini_batch) for _ in range(epochs) for mini_batch in mini_batches]
         self._steps_done += 1
+        if self._average is not None:
+            self._average.follow(self._steps_done, self.policy.shards)
         optimizing = sum(update.optimizer_s for update in updates)
         return {
             **mean_over_updates([update.sums for update in updates], epochs),
@@ -156,9 +162,8 @@ class FsdpBackend:
         return type(sums)(self.group.sum(sums.added), self.group.max(sums.greatest))
 
     def padded(self, packs: Sequence[PackedBatch]) -> list[PackedBatch]:
-        """Collective. As many packs as the rank that has most: each forward is a collective."""
-        count = self.group.max_int(max(len(packs), 1))
-        return [*packs, *(empty_pack() for _ in range(count - len(packs)))]
+        """As `padded`, over the ranks of this one."""
+        return padded(packs, self.group)
 
     def _clip(self) -> float:
         over_ranks = self.group.sum if self.group.world_size > 1 else None
@@ -179,9 +184,11 @@ class FsdpBackend:
         return self.policy.weight_digest()
 
     def state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """As `LearnerBackend.state_tensors`: `model/<name>`, then each moment, in float32."""
+        """As `LearnerBackend.state_tensors`: `model/<name>`, then the average's, then each moment, in float32."""
         for name, whole in self.policy.iter_weights():
             yield f"model/{name}", whole
+        if self._average is not None:
+            yield from self._average.state_tensors()
         if not self._updates_done:
             return
         for moment in MOMENTS:
@@ -194,7 +201,8 @@ class FsdpBackend:
         state = torch.get_rng_state().numpy().tobytes()
         done = {"steps_done": self._steps_done, "updates_done": self._updates_done}
         facts = {**done, "torch_rng": base64.b64encode(state).decode()}
-        return {**facts, **self.policy.state_facts()}
+        average = {} if self._average is None else self._average.state_facts()
+        return {**facts, **average, **self.policy.state_facts()}
 
     def load_state(self, tensor: Callable[[str], torch.Tensor], extra: dict[str, Any]) -> None:
         """As `LearnerBackend.load_state`. Raises DataError when the state is of another model."""
@@ -204,6 +212,8 @@ class FsdpBackend:
         updates_done = extra.get("updates_done", steps_done)  # before there were steps of several updates
         self.policy.check_state(extra)
         self.policy.load_weights(lambda name: tensor(f"model/{name}"))
+        if self._average is not None:
+            self._average.load_state(tensor, extra)
         self._optimizer.state.clear()
         if updates_done:
             for name, shard in self.policy.shards.items():
@@ -214,6 +224,12 @@ class FsdpBackend:
         self._steps_done, self._updates_done = steps_done, updates_done
         raw = bytearray(base64.b64decode(generator))
         torch.set_rng_state(torch.frombuffer(raw, dtype=torch.uint8))
+
+
+def padded(packs: Sequence[PackedBatch], group: LearnerGroup) -> list[PackedBatch]:
+    """Collective. As many packs as the rank that has most, one at least: each forward is a collective."""
+    count = group.max_int(max(len(packs), 1))
+    return [*packs, *(empty_pack() for _ in range(count - len(packs)))]
 
 
 def build(
@@ -227,6 +243,7 @@ def build(
     dtype: torch.dtype = torch.float32,
     clock: Clock | None = None,
     reference: Reference | None = None,
+    average: AveragedPolicy | None = None,
 ) -> FsdpBackend:
     """The RL learner of one rank. Collective.
 
@@ -241,6 +258,7 @@ def build(
         temperature=temperature,
         clock=clock,
         reference=reference,
+        average=average,
     )
 
 
@@ -254,9 +272,10 @@ def on_policy(
     clock: Clock | None = None,
     reference: Reference | None = None,
     idle_steps: int = 0,
+    average: AveragedPolicy | None = None,
 ) -> FsdpBackend:
-    """The RL learner on a policy that is sharded already, as a warm-up leaves it. reference: what `kl_coef` holds it
-    to; needed where that is not 0. idle_steps: as `FsdpBackend`'s."""
+    """The RL learner on a policy that is sharded already, as a warm-up leaves it. reference: as `policy_loss` has it.
+    idle_steps: as `FsdpBackend`'s. average: the reference, if it follows the policy."""
     objective = partial(policy_loss, algorithm=algorithm, temperature=temperature, reference=reference)
     return FsdpBackend(
         policy,
@@ -267,4 +286,5 @@ def on_policy(
         clock=clock,
         uses_start=algorithm.uses_start,
         idle_steps=idle_steps,
+        average=average,
     )

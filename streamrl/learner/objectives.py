@@ -12,9 +12,10 @@ import torch
 from streamrl.algorithms.aggregation import AGGREGATIONS, Denominators, token_mean
 from streamrl.algorithms.corrections import CORRECTIONS, LOG_RATIO_LIMIT, importance
 from streamrl.algorithms.divergences import DIVERGENCES
-from streamrl.algorithms.losses import LOSS_SETTINGS, LOSSES, ROW_LOSSES
+from streamrl.algorithms.losses import LOSS_SETTINGS, LOSSES, ROW_LOSSES, TEACHER_LOSSES
 from streamrl.algorithms.proximal import PROXIMALS
 from streamrl.algorithms.rejections import REJECTIONS, outside
+from streamrl.algorithms.supervised import sft
 from streamrl.config.learner_tables import AlgorithmConfig, RejectionConfig
 from streamrl.learner.packing import PackedBatch
 from streamrl.learner.policy import PolicyModel
@@ -36,8 +37,8 @@ def policy_loss(
     """(loss, sums) of one pack. The loss is a scalar with gradient: this pack's part of the batch's loss.
 
     policy: anything called as `PolicyModel` is. total: counts over the whole batch. reference: the policy that
-    `kl_coef` holds the trained one to; needed when that is not 0. Proximal policy, weights and rejections are of the
-    policy at the start of the step: where a step has several updates the pack holds its log-probs.
+    `kl_coef` holds the trained one to, or that teaches it; needed where the loss has one. Proximal policy, weights and
+    rejections are of the policy at the start of the step: where a step has several updates the pack holds them.
 
     Metrics: the ratio is trainer/rollout; a token is counted as clipped when a bound of the loss or of the correction
     decided; kl is the k3 estimate of KL(rollout || trainer), `exp(d) - 1 - d` with `d = trainer - rollout` (Schulman
@@ -52,13 +53,14 @@ def policy_loss(
     settings = {name: getattr(algorithm, name) for name in LOSS_SETTINGS[algorithm.loss]}
     if algorithm.loss in ROW_LOSSES:
         settings["lengths_R"] = lengths_R
+    referred_K = _referred(reference, pack, temperature, algorithm)
+    if algorithm.loss in TEACHER_LOSSES:
+        settings["teacher_T"] = referred_K
     loss_K, clipped_K = LOSSES[algorithm.loss](logprobs_K, proximal_K, pack.advantages, facts.weights, **settings)
     if algorithm.entropy_coef:
         loss_K = loss_K - algorithm.entropy_coef * entropy_K
-    divergence_K = None
-    if algorithm.kl_coef:
-        assert reference is not None
-        divergence_K = _divergence(logprobs_K, reference, pack, temperature, algorithm.kl_estimator)
+    divergence_K = None if referred_K is None else DIVERGENCES[algorithm.loss_divergence](logprobs_K, referred_K)
+    if divergence_K is not None and algorithm.kl_in_loss:
         loss_K = loss_K + algorithm.kl_coef * divergence_K
     loss = (AGGREGATIONS[algorithm.aggregation](pack.row_tokens, total, algorithm.horizon) * loss_K).sum()
     distance_K = current_K - pack.rollout_logprobs
@@ -75,9 +77,14 @@ def nll_loss(policy: PolicyModel, pack: PackedBatch, total: Denominators) -> tup
     The result is as `policy_loss`'s; ratio, clip and mismatch have no meaning here and are 0.
     """
     logprobs_K, entropy_K = policy(pack, 1.0)
-    loss = -(token_mean(pack.row_tokens, total) * logprobs_K).sum()
+    loss = (token_mean(pack.row_tokens, total) * sft(logprobs_K)).sum()
+    return loss, supervised_sums(loss, pack, entropy_K)
+
+
+def supervised_sums(loss: torch.Tensor, pack: PackedBatch, entropy_K: torch.Tensor) -> Sums:
+    """The sums of a pack that nobody sampled."""
     nothing_K = torch.zeros_like(entropy_K)
-    return loss, _sums(loss, pack, (entropy_K, nothing_K, nothing_K, nothing_K), nothing_K)
+    return _sums(loss, pack, (entropy_K.detach(), nothing_K, nothing_K, nothing_K), nothing_K)
 
 
 def _row_lengths(pack: PackedBatch, algorithm: AlgorithmConfig) -> torch.Tensor | None:
@@ -114,12 +121,15 @@ def _rejected(
     return outside(measure_K, rejection.low, rejection.high)
 
 
-def _divergence(
-    logprobs_K: torch.Tensor, reference: Reference, pack: PackedBatch, temperature: float, estimator: str
-) -> torch.Tensor:
+def _referred(
+    reference: Reference | None, pack: PackedBatch, temperature: float, algorithm: AlgorithmConfig
+) -> torch.Tensor | None:
+    """float32 [K], log-probs under the reference where the loss has a use for them."""
+    if not (algorithm.kl_in_loss or algorithm.loss in TEACHER_LOSSES):
+        return None
+    assert reference is not None
     with torch.no_grad():
-        reference_K, _ = reference(pack, temperature)
-    return DIVERGENCES[estimator](logprobs_K, reference_K)
+        return reference(pack, temperature)[0]
 
 
 def _sums(

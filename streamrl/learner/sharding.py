@@ -155,6 +155,12 @@ class ShardedPolicy:
         with torch.no_grad():
             for name, shard in self.shards.items():
                 shard.copy_(fresh[name])
+        self.forget_gathered()
+
+    def forget_gathered(self) -> None:
+        """Have the next forward gather the shards as they are now. FSDP keeps the outermost parameters, gathered, until
+        a backward has used them; where none follows, as in a look without gradient, they would stay as they were."""
+        self.module.reshard()
 
     def iter_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Collective. Whole float32 master weights by name, in the model's order."""

@@ -45,8 +45,9 @@ class TextTokenizer:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def vocabulary(self) -> dict[str, int]:
-        """Every token that it knows, and its id."""
-        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+        """Every token with its id, those that were added among them."""
+        known: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return known
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> IntArray:
         """int32 [n]. With `add_special_tokens`, what the tokenizer puts around a text (a bos token, mostly).

@@ -48,6 +48,19 @@ def test_a_reward_that_always_raises_stops_the_run_with_its_reason(user_folder: 
     assert json.loads((run.folder / "failure.json").read_text())["component"] == "reward"
 
 
+def test_a_task_of_which_every_group_is_filtered_ends_the_run_and_says_why(
+    user_folder: Path, streamrl_path: Path
+) -> None:
+    (user_folder / "flat.py").write_text("def reward(completion, **_):\n    return 1.0\n")
+    rule = ("--learner.filter.zero_variance", "true", "--learner.filter.limit", "12")
+    with live_run(user_folder, streamrl_path, "flat", *SCRIPTED, "--reward.function", "flat:reward", *rule) as run:
+        code, err = run.end()
+    assert code == 4
+    assert "all filtered, the latest as zero_variance, and learner.filter.limit is 12" in err
+    assert "Traceback" not in err
+    assert not run.steps()
+
+
 def test_a_reward_module_that_is_not_there_is_a_configuration_error(user_folder: Path, streamrl_path: Path) -> None:
     with live_run(user_folder, streamrl_path, "missing", *SCRIPTED, "--reward.function", "nowhere:reward") as run:
         code, err = run.end()

@@ -1,5 +1,6 @@
 """Invariant 4: with staleness 0 the running system is the synchronous loop, to the bit; on two ranks nearly."""
 
+import json
 from typing import Any
 
 import pytest
@@ -104,6 +105,27 @@ def test_invariant_4_holds_with_a_critic_that_learns_alone_at_first(synchronous,
     assert [record.digest for record in records] == [row["weights/digest"] for row in system]
     assert records[0].digest == records[1].digest != records[2].digest
     assert system[0]["critic/value_mean"] == 0.0 != system[1]["critic/value_mean"]
+
+
+def test_invariant_4_holds_where_groups_are_filtered(synchronous, monkeypatch) -> None:
+    window = ("--learner.filter.zero_variance", "true", "--learner.filter.low", "0.2", "--learner.filter.high", "0.4")
+    overlong = ("--learner.overlong.buffer", "4", "--learner.overlong.mask_truncated", "true")
+    run = synchronous("filtered", *window, *overlong, "--learner.steps", "5")
+    monkeypatch.syspath_prepend(run.folder.parents[1])
+    records, system = list(Reference(load(run.folder / "config.toml")).steps()), run.metrics()
+    sampled = sampled_ids(run.folder)
+    trained = {name: ids for record in records for name, ids in record.token_ids.items()}
+    assert {name: sampled[name] for name in trained} == trained
+    assert len(sampled) > len(trained) == 5 * 8 * 4
+    assert [record.loss for record in records] == [row["loss/policy"] for row in system]
+    assert [record.digest for record in records] == [row["weights/digest"] for row in system]
+    assert all(-1.0 < row["reward/overlong_mean"] < 0.0 < row["reward/truncated_share"] < 1.0 for row in system)
+    assert all(0.2 <= row["reward/mean"] <= 0.4 for row in system)
+    assert all(row["reward/zero_variance_share"] == 0.0 for row in system)
+    dropped = json.loads((run.folder / "summary.json").read_text())["discards_by_reason"]
+    assert sum(dropped.values()) == len(sampled) // 4 - 5 * 8
+    assert set(dropped) <= {"zero_variance", "too_hard", "too_easy", "truncated"}
+    assert system[0]["reward/filtered_share"] > 0.0
 
 
 def test_twenty_live_steps_on_two_ranks_agree_with_one_rank_to_1e_5(synchronous, on_one_rank) -> None:

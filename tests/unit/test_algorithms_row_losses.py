@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from streamrl.algorithms.losses import LOSS_SETTINGS, LOSSES, ROW_LOSSES
+from streamrl.algorithms.losses import LOSS_SETTINGS, LOSSES, ROW_LOSSES, TEACHER_LOSSES
 from streamrl.algorithms.losses.clipped import cispo, ppo
 from streamrl.algorithms.losses.covariance import clip_cov, covariances, kl_cov
 from streamrl.algorithms.losses.masked import dppo
@@ -96,6 +96,8 @@ def columns(rows: Rows) -> tuple[list[torch.Tensor], torch.Tensor]:
 def settings_of(name: str, lengths_R: torch.Tensor) -> dict[str, object]:
     """What the loss takes by name."""
     chosen: dict[str, object] = {key: CHOSEN[key] for key in LOSS_SETTINGS[name]}
+    if name in TEACHER_LOSSES:
+        chosen["teacher_T"] = torch.full((int(lengths_R.sum()),), -1.5, dtype=torch.float64)
     return chosen | ({"lengths_R": lengths_R} if name in ROW_LOSSES else {})
 
 
@@ -318,6 +320,20 @@ def test_covariances_of_a_part_are_not_those_of_the_whole() -> None:
     assert not torch.allclose(covariances(logprobs, advantages)[:half], covariances(logprobs[:half], advantages[:half]))
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_opd_is_the_distance_from_the_teacher_and_pushes_towards_it(seed: int) -> None:
+    rows = ragged(seed)
+    generator = torch.Generator().manual_seed(100 + seed)
+    teacher = -3.0 * torch.rand(sum(map(len, rows)), generator=generator, dtype=torch.float64)
+    of_token = iter(teacher.tolist())
+
+    def judge(token: Token) -> tuple[float, float, bool]:
+        distance = token.weight * (token.logprob - next(of_token))
+        return distance, distance, False
+
+    check(LOSSES["opd"], rows, one_by_one(rows, judge), teacher_T=teacher)
+
+
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_a_batch_without_a_token_is_no_error(name: str) -> None:
     nothing = torch.zeros(0, requires_grad=True)
@@ -328,7 +344,7 @@ def test_a_batch_without_a_token_is_no_error(name: str) -> None:
     assert (loss.tolist(), clipped.tolist()) == ([], [])
 
 
-@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"kl_cov"}))
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"kl_cov"} - TEACHER_LOSSES))
 def test_a_row_without_advantage_has_exactly_no_gradient(name: str) -> None:
     """So it need not be computed. The price of `kl_cov` is no advantage's, and is paid only in rows that have one."""
     rows = [[token._replace(advantage=0.0) for token in row] for row in ragged(5)]
@@ -364,3 +380,4 @@ def test_losses_can_be_configured_and_take_keys_that_are_there() -> None:
         takes = inspect.signature(LOSSES[name]).parameters
         assert set(keys) <= set(takes) & set(AlgorithmConfig.__struct_fields__)
         assert ("lengths_R" in takes) == (name in ROW_LOSSES)
+        assert ("teacher_T" in takes) == (name in TEACHER_LOSSES)

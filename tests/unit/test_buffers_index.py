@@ -98,7 +98,7 @@ def test_a_group_with_fewer_than_two_valid_scores_is_dropped_with_its_reason_and
     score(index, keys, valid=[True, False, False], reward=[1.0, np.nan, 7.0])
     counts = index.counts()
     assert counts.groups_dropped == {"reward_failed": 1}
-    assert index.pop_failed() == [0]
+    assert index.pop_dropped() == {"reward_failed": [0]}
     assert (counts.bytes_reserved, counts.bytes_held) == (0, 0)
     assert counts.tokens_dropped == 9
     assert [ticket.number for ticket in index.issue("r", 0, 5)] == [1]

@@ -119,6 +119,9 @@ GAE = {
     "learner.critic.optimizer.lr": 1e-3,
     "learner.critic.optimizer.warmup_steps": 1,
 }
+SHORT = {"rollout.sampling.max_new_tokens": 5}
+KL = {**RATE, "learner.algorithm.kl_coef": 1.0}
+REFERENCE = "learner.algorithm.reference.kind"
 PLACED = {"ray.address": "10.0.0.1:6379", "rollout.resources": {"rollout-node": 1.0}}
 NEVER = 1e-6
 BARELY = 2e-6
@@ -382,6 +385,18 @@ KEYS: dict[str, Key] = {
     "learner.algorithm.entropy_coef": Key(learner.learn, 0.0, 0.1),
     "learner.algorithm.kl_coef": Key(learner.learn, 0.0, 1.0, RATE),
     "learner.algorithm.kl_estimator": Key(learner.learn, "k2", "k3", {**RATE, "learner.algorithm.kl_coef": 1.0}),
+    "learner.algorithm.kl_in": Key(
+        learner.learn,
+        "loss",
+        "reward",
+        {**RATE, "learner.algorithm.kl_coef": 1.0, "learner.algorithm.kl_estimator": "k2"},
+    ),
+    "learner.algorithm.reference.kind": Key(learner.learn, "initial", "average", KL),
+    "learner.algorithm.reference.path": Key(learner.other_reference, "one", "three", {**KL, REFERENCE: "path"}),
+    "learner.algorithm.reference.every": Key(
+        learner.learn, 1, 2, {**KL, REFERENCE: "average", "learner.algorithm.reference.decay": 0.5}
+    ),
+    "learner.algorithm.reference.decay": Key(learner.learn, 0.1, 0.5, {**KL, REFERENCE: "average"}),
     "learner.algorithm.aggregation": Key(learner.learn, "token_mean", "seq_mean_token_sum"),
     "learner.critic.path": Key(learner.first_values, "one", "other", GAE),
     "learner.critic.warmup_steps": Key(learner.learn, 0, 1, GAE),
@@ -401,6 +416,13 @@ KEYS: dict[str, Key] = {
     "learner.critic.optimizer.warmup_steps": Key(learner.learn, 1, 3, GAE),
     "learner.critic.optimizer.decay": Key(learner.learn, "constant", "linear", GAE),
     "learner.critic.optimizer.min_lr_ratio": Key(learner.learn, 0.1, 0.5, GAE),
+    "learner.overlong.buffer": Key(learner.learn, 0, 3, {**RATE, **SHORT}),
+    "learner.overlong.penalty": Key(learner.learn, 1.0, 2.0, {**RATE, **SHORT, "learner.overlong.buffer": 3}),
+    "learner.overlong.mask_truncated": Key(learner.learn, False, True, RATE),
+    "learner.filter.zero_variance": Key(parts.kept_groups, False, True),
+    "learner.filter.low": Key(parts.kept_groups, None, 0.5),
+    "learner.filter.high": Key(parts.kept_groups, None, 0.5),
+    "learner.filter.limit": Key(parts.kept_groups, 1, 2, {"learner.filter.low": 2.0}),
     "learner.lora.rank": Key(learner.learn, 0, 2, RATE),
     "learner.lora.alpha": Key(learner.learn, 2.0, 16.0, {**RATE, "learner.lora.rank": 2}),
     "learner.lora.targets": Key(learner.learn, ("q_proj",), ("v_proj",), {**RATE, "learner.lora.rank": 2}),

@@ -234,6 +234,17 @@ def test_log_probs_are_those_of_the_weights_as_they_are(group: LearnerGroup) -> 
         assert torch.equal(got, policy(packed, 0.9)[0].detach())
 
 
+def test_weights_that_are_loaded_after_a_look_are_those_that_the_next_look_has(group: LearnerGroup) -> None:
+    backend, other = make_backend(group), make_backend(group)
+    step_once(other)
+    packs = pack(*make_batch(0), 32)
+    before = backend.logprobs(packs)
+    backend.load_state(*saved_state(other))
+    after = backend.logprobs(packs)
+    assert not any(torch.equal(one, two) for one, two in zip(before, after, strict=True))
+    assert all(torch.equal(one, two) for one, two in zip(after, other.logprobs(packs), strict=True))
+
+
 def saved_state(backend: FsdpBackend) -> tuple[Callable[[str], torch.Tensor], dict[str, object]]:
     tensors = {name: tensor.clone() for name, tensor in backend.state_tensors()}
     return tensors.__getitem__, backend.state_extra()

@@ -4,35 +4,15 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from small_lease import lease
 
-from buffers.records import Lease
 from services.reward import FailureShare
 from services.rollout_rows import finite
 from services.step_plan import STOP, decode, encode, make_plan, share_of, shares_of
 from streamrl.config import Config
 from streamrl.config.learner_tables import LearnerConfig
 from streamrl.errors import ComponentError
-from streamrl.types import FinishReason, FrameRef, GenerationResult, Score, Version, VersionSpan
-
-
-def lease(*, rows: int, seed: int, group_size: int = 4) -> Lease:
-    random = np.random.default_rng(seed)
-    valid = random.random(rows) > 0.1
-    sampled = random.integers(0, 20, rows)
-    return Lease(
-        step=3,
-        frames=[FrameRef("a", 0, 10, rows, 1, 2), FrameRef("b", 0, 10, rows, 1, 2)],
-        frame_index=random.integers(0, 2, rows).astype(np.int32),
-        row=np.arange(rows, dtype=np.int32),
-        group=np.arange(rows) // group_size,
-        sample_index=np.arange(rows) % group_size,
-        branch=np.zeros(rows, np.int32),
-        rewards=np.where(valid, random.random(rows), np.nan),
-        valid=valid,
-        num_tokens=sampled + random.integers(1, 8, rows),
-        sampled_tokens=sampled,
-        oldest_step=np.full(rows, 2),
-    )
+from streamrl.types import FinishReason, GenerationResult, Score, Version, VersionSpan
 
 
 def config(*, ranks: int, shares: int | None = None, mini_batches: int = 1) -> Config:

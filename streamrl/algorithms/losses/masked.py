@@ -1,8 +1,9 @@
-"""Losses whose gradient is the plain policy gradient, of all tokens or of those that a mask leaves. Arguments and
-result as the package says."""
+"""Losses whose gradient is the plain policy gradient, of all tokens or of those that a mask leaves; and the one whose
+rewards are a teacher's. Arguments and result as the package says."""
 
 import torch
 
+from streamrl.algorithms.divergences import k1_straight
 from streamrl.algorithms.losses.clipped import ratios
 
 _LEAST = 1e-8
@@ -24,6 +25,25 @@ def reinforce(
     `proximal_T` has no part, and no token is clipped.
     """
     return -weights_T * advantages_T * logprobs_T, torch.zeros_like(logprobs_T, dtype=torch.bool)
+
+
+def opd(
+    logprobs_T: torch.Tensor,
+    proximal_T: torch.Tensor,
+    advantages_T: torch.Tensor,
+    weights_T: torch.Tensor,
+    teacher_T: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`w * (logprobs - teacher)`, with the gradient `w * (logprobs - teacher) * d logprobs`: on-policy distillation,
+    which is the plain policy gradient where each token's advantage is `teacher - logprobs`. Its value estimates
+    KL(trained || teacher). Source: Agarwal et al. 2024, On-policy distillation of language models; Lu 2025, On-policy
+    distillation, whose form with one sampled token this is.
+
+    teacher_T: float32 [T], log-probs of the tokens under the teacher, without gradient. `proximal_T` and `advantages_T`
+    have no part, and no token is clipped. slime and prime-rl take the advantage at the policy that sampled, here it is
+    at the trained one; on rows of the present version they are the same.
+    """
+    return weights_T * k1_straight(logprobs_T, teacher_T), torch.zeros_like(logprobs_T, dtype=torch.bool)
 
 
 def dppo(

@@ -1,0 +1,91 @@
+"""Rollouts that come to the end of their budget: the soft punishment, and rows that are cut off."""
+
+import msgspec
+import numpy as np
+import pytest
+from small_index import LENGTH, STOP, Order, accept, queue_settings, score
+from small_lease import lease
+
+from buffers.index import ReplayIndex
+from services.step_plan import make_plan, shares_of
+from streamrl.algorithms.advantages import advantage_of
+from streamrl.algorithms.overlong import overlong_penalty
+from streamrl.clock import VirtualClock
+from streamrl.config import Config
+from streamrl.config.learner_tables import FilterConfig, LearnerConfig, OverlongConfig
+from streamrl.config.schema import RolloutConfig, SamplingConfig
+from streamrl.errors import ComponentError
+
+
+def configured(**overlong) -> Config:
+    rollout = RolloutConfig(sampling=SamplingConfig(max_new_tokens=16))
+    return Config(rollout=rollout, learner=LearnerConfig(overlong=OverlongConfig(**overlong)))
+
+
+def test_the_punishment_is_that_of_a_loop_over_the_papers_three_cases():
+    seed = int(np.random.SeedSequence().entropy % 2**32)
+    print(f"seed {seed}")
+    random = np.random.default_rng(seed)
+    for _ in range(50):
+        budget = int(random.integers(1, 200))
+        buffer, penalty = int(random.integers(1, budget + 1)), float(random.uniform(0.1, 3.0))
+        tokens = random.integers(0, budget + 20, 30)
+        expected = []
+        for length in tokens.tolist():
+            if length <= budget - buffer:
+                expected.append(0.0)
+            elif length <= budget:
+                expected.append(penalty * ((budget - buffer) - length) / buffer)
+            else:
+                expected.append(-penalty)
+        np.testing.assert_allclose(overlong_penalty(tokens, budget, buffer, penalty), expected, atol=1e-12)
+
+
+def test_advantages_are_of_the_punished_rewards_and_the_rewards_stay_as_they_were_given():
+    given, config = lease(rows=24, seed=3), configured(buffer=8, penalty=0.5)
+    plan = make_plan(given, config, hidden_size=64)
+    punished = given.rewards + overlong_penalty(given.sampled_tokens, 16, 8, 0.5)
+    expected = advantage_of("grpo", punished, given.valid, given.group, given.sampled_tokens)
+    np.testing.assert_array_equal(np.frombuffer(plan.advantages), expected)
+    np.testing.assert_array_equal(np.frombuffer(plan.rewards), given.rewards)
+    plain = make_plan(given, configured(), hidden_size=64)
+    assert plan.advantages != plain.advantages
+    assert (plan.total_tokens, plan.total_rows) == (plain.total_tokens, plain.total_rows)
+
+
+def test_a_row_that_was_cut_off_is_in_no_denominator_and_is_not_trained_but_in_the_baseline():
+    given = lease(rows=24, seed=3)
+    plan = make_plan(given, configured(mask_truncated=True), hidden_size=64)
+    plain = make_plan(given, configured(), hidden_size=64)
+    kept = given.valid & ~given.truncated
+    assert (given.valid & given.truncated).any()
+    assert plan.total_tokens == given.sampled_tokens[kept].sum() < plain.total_tokens
+    assert plan.total_rows == (kept & (given.sampled_tokens > 0)).sum() < plain.total_rows
+    (share,) = shares_of(plan, 0, configured())
+    np.testing.assert_array_equal(share.valid, kept)
+    assert plan.advantages == plain.advantages
+
+
+def make_index(**settings) -> ReplayIndex:
+    return ReplayIndex(msgspec.structs.replace(queue_settings(groups_per_step=1), **settings), Order(), VirtualClock())
+
+
+def test_the_lease_says_which_rows_were_cut_off():
+    index = make_index()
+    index.issue("r", 0, 1)
+    accept(index, [(0, 1)], finish=LENGTH)
+    accept(index, [(0, 0)], finish=STOP)
+    score(index, [(0, 0), (0, 1)])
+    assert index.lease(0).truncated.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_group_that_was_cut_off_as_a_whole_is_dropped_only_where_such_rows_are_not_trained(masked):
+    index = make_index(mask_truncated=masked, filter=FilterConfig(limit=1))
+    index.issue("r", 0, 1)
+    accept(index, [(0, 0), (0, 1)], finish=LENGTH)
+    score(index, [(0, 0), (0, 1)])
+    assert index.counts().groups_dropped == ({"truncated": 1} if masked else {})
+    if masked:
+        with pytest.raises(ComponentError, match=r"truncated, .* raise rollout.sampling.max_new_tokens"):
+            index.lease(0)
