@@ -69,12 +69,12 @@ async def test_advantages_are_of_rewards_less_the_price_of_each_row(shares: int,
     timer = StepTimer(probe_learner.SystemClock(), ("read", "pack", "forward_backward", "optimizer"))
     trained = []
     with built(config, tmp_path) as core:
-        step_shares = core._backend.step_shares
+        step_batch = core._backend.step_batch
         monkeypatch.setattr(
-            core._backend, "step_shares", lambda packs, total: trained.append(packs) or step_shares(packs, total)
+            core._backend, "step_batch", lambda cut, epochs: trained.append(cut[0].shares) or step_batch(cut, epochs)
         )
         plan = core.plan(lease(0, written))
-        parts = shares_of(plan, 0, config)
+        (parts,) = shares_of(plan, 0, config)
         rows = [core._rows(plan, part) for part in parts]
         metrics = core.train(plan, timer)
     teacher, distance, tokens = PolicyModel(load_model(other, "float32")), np.zeros(GROUPS * GROUP_SIZE), 0

@@ -41,13 +41,13 @@ def test_the_punishment_is_that_of_a_loop_over_the_papers_three_cases():
         np.testing.assert_allclose(overlong_penalty(tokens, budget, buffer, penalty), expected, atol=1e-12)
 
 
-def test_advantages_are_of_the_punished_rewards_and_the_rewards_stay_as_they_were_given():
+def test_advantages_are_of_the_punished_rewards_which_the_plan_has():
     given, config = lease(rows=24, seed=3), configured(buffer=8, penalty=0.5)
     plan = make_plan(given, config, hidden_size=64)
     punished = given.rewards + overlong_penalty(given.sampled_tokens, 16, 8, 0.5)
     expected = advantage_of("grpo", punished, given.valid, given.group, given.sampled_tokens)
     np.testing.assert_array_equal(np.frombuffer(plan.advantages), expected)
-    np.testing.assert_array_equal(np.frombuffer(plan.rewards), given.rewards)
+    np.testing.assert_array_equal(np.frombuffer(plan.rewards), punished)
     plain = make_plan(given, configured(), hidden_size=64)
     assert plan.advantages != plain.advantages
     assert (plan.total_tokens, plan.total_rows) == (plain.total_tokens, plain.total_rows)
@@ -59,9 +59,9 @@ def test_a_row_that_was_cut_off_is_in_no_denominator_and_is_not_trained_but_in_t
     plain = make_plan(given, configured(), hidden_size=64)
     kept = given.valid & ~given.truncated
     assert (given.valid & given.truncated).any()
-    assert plan.total_tokens == given.sampled_tokens[kept].sum() < plain.total_tokens
-    assert plan.total_rows == (kept & (given.sampled_tokens > 0)).sum() < plain.total_rows
-    (share,) = shares_of(plan, 0, configured())
+    assert plan.total_tokens == [given.sampled_tokens[kept].sum()] < plain.total_tokens
+    assert plan.total_rows == [(kept & (given.sampled_tokens > 0)).sum()] < plain.total_rows
+    ((share,),) = shares_of(plan, 0, configured())
     np.testing.assert_array_equal(share.valid, kept)
     assert plan.advantages == plain.advantages
 
