@@ -4,6 +4,7 @@ random ragged batches, cut into packs and shares in every way."""
 import itertools
 import math
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,24 +12,27 @@ import torch
 
 from streamrl.algorithms.aggregation import Denominators
 from streamrl.algorithms.corrections import CORRECTIONS, importance
-from streamrl.algorithms.divergences import DIVERGENCES, k1, k2, k3, k3_straight
+from streamrl.algorithms.divergences import DIVERGENCES, REWARD_DIVERGENCES, k1, k2, k3, k3_straight
 from streamrl.algorithms.levels import LEVELS
-from streamrl.algorithms.losses import LOSSES, ROW_LOSSES
+from streamrl.algorithms.losses import LOSSES, ROW_LOSSES, TEACHER_LOSSES
 from streamrl.algorithms.rejections import REJECTIONS
 from streamrl.config.algorithm_rules import ALGORITHM_RULES
 from streamrl.config.algorithm_rules import ROW_LOSSES as RULED_ROW_LOSSES
+from streamrl.config.algorithm_rules import TEACHER_LOSSES as RULED_TEACHER_LOSSES
 from streamrl.config.fields import leaves, literals
-from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig, RejectionConfig
-from streamrl.config.schema import Config, RolloutConfig
+from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig, ReferenceConfig, RejectionConfig
+from streamrl.config.schema import Config, ModelConfig, RolloutConfig
 from streamrl.learner.objectives import Objective, policy_loss
 from streamrl.learner.packing import PackedBatch, pack
 from streamrl.learner.rows import count_targets, loss_mask, row_of_token, row_targets, select_rows
 from streamrl.learner.sums import LAGS, Sums
+from streamrl.models.load import prepare_model_folder
 from streamrl.types import RolloutRows
 
 STEP = 11
 """The step that is trained; tokens are of steps 0 to 11, so the oldest are of the last age that is counted apart."""
 CPU = torch.device("cpu")
+WITHOUT_RATIO = ("reinforce", "opd")
 CAP, LOW = 1.5, 0.7
 BOUNDS = {"ratio": (0.6, 1.6), "k1": (-0.4, 0.5), "k2": (None, 0.1), "k3": (0.001, None)}
 
@@ -194,17 +198,18 @@ def test_the_loss_is_that_of_one_token_at_a_time_however_the_batch_is_cut(change
             np.testing.assert_allclose(got.entropies.numpy(), expected.entropies, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"clip_cov", "kl_cov", "opd"}))
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"clip_cov", "kl_cov"}))
 @pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"])
 def test_no_loss_but_those_by_covariance_depends_on_the_cut(name: str, aggregation: str) -> None:
     level = "geometric" if name == "gmpo" else "token"
-    proximal = "recompute" if name == "reinforce" else "rollout"
+    proximal = "recompute" if name in WITHOUT_RATIO else "rollout"
     algorithm = algorithm_of(loss=name, aggregation=aggregation, proximal=proximal, correction_level=level, horizon=9)
     for seed in range(5):
         rows, advantages = batch_of(seed)
-        whole = Ran(objective_of(algorithm), rows, advantages, seed, 4096)
+        objective = objective_of(algorithm, reference=Table(rows, seed + 1))
+        whole = Ran(objective, rows, advantages, seed, 4096)
         for parts in ((8,), (8, 30), (10, 9, 4096)):
-            got = Ran(objective_of(algorithm), rows, advantages, seed, *parts)
+            got = Ran(objective, rows, advantages, seed, *parts)
             assert got.loss == pytest.approx(whole.loss, rel=1e-6, abs=1e-9)
             torch.testing.assert_close(got.logprobs, whole.logprobs, rtol=1e-6, atol=1e-10)
             assert got.metrics == pytest.approx(whole.metrics, rel=1e-9, abs=1e-12)
@@ -409,16 +414,22 @@ def test_the_names_of_the_configuration_are_those_of_the_tables() -> None:
     assert names["correction"] == sorted(CORRECTIONS)
     assert names["correction_level"] == names["rejection.level"] == sorted(LEVELS)
     assert names["rejection.measure"] == sorted([*REJECTIONS, "none"])
-    assert names["kl_estimator"] == sorted({*DIVERGENCES, *REWARD_DIVERGENCES})
+    assert names["kl_estimator"] == sorted({**DIVERGENCES, **REWARD_DIVERGENCES})
     assert set(RULED_ROW_LOSSES) == ROW_LOSSES
+    assert set(RULED_TEACHER_LOSSES) == TEACHER_LOSSES
 
 
-@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"opd"}))  # which needs a teacher
-def test_every_loss_has_a_configuration_that_no_rule_forbids(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_every_loss_has_a_configuration_that_no_rule_forbids(name: str, tmp_path: Path) -> None:
+    reference = ReferenceConfig()
+    if name in TEACHER_LOSSES:
+        teacher = prepare_model_folder(ModelConfig(preset="tiny-qwen3"), 0, tmp_path / "teacher")
+        reference = ReferenceConfig(kind="path", path=str(teacher))
     algorithm = AlgorithmConfig(
         loss=name,
         advantage="reinforce_pp",
-        proximal="recompute" if name == "reinforce" else "rollout",
+        reference=reference,
+        proximal="recompute" if name in WITHOUT_RATIO else "rollout",
         correction="icepop",
         correction_level="geometric",
         rejection=RejectionConfig(measure="k2", level="sequence", high=1.0),
