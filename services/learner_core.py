@@ -249,14 +249,15 @@ class LearnerCore:
         )
 
     def _make_policy(self, model: PreTrainedModel) -> ShardedPolicy:
-        lora, dtype = self._config.learner.lora, DTYPES[self._config.model.dtype]
+        learner, dtype = self._config.learner, DTYPES[self._config.model.dtype]
+        lora, execution = learner.lora, learner.execution
         if not lora.rank:
-            return ShardedPolicy(model, self._group, dtype)
+            return ShardedPolicy(model, self._group, dtype, execution)
         # Not above: it needs a package that only those have who train adapters.
         from streamrl.learner.adapters import AdapterPolicy, AdapterSettings
 
         settings = AdapterSettings(lora.rank, limits.lora_alpha(lora), limits.lora_targets(lora), self._config.seed)
-        return AdapterPolicy(model, self._group, dtype, settings)
+        return AdapterPolicy(model, self._group, dtype, settings, execution)
 
     def _load_task(self, context: int) -> None:
         self._tokenizer = load_tokenizer(model_folder(self._run.path, self._config))
@@ -276,7 +277,8 @@ class LearnerCore:
     def _reference(self) -> FrozenPolicy:
         """The policy that the stream begins with."""
         dtype, folder = self._config.model.dtype, start_folder(self._run.path, self._config)
-        return FrozenPolicy(lambda: load_model(folder, dtype), self._group, DTYPES[dtype])
+        execution = self._config.learner.execution
+        return FrozenPolicy(lambda: load_model(folder, dtype), self._group, DTYPES[dtype], execution)
 
     def _load_newest(self) -> dict[str, Any]:
         search = checkpoint.find_newest(self._run.checkpoints_path)

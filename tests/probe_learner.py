@@ -1,6 +1,7 @@
 """What a configuration makes of a learner: the real core, without Ray, on rows written by the real log."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from services.rollout_rows import Finished, Issued
 from services.run_folder import RunFolder
 from streamrl.clock import SystemClock
 from streamrl.config import Config
+from streamrl.errors import ConfigError
 from streamrl.timeline import StepTimer
 from streamrl.types import FinishReason, FrameRef, GenerationResult, Ticket, Version, VersionSpan
 from streamrl.weights.folder import shm_folder
@@ -66,6 +68,33 @@ def learn(config: Config, folder: Path, frames: int = 1) -> Learned:
             core.save()
         names = sorted(path.name for path in (folder / "checkpoints").iterdir() if path.is_dir())
         return Learned(len(passes), metrics["loss/policy"], core.weight_digest(), names, torch.get_num_threads())
+
+
+def layer_passes(config: Config, folder: Path) -> int:
+    """How often a layer's attention is computed in one step."""
+    with built(config, folder) as core:
+        written = asyncio.run(write_rows(config, folder, 1))
+        timer = StepTimer(SystemClock(), ("read", "pack", "forward_backward", "optimizer"))
+        passes: list[None] = []
+        layer = core._policy.module.model.base_model.layers[0]
+        layer.self_attn.o_proj.register_forward_hook(lambda *_: passes.append(None))
+        core.train(core.plan(lease(0, written)), timer)
+        return len(passes)
+
+
+def built_without_compiler(config: Config, folder: Path) -> str:
+    """What a learner says that is built where no C++ compiler is found."""
+    path, compiler = os.environ.get("PATH", ""), os.environ.pop("CXX", None)
+    os.environ["PATH"] = str(folder)
+    try:
+        with built(config, folder):
+            return "built"
+    except ConfigError as error:
+        return str(error)
+    finally:
+        os.environ["PATH"] = path
+        if compiler is not None:
+            os.environ["CXX"] = compiler
 
 
 def kept_beside_damage(config: Config, folder: Path) -> list[str]:

@@ -111,8 +111,12 @@ class FsdpBackend:
         return [*packs, *(empty_pack() for _ in range(count - len(packs)))]
 
     def _clip(self) -> float:
-        over_ranks = self.group.sum if self.group.world_size > 1 else None
+        over_ranks = self._sum_square if self.group.world_size > 1 else None
         return clip_gradients(list(self.policy.shards.values()), self._config.max_grad_norm, over_ranks)
+
+    def _sum_square(self, square: torch.Tensor) -> torch.Tensor:
+        """Over the ranks, which meet on the device, also when gradients lie elsewhere."""
+        return self.group.sum(square.to(self.group.device)).to(square.device)
 
     def _apply(self) -> float:
         """Step the optimizer; the rate that was used is returned."""
