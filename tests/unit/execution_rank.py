@@ -1,8 +1,9 @@
 """One rank of a learner under each way to compute a layer, for the tests.
 
-    python execution_rank.py STORE RANK WORLD OUT
+    python execution_rank.py STORE RANK WORLD (all | compiled) OUT
 
-Trains five steps under each, of all weights and of adapters, on two shares. OUT gets metrics and digest as JSON.
+Trains five steps under each, of all weights and of adapters, on two shares; or under the plain one and a compiled one
+only. OUT gets metrics and digest as JSON.
 """
 
 import json
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from learner_rank import EVEN_SIZES, make_model, train_on_two_shares
+from torch._dynamo.utils import counters
 
 from streamrl.config.learner_tables import AlgorithmConfig, ExecutionConfig, OptimizerConfig
 from streamrl.learner.adapters import AdapterPolicy, AdapterSettings
@@ -26,6 +28,7 @@ WAYS = {
     "offload": ExecutionConfig(offload=True),
     "both": ExecutionConfig(activation_checkpointing=True, offload=True),
 }
+COMPILED = {"plain": ExecutionConfig(), "compiled": ExecutionConfig(compile=True, activation_checkpointing=True)}
 ADAPTERS = AdapterSettings(rank=2, alpha=4.0, targets=("q_proj", "down_proj"), seed=1)
 
 
@@ -48,14 +51,18 @@ def count_calls(policy: ShardedPolicy) -> list[None]:
 
 def run(policy: ShardedPolicy) -> dict[str, Any]:
     backend, calls = make_backend(policy), count_calls(policy)
-    metrics = train_on_two_shares(backend, STEPS)
+    metrics = train_on_two_shares(backend, 2)
+    graphs = [counters["stats"]["unique_graphs"]]
+    metrics += train_on_two_shares(backend, STEPS - 2)
+    graphs.append(counters["stats"]["unique_graphs"])
     names = [name for name, _ in backend.iter_hf_weights()]
-    return {"metrics": metrics, "digest": backend.weight_digest(), "calls": len(calls), "names": names}
+    facts = {"digest": backend.weight_digest(), "calls": len(calls), "names": names, "graphs": graphs}
+    return {"metrics": metrics, **facts}
 
 
-def train_all(group: LearnerGroup) -> dict[str, Any]:
+def train_all(group: LearnerGroup, ways: dict[str, ExecutionConfig]) -> dict[str, Any]:
     found = {}
-    for name, execution in WAYS.items():
+    for name, execution in ways.items():
         model = make_model(**EVEN_SIZES)
         found[name] = run(ShardedPolicy(model, group, torch.float32, execution))
         model = make_model(**EVEN_SIZES)
@@ -63,10 +70,10 @@ def train_all(group: LearnerGroup) -> dict[str, Any]:
     return found
 
 
-def main(store: str, rank: str, world: str, out: str) -> None:
+def main(store: str, rank: str, world: str, which: str, out: str) -> None:
     torch.set_num_threads(1)
-    group = open_group(int(rank), int(world), Path(store), device=torch.device("cpu"), timeout_s=60)
-    Path(out).write_text(json.dumps(train_all(group)), encoding="utf-8")
+    group = open_group(int(rank), int(world), Path(store), device=torch.device("cpu"), timeout_s=600)
+    Path(out).write_text(json.dumps(train_all(group, COMPILED if which == "compiled" else WAYS)), encoding="utf-8")
     group.close()
 
 

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
     """By number of ranks, what each rank found."""
     folder = tmp_path_factory.mktemp("execution")
-    return {world: run_ranks(PROGRAM, folder, world) for world in (1, 2)}
+    return {world: run_ranks(PROGRAM, folder, world, Path("all")) for world in (1, 2)}
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -50,6 +50,22 @@ def test_a_checkpointed_layer_is_computed_twice_and_others_once(runs: dict[int, 
     found = runs[1][0]
     assert found["activation_checkpointing"]["calls"] == found["both"]["calls"] == 2 * found["plain"]["calls"]
     assert found["offload"]["calls"] == found["plain"]["calls"] > 0
+
+
+@pytest.mark.timeout(900)  # a compiler runs for each piece of a layer: 20 s of a processor that nobody else uses
+@pytest.mark.parametrize("world", [1, 2])
+def test_compiled_layers_give_the_same_to_rounding_and_are_compiled_once_for_packs_of_any_length(
+    world: int, tmp_path: Path
+) -> None:
+    for rank in run_ranks(PROGRAM, tmp_path, world, Path("compiled"), timeout_s=800.0):
+        for trained in ("", "adapters, "):
+            plain, compiled = rank[f"{trained}plain"], rank[f"{trained}compiled"]
+            for a, b in zip(compiled["metrics"], plain["metrics"], strict=True):
+                for key in ("loss/policy", "grad/norm", "mismatch/kl"):
+                    assert a[key] == pytest.approx(b[key], rel=1e-5, abs=1e-5), key
+            assert compiled["names"] == plain["names"]
+            early, late = compiled["graphs"]
+            assert early == late > plain["graphs"][1]
 
 
 def test_only_what_goes_to_a_gpu_lies_in_pinned_memory() -> None:
