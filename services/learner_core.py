@@ -270,14 +270,15 @@ class LearnerCore:
         )
 
     def _make_policy(self, model: PreTrainedModel) -> ShardedPolicy:
-        lora, dtype = self._config.learner.lora, DTYPES[self._config.model.dtype]
+        learner, dtype = self._config.learner, DTYPES[self._config.model.dtype]
+        lora, execution = learner.lora, learner.execution
         if not lora.rank:
-            return ShardedPolicy(model, self._group, dtype)
+            return ShardedPolicy(model, self._group, dtype, execution)
         # Not above: it needs a package that only those have who train adapters.
         from streamrl.learner.adapters import AdapterPolicy, AdapterSettings
 
         settings = AdapterSettings(lora.rank, limits.lora_alpha(lora), limits.lora_targets(lora), self._config.seed)
-        return AdapterPolicy(model, self._group, dtype, settings)
+        return AdapterPolicy(model, self._group, dtype, settings, execution)
 
     def _load_task(self, context: int) -> None:
         self._tokenizer = load_tokenizer(model_folder(self._run.path, self._config))
@@ -307,7 +308,8 @@ class LearnerCore:
         if reference.path is not None:
             folder = Path(reference.path).expanduser()
             require_same_vocabulary(model_folder(self._run.path, self._config), folder)
-        arguments = (lambda: load_model(folder, dtype)), self._group, DTYPES[dtype]
+        execution = self._config.learner.execution
+        arguments = (lambda: load_model(folder, dtype)), self._group, DTYPES[dtype], execution
         if reference.kind == "average":
             return AveragedPolicy(*arguments, every=reference.every, decay=reference.decay)
         return FrozenPolicy(*arguments)

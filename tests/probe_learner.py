@@ -1,6 +1,7 @@
 """What a configuration makes of a learner: the real core, without Ray, on rows written by the real log."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from services.run_folder import RunFolder
 from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.config.schema import ModelConfig
+from streamrl.errors import ConfigError
 from streamrl.learner.digest import weight_digest
 from streamrl.models.load import prepare_model_folder
 from streamrl.timeline import StepTimer
@@ -91,6 +93,33 @@ def other_reference(config: Config, folder: Path) -> Learned:
     algorithm = msgspec.structs.replace(config.learner.algorithm, reference=reference)
     learner = msgspec.structs.replace(config.learner, algorithm=algorithm)
     return learn(msgspec.structs.replace(config, learner=learner), folder)
+
+
+def layer_passes(config: Config, folder: Path) -> int:
+    """How often a layer's attention is computed in one step."""
+    with built(config, folder) as core:
+        written = asyncio.run(write_rows(config, folder, 1))
+        timer = StepTimer(SystemClock(), ("read", "pack", "forward_backward", "optimizer"))
+        passes: list[None] = []
+        layer = core._policy.module.model.base_model.layers[0]
+        layer.self_attn.o_proj.register_forward_hook(lambda *_: passes.append(None))
+        core.train(core.plan(lease(0, written)), timer)
+        return len(passes)
+
+
+def built_without_compiler(config: Config, folder: Path) -> str:
+    """What a learner says that is built where no C++ compiler is found."""
+    path, compiler = os.environ.get("PATH", ""), os.environ.pop("CXX", None)
+    os.environ["PATH"] = str(folder)
+    try:
+        with built(config, folder):
+            return "built"
+    except ConfigError as error:
+        return str(error)
+    finally:
+        os.environ["PATH"] = path
+        if compiler is not None:
+            os.environ["CXX"] = compiler
 
 
 def kept_beside_damage(config: Config, folder: Path) -> list[str]:

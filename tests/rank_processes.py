@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 
-def run_ranks(program: Path, folder: Path, world: int, *further: Path) -> list[dict[str, Any]]:
+def run_ranks(
+    program: Path, folder: Path, world: int, *further: Path, timeout_s: float = 250.0
+) -> list[dict[str, Any]]:
     """What each rank wrote. The program is given the group's store, its rank, the number of ranks, `further`, and the
     file to write to."""
     outs = [folder / f"{world}_{rank}.json" for rank in range(world)]
@@ -20,7 +22,7 @@ def run_ranks(program: Path, folder: Path, world: int, *further: Path) -> list[d
     ranks = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for command in commands]
     try:
         for rank in ranks:
-            _, errors = rank.communicate(timeout=250)
+            _, errors = rank.communicate(timeout=timeout_s)
             assert rank.returncode == 0, errors
     finally:
         for rank in ranks:

@@ -28,6 +28,19 @@ class OptimizerConfig(Table, frozen=True):
     """Rate at the last step, as a share of `lr`."""
 
 
+class ExecutionConfig(Table, frozen=True):
+    """How a forward and backward is computed: what it costs in time and memory, never what it gives beyond rounding."""
+
+    activation_checkpointing: bool = False
+    """Keep only the input of each layer, and compute the layer again in the backward: less memory, more time."""
+    compile: bool = False
+    """Compile the layers with `torch.compile`, all but their attention. The first steps take longer; on a CPU it needs
+    a C++ compiler."""
+    offload: bool = False
+    """Keep parameters, gradients and optimizer states in the CPU's memory, and step there; a layer's parameters are on
+    the GPU while it computes. Of use with `learner.device = "cuda"` alone."""
+
+
 Level = Literal["token", "sequence", "geometric"]
 
 
@@ -278,3 +291,4 @@ class LearnerConfig(Table, frozen=True):
     overlong: OverlongConfig = field(default_factory=OverlongConfig)
     filter: FilterConfig = field(default_factory=FilterConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
+    execution: ExecutionConfig = field(default_factory=ExecutionConfig)

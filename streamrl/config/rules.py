@@ -150,6 +150,12 @@ def _shares_fit_the_ranks(config: Config) -> Iterator[Problem]:
         yield Problem(key="learner.shares", what=what, given=str(shares), involves=involves)
 
 
+def _offload_from_a_gpu(config: Config) -> Iterator[Problem]:
+    if config.learner.execution.offload and config.learner.device == "cpu":
+        what = 'parameters lie in the CPU\'s memory already; set learner.device = "cuda", or leave this key out'
+        yield Problem(key="learner.execution.offload", what=what, given="true", involves=("learner.device",))
+
+
 def _scripted_faults(config: Config) -> Iterator[Problem]:
     scripted = config.rollout.scripted
     if scripted.error_rate + scripted.nan_rate > 1.0:
@@ -218,6 +224,7 @@ RULES: tuple[Rule, ...] = (
     _warmup,
     _ranks_have_rows,
     _shares_fit_the_ranks,
+    _offload_from_a_gpu,
     _scripted_faults,
     _reward_child,
     _ray_address,

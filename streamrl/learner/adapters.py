@@ -13,10 +13,11 @@ import torch
 from peft import inject_adapter_in_model
 from transformers import PreTrainedModel
 
+from streamrl.config.learner_tables import ExecutionConfig
 from streamrl.errors import ConfigError, DataError
 from streamrl.learner.finite import require_finite_weight
 from streamrl.learner.process_group import LearnerGroup
-from streamrl.learner.sharding import ShardedPolicy
+from streamrl.learner.sharding import PLAIN, ShardedPolicy
 from streamrl.models.merge import merge
 from streamrl.models.peft_folder import peft_config
 from streamrl.weights.tensors import weights_digest
@@ -42,14 +43,19 @@ class AdapterPolicy(ShardedPolicy):
     """`ShardedPolicy` whose shards are those of the adapters."""
 
     def __init__(
-        self, model: PreTrainedModel, group: LearnerGroup, dtype: torch.dtype, settings: AdapterSettings
+        self,
+        model: PreTrainedModel,
+        group: LearnerGroup,
+        dtype: torch.dtype,
+        settings: AdapterSettings,
+        execution: ExecutionConfig = PLAIN,
     ) -> None:
         """Collective. As `ShardedPolicy`. Raises ConfigError for a target that the model does not have."""
         self.settings = settings
         self.base_digest = weights_digest((name, param.to(dtype)) for name, param in model.named_parameters())
         """What the manifest of the base says, wherever it is published."""
         add_adapters(model.to(torch.float32), settings)
-        super().__init__(model, group, dtype)
+        super().__init__(model, group, dtype, execution)
         self.version_dtype = torch.float32
 
     def _name(self, parameter: str) -> str:

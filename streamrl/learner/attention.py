@@ -6,17 +6,17 @@ prompt; no mask of T x T is ever made. The model must be called with `use_cache=
 `attention_mask` (transformers 5 is silently wrong on packed rows otherwise): `policy.PolicyModel` does.
 
 On CPU each run of equal segments is one SDPA call. On CUDA, for 16-bit tensors, all segments are one call
-of torch's variable-length flash attention; other dtypes take the CPU's way.
+of the kernel that `varlen` finds; other dtypes take the CPU's way.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from streamrl.errors import ConfigError
 from streamrl.learner.segments import Run, SegmentLayout
+from streamrl.learner.varlen import Kernel, Lengths, installed_kernels, kernel, kernel_for
 
 NAME = "streamrl_packed"
 
@@ -40,6 +40,7 @@ def _no_mask(*_args: object, **_kwargs: object) -> None:
     return None
 
 
+@torch.compiler.disable
 def packed_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -51,7 +52,7 @@ def packed_attention(
     **_kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention inside each segment and over its prefix. No dropout, which would need the same mask
-    twice.
+    twice. Never compiled: each pack has a layout of its own, and would be compiled anew.
 
     query: [1, heads, T, head_dim]; key, value: [1, kv_heads, T, head_dim]. Returns [1, T, heads, head_dim].
     Raises ValueError when called without `segments`, or with a mask.
@@ -59,8 +60,9 @@ def packed_attention(
     if segments is None or attention_mask is not None:
         raise ValueError("packed attention needs `segments` and no attention_mask; call the model by PolicyModel")
     query_THD, key_THD, value_THD = (x[0].transpose(0, 1) for x in (query, key, value))
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return _varlen(query_THD, key_THD, value_THD, segments, scaling)[None], None
+    name = kernel_for(query.device, query.dtype, installed_kernels())
+    if name != "segments":
+        return attend_at_once(kernel(name), query_THD, key_THD, value_THD, segments, scaling)[None], None
     outputs = [_attend(run, query_THD, key_THD, value_THD, segments, scaling) for run in segments.runs]
     return torch.cat(outputs)[None], None
 
@@ -105,26 +107,16 @@ def _bottom_right(run: Run, device: torch.device) -> torch.Tensor:
     return ones.tril(run.k_len - run.q_len)
 
 
-def _varlen(
+def attend_at_once(
+    attend: Kernel,
     query_THD: torch.Tensor,
     key_THD: torch.Tensor,
     value_THD: torch.Tensor,
     segments: SegmentLayout,
     scaling: float | None,
 ) -> torch.Tensor:
-    """[T, heads, head_dim] by one flash-attention call; its causal mask is bottom-right aligned."""
+    """[T, heads, head_dim] by one call for all segments."""
     if any(run.q_len != run.k_len for run in segments.runs):
         key_THD, value_THD = (x.index_select(0, segments.kv_index) for x in (key_THD, value_THD))
-    # Each key head is repeated for its query heads: not every torch that serves has `enable_gqa` here.
-    repeats = query_THD.shape[1] // key_THD.shape[1]
-    return varlen_attn(
-        query_THD.contiguous(),
-        key_THD.repeat_interleave(repeats, 1),
-        value_THD.repeat_interleave(repeats, 1),
-        segments.cu_q,
-        segments.cu_k,
-        segments.max_q,
-        segments.max_k,
-        scale=scaling,
-        window_size=(-1, 0),
-    )
+    lengths = Lengths(segments.cu_q, segments.cu_k, segments.max_q, segments.max_k)
+    return attend(query_THD, key_THD, value_THD, lengths, scaling)

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from streamrl.config.learner_tables import ExecutionConfig
 from streamrl.errors import DataError
 from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.process_group import LearnerGroup
+from streamrl.learner.sharding import PLAIN
 
 _STATE = "reference_moves"
 
@@ -29,12 +31,13 @@ class AveragedPolicy(FrozenPolicy):
         load: Callable[[], PreTrainedModel],
         group: LearnerGroup,
         dtype: torch.dtype,
+        execution: ExecutionConfig = PLAIN,
         *,
         every: int,
         decay: float,
     ) -> None:
         """every: steps between two moves. decay: share of the average that a move keeps."""
-        super().__init__(load, group, dtype)
+        super().__init__(load, group, dtype, execution)
         self._every = every
         self._decay = decay
         self._moves = 0

@@ -9,9 +9,10 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
+from streamrl.config.learner_tables import ExecutionConfig
 from streamrl.learner.packing import PackedBatch
 from streamrl.learner.process_group import LearnerGroup
-from streamrl.learner.sharding import ShardedPolicy
+from streamrl.learner.sharding import PLAIN, ShardedPolicy
 
 
 class FrozenPolicy:
@@ -22,17 +23,24 @@ class FrozenPolicy:
         logprobs_K, _ = reference(pack, temperature=1.0)
     """
 
-    def __init__(self, load: Callable[[], PreTrainedModel], group: LearnerGroup, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        load: Callable[[], PreTrainedModel],
+        group: LearnerGroup,
+        dtype: torch.dtype,
+        execution: ExecutionConfig = PLAIN,
+    ) -> None:
         """load: gives the model, the same on every rank. dtype: of the forward."""
         self._load = load
         self._group = group
         self._dtype = dtype
+        self._execution = execution
         self._policy: ShardedPolicy | None = None
 
     def sharded(self) -> ShardedPolicy:
         """Its weights, loaded by the first call. Collective then."""
         if self._policy is None:
-            self._policy = ShardedPolicy(self._load(), self._group, self._dtype)
+            self._policy = ShardedPolicy(self._load(), self._group, self._dtype, self._execution)
         return self._policy
 
     @torch.no_grad()

@@ -166,8 +166,12 @@ class FsdpBackend:
         return padded(packs, self.group)
 
     def _clip(self) -> float:
-        over_ranks = self.group.sum if self.group.world_size > 1 else None
+        over_ranks = self._sum_square if self.group.world_size > 1 else None
         return clip_gradients(list(self.policy.shards.values()), self._config.max_grad_norm, over_ranks)
+
+    def _sum_square(self, square: torch.Tensor) -> torch.Tensor:
+        """Over the ranks, which meet on the device, also when gradients lie elsewhere."""
+        return self.group.sum(square.to(self.group.device)).to(square.device)
 
     @torch.no_grad()
     def logprobs(self, packs: Sequence[PackedBatch]) -> list[torch.Tensor]:

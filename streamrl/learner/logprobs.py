@@ -1,21 +1,17 @@
 """Log-probs and entropy of chosen tokens, without `tokens x vocabulary` at once.
 
 Guarantees: the log-probs are those of the distribution that was sampled (logits divided by the
-temperature), in float32 whatever the model's dtype; at most `chunk_tokens x vocabulary` logits exist at a
-time, in the backward too, where a chunk's logits are made again. Knows nothing of rows or packs.
+temperature), in float32 whatever the model's dtype; at most `logits_at_once` logits exist at a time, in the
+backward too, where they are made again. Knows nothing of rows or packs.
 """
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
-LOGITS_AT_ONCE = 2**26
-"""Elements of one chunk of logits: 256 MiB in float32, yet enough rows for an efficient matrix product."""
+from streamrl.learner.vocabulary import BlockedLogprobs
 
-
-def chunk_size(vocab_size: int) -> int:
-    """Tokens of one chunk."""
-    return max(LOGITS_AT_ONCE // vocab_size, 1)
+LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
+"""By kind of device. On a CPU what stays in its cache, on a GPU what keeps it busy."""
 
 
 def token_logprobs(
@@ -24,35 +20,26 @@ def token_logprobs(
     bias_V: torch.Tensor | None,
     targets_K: torch.Tensor,
     temperature: float,
-    chunk_tokens: int,
+    logits_at_once: int | None = None,
     entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`log softmax(hidden @ weight.T / temperature)` at each target, and the entropy of that distribution
     in nats.
 
-    hidden_KH: [K, H] at the positions that predict. targets_K: int64 [K]. temperature: above 0.
-    Returns (logprobs_K, entropy_K), float32; the entropy carries no gradient unless asked for.
+    hidden_KH: [K, H] at the positions that predict. targets_K: int64 [K]. temperature: above 0. logits_at_once: what
+    `LOGITS_AT_ONCE` says when absent. Returns (logprobs_K, entropy_K), float32; the entropy carries no gradient unless
+    asked for.
     """
-    if len(targets_K) <= chunk_tokens:
-        return _chunk(hidden_KH, weight_VH, bias_V, targets_K, temperature, entropy_gradient)
-    parts = [
-        checkpoint(
-            _chunk,
-            hidden,
-            weight_VH,
-            bias_V,
-            targets,
-            temperature,
-            entropy_gradient,
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
-        for hidden, targets in zip(hidden_KH.split(chunk_tokens), targets_K.split(chunk_tokens), strict=True)
-    ]
-    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+    most = logits_at_once or LOGITS_AT_ONCE[hidden_KH.device.type]
+    if len(targets_K) * len(weight_VH) <= most:
+        return _at_once(hidden_KH, weight_VH, bias_V, targets_K, temperature, entropy_gradient)
+    logprobs_K, entropy_K = BlockedLogprobs.apply(
+        hidden_KH, weight_VH, bias_V, targets_K, temperature, most, entropy_gradient
+    )
+    return logprobs_K, entropy_K
 
 
-def _chunk(
+def _at_once(
     hidden_KH: torch.Tensor,
     weight_VH: torch.Tensor,
     bias_V: torch.Tensor | None,
@@ -60,6 +47,7 @@ def _chunk(
     temperature: float,
     entropy_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """All logits by autograd: the fewest operations, where they are few."""
     logits_KV = F.linear(hidden_KH, weight_VH, bias_V).float() / temperature
     # log_softmax, since a logsumexp of bfloat16 logits is unstable (verl's finding).
     logprobs_KV = F.log_softmax(logits_KV, dim=-1)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from streamrl.errors import ConfigError
 from streamrl.learner.attention import attach
-from streamrl.learner.logprobs import chunk_size, token_logprobs
+from streamrl.learner.logprobs import token_logprobs
 from streamrl.learner.packing import PackedBatch
 
 PREFIX = "model."
@@ -30,8 +30,8 @@ class PolicyModel(nn.Module):
         logprobs_K, entropy_K = policy(pack, temperature=1.0)
     """
 
-    def __init__(self, model: PreTrainedModel, chunk_tokens: int | None = None) -> None:
-        """chunk_tokens: tokens whose logits exist at once; by default what `logprobs.chunk_size` says.
+    def __init__(self, model: PreTrainedModel, logits_at_once: int | None = None) -> None:
+        """logits_at_once: how many exist at a time; by default what `logprobs.LOGITS_AT_ONCE` says.
 
         Raises ConfigError for a model whose attention or output the learner cannot express.
         """
@@ -45,7 +45,7 @@ class PolicyModel(nn.Module):
                 )
         attach(model)
         self.model = model.eval()
-        self.chunk_tokens = chunk_tokens or chunk_size(text.vocab_size)
+        self.logits_at_once = logits_at_once
 
     def forward(
         self, pack: PackedBatch, temperature: float, entropy_gradient: bool = False
@@ -68,6 +68,6 @@ class PolicyModel(nn.Module):
             getattr(head, "bias", None),
             pack.targets,
             temperature,
-            self.chunk_tokens,
+            self.logits_at_once,
             entropy_gradient,
         )

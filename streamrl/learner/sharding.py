@@ -16,13 +16,18 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
+from streamrl.config.learner_tables import ExecutionConfig
 from streamrl.errors import ConfigError, DataError
 from streamrl.learner.digest import weight_digest
+from streamrl.learner.execution import offload_policy, prepare
 from streamrl.learner.finite import require_finite_weight
 from streamrl.learner.policy import PREFIX, PolicyModel
 from streamrl.learner.process_group import LearnerGroup
 
 TensorByName = Callable[[str], torch.Tensor]
+
+PLAIN = ExecutionConfig()
+"""Nothing but FSDP2."""
 
 
 class ShardedPolicy:
@@ -33,9 +38,12 @@ class ShardedPolicy:
     that an optimizer over them costs nothing of DTensor's dispatch.
     """
 
-    def __init__(self, model: PreTrainedModel, group: LearnerGroup, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: PreTrainedModel, group: LearnerGroup, dtype: torch.dtype, execution: ExecutionConfig = PLAIN
+    ) -> None:
         """Collective. Takes `model` over: it must hold the same weights on every rank, and is not usable by
-        itself afterwards. Raises ConfigError when its layers are not found."""
+        itself afterwards. Raises ConfigError when its layers are not found, or cannot be computed as `execution`
+        says."""
         self.group = group
         self.dtype = dtype
         self.version_dtype = dtype
@@ -52,9 +60,11 @@ class ShardedPolicy:
             param_dtype=None if dtype == torch.float32 else dtype,
             reduce_dtype=None if dtype == torch.float32 else torch.float32,
         )
+        offload = offload_policy(execution, group.device)
         for layer in layers:
-            fully_shard(layer, mesh=group.mesh, mp_policy=precision)
-        fully_shard(policy, mesh=group.mesh, mp_policy=precision)
+            prepare(layer, execution, group.device)
+            fully_shard(layer, mesh=group.mesh, mp_policy=precision, offload_policy=offload)
+        fully_shard(policy, mesh=group.mesh, mp_policy=precision, offload_policy=offload)
         self.module = policy
         self._copies: dict[str, torch.Tensor] = {}
         named = {self._name(name.removeprefix(PREFIX)): param for name, param in policy.named_parameters()}
@@ -108,8 +118,9 @@ class ShardedPolicy:
     def _whole(self, like: DTensor, shard: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         if self.group.world_size == 1:
             return shard.detach()
-        sharded = DTensor.from_local(shard.detach(), mesh, like.placements, shape=like.shape, stride=like.stride())
-        return sharded.full_tensor()
+        # The ranks meet on the device, wherever their shards lie.
+        shard = shard.detach().to(self.group.device)
+        return DTensor.from_local(shard, mesh, like.placements, shape=like.shape, stride=like.stride()).full_tensor()
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Copies of this rank's shards in `version_dtype`, which later steps leave as they are. The next call writes
@@ -146,7 +157,8 @@ class ShardedPolicy:
         if whole.shape != like.shape:
             raise DataError(f"weight {name}: the shape is {tuple(whole.shape)}, expected {tuple(like.shape)}")
         whole = whole.to(device=self.group.device, dtype=torch.float32)
-        return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local().clone()
+        shard = distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
+        return shard.to(like.to_local().device, copy=True)
 
     def load_weights(self, tensor: TensorByName) -> None:
         """Copy every weight in; `tensor(name)` gives the whole one. All shapes are looked at before the first

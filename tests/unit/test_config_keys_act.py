@@ -37,6 +37,7 @@ from streamrl.engines.build import build_engine
 from streamrl.engines.server.place import engine_python
 from streamrl.engines.server.programs import server_command
 from streamrl.errors import StreamRLError
+from streamrl.learner.execution import offload_policy
 from streamrl.models.load import prepare_model_folder
 from streamrl.tasks.resolve import resolve_task
 from streamrl.types import FrameRef
@@ -248,6 +249,11 @@ def device_of(config: Config, folder: Path) -> str:
         return type(error).__name__
 
 
+def held_by(config: Config, folder: Path) -> str:
+    """What FSDP2 is told of where parameters lie that a GPU computes with."""
+    return type(offload_policy(config.learner.execution, torch.device("cuda"))).__name__
+
+
 def server_start(config: Config, folder: Path) -> list[str]:
     """The command line of the server, and what it is told."""
     listens_at, model = Path("/private/socket"), Path(config.model.path or "")
@@ -423,6 +429,9 @@ KEYS: dict[str, Key] = {
     "learner.filter.low": Key(parts.kept_groups, None, 0.5),
     "learner.filter.high": Key(parts.kept_groups, None, 0.5),
     "learner.filter.limit": Key(parts.kept_groups, 1, 2, {"learner.filter.low": 2.0}),
+    "learner.execution.activation_checkpointing": Key(learner.layer_passes, False, True),
+    "learner.execution.compile": Key(learner.built_without_compiler, False, True),
+    "learner.execution.offload": Key(held_by, False, True),
     "learner.lora.rank": Key(learner.learn, 0, 2, RATE),
     "learner.lora.alpha": Key(learner.learn, 2.0, 16.0, {**RATE, "learner.lora.rank": 2}),
     "learner.lora.targets": Key(learner.learn, ("q_proj",), ("v_proj",), {**RATE, "learner.lora.rank": 2}),

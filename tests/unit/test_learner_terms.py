@@ -66,13 +66,13 @@ def make_batch(*, rows: int = 8) -> tuple[RolloutRows, np.ndarray]:
     return batch, rng.normal(0, 1, rows)
 
 
-@pytest.mark.parametrize("chunk", [3, 64])
-def test_entropy_and_its_gradient_are_those_of_a_loop_in_double_precision(chunk: int) -> None:
+@pytest.mark.parametrize("logits_at_once", [1, 33, 1024])
+def test_entropy_and_its_gradient_are_those_of_a_loop_in_double_precision(logits_at_once: int) -> None:
     print("seed 4")
     generator = torch.Generator().manual_seed(4)
     hidden, weight = (torch.randn(n, 6, generator=generator, requires_grad=True) for n in (11, 17))
     targets = torch.randint(0, 17, (11,), generator=generator)
-    logprobs, entropy = token_logprobs(hidden, weight, None, targets, 0.8, chunk, entropy_gradient=True)
+    logprobs, entropy = token_logprobs(hidden, weight, None, targets, 0.8, logits_at_once, entropy_gradient=True)
     (entropy.sum() + 0.5 * logprobs.sum()).backward()
     exact_hidden, exact_weight = (t.detach().double().requires_grad_() for t in (hidden, weight))
     total = torch.zeros((), dtype=torch.float64)

@@ -103,12 +103,12 @@ def test_log_probs_do_not_depend_on_how_rows_are_cut_into_packs() -> None:
     assert_close(cut, whole)
 
 
-def test_chunked_logits_give_the_same_log_probs_entropy_and_gradients() -> None:
+def test_logits_by_blocks_give_the_same_log_probs_entropy_and_gradients() -> None:
     rows = make_rows()
     (packed,) = pack(rows, np.zeros(rows.num_rows), 4096)
     results = []
-    for chunk_tokens in (None, 5):
-        policy = PolicyModel(make_model("qwen3"), chunk_tokens)
+    for logits_at_once in (None, 5 * packed.num_targets):
+        policy = PolicyModel(make_model("qwen3"), logits_at_once)
         logprobs, entropy = policy(packed, 0.9)
         assert not entropy.requires_grad
         logprobs.square().sum().backward()

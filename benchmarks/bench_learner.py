@@ -1,0 +1,80 @@
+"""The learner on one device: packs against padding, log-probs with a large vocabulary, and on a GPU the share of its
+arithmetic that a step of a Qwen3-0.6B-shaped model uses. Needs no Ray.
+
+A figure is a median of the rounds. What is compared takes turns within each round, and a ratio is the median of the
+rounds' ratios, so that a busy machine weighs on both sides. Useful tokens are those of the rows, without padding.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import learner_gpu
+import learner_logprobs
+import numpy as np
+import torch
+from learner_parts import SMALL, make_model, make_rows, packed_loss, packs_of, padded_loss
+from report import Report
+
+from streamrl.learner.policy import PolicyModel
+from streamrl.learner.rows import count_targets
+
+MICRO_BATCH = 8
+PACK_TOKENS = 2048
+
+
+def packing(report: Report, rounds: int, rows_count: int) -> None:
+    """Forward and backward of one batch: packed, and padded in micro-batches of 8."""
+    rows = make_rows(rows_count, SMALL.vocab_size)
+    total, lengths = count_targets(rows), rows.lengths()
+    policy, library = PolicyModel(make_model(SMALL)), make_model(SMALL)
+    arrival = np.arange(rows.num_rows)
+    ways: dict[str, Callable[[], float]] = {
+        "packed": lambda: packed_loss(policy, packs_of(rows, PACK_TOKENS), total),
+        "in arrival order": lambda: padded_loss(library, rows, cut(arrival), total),
+        "sorted by length": lambda: padded_loss(library, rows, cut(np.argsort(lengths, kind="stable")), total),
+    }
+    losses: dict[str, float] = {}
+    times = [{name: seconds(way, losses, name) for name, way in ways.items()} for _ in range(rounds + 1)][1:]
+    report.add("parameters", sum(p.numel() for p in policy.parameters()) / 1e6, "M")
+    report.add("rows", rows.num_rows, "")
+    report.add("tokens of the rows", int(lengths.sum()), "")
+    for name in ways:
+        report.add(f"useful tokens, {name}", lengths.sum() / statistics.median(t[name] for t in times), "tokens/s")
+    for name, wanted in (("in arrival order", 2.4), ("sorted by length", 1.25)):
+        ratio = statistics.median(one[name] / one["packed"] for one in times)
+        report.add(f"packed over padded {name}", ratio, "x", at_least=wanted)
+        difference = abs(losses[name] - losses["packed"])
+        report.add(f"loss, packed against padded {name}", difference, "", at_most=1e-5)
+
+
+def cut(order: np.ndarray) -> list[np.ndarray]:
+    return np.split(order, range(MICRO_BATCH, len(order), MICRO_BATCH))
+
+
+def seconds(way: Callable[[], float], losses: dict[str, float], name: str) -> float:
+    started = time.monotonic()
+    losses[name] = way()
+    return time.monotonic() - started
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="the learner on one device")
+    parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many")
+    parser.add_argument("--rows", type=int, default=64, help="of the batch that is packed and padded")
+    parser.add_argument("--tokens", type=int, default=1024, help="whose log-probs are made")
+    parser.add_argument("--hidden-size", type=int, default=1024, help="of the states that they are made of")
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    report = Report("learner")
+    packing(report, options.rounds, options.rows)
+    learner_logprobs.measure(report, options.rounds, options.tokens, options.hidden_size)
+    if torch.cuda.is_available():
+        learner_gpu.measure(report, options.rounds)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

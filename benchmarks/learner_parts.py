@@ -1,0 +1,113 @@
+"""What the learner's benchmark works on: models, rows, and the two ways to train on them."""
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from streamrl.algorithms.aggregation import Denominators, token_mean
+from streamrl.learner.logprobs import token_logprobs
+from streamrl.learner.objectives import nll_loss
+from streamrl.learner.packing import PackedBatch, pack
+from streamrl.learner.policy import PolicyModel
+from streamrl.types import RolloutRows
+
+PROMPT = 16
+
+SMALL = Qwen3Config(
+    vocab_size=16_384,
+    hidden_size=512,
+    intermediate_size=1536,
+    num_hidden_layers=7,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=64,
+    max_position_embeddings=1024,
+    tie_word_embeddings=True,
+)
+"""30M parameters."""
+
+QWEN3_600M = Qwen3Config(
+    vocab_size=151_936,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_hidden_layers=28,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+    max_position_embeddings=40_960,
+    tie_word_embeddings=True,
+)
+"""The shape of Qwen3-0.6B."""
+
+
+def make_rows(count: int, vocabulary: int, *, mean: float = 150.0, most: int = 512) -> RolloutRows:
+    """Rows without a common prompt. Tokens of a row: lognormal, of sigma 0.8, about `mean`, `most` at most."""
+    random = np.random.default_rng(0)
+    sigma = 0.8
+    drawn = random.lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
+    lengths = np.clip(drawn, 2 * PROMPT, most).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    total = int(offsets[-1])
+    within = np.arange(total) - np.repeat(offsets[:-1], lengths)
+    return RolloutRows(
+        offsets=offsets,
+        token_ids=random.integers(0, vocabulary, total).astype(np.int32),
+        token_origin=(within >= PROMPT).astype(np.uint8),
+        rollout_logprobs=np.zeros(total, np.float32),
+        token_steps=np.zeros(total, np.int64),
+        group=np.arange(count),
+        sample_index=np.zeros(count, np.int64),
+        rewards=np.zeros(count),
+        valid=np.ones(count, bool),
+    )
+
+
+def packs_of(rows: RolloutRows, most: int) -> list[PackedBatch]:
+    return pack(rows, np.zeros(rows.num_rows), most)
+
+
+def packed_loss(policy: PolicyModel, packs: Sequence[PackedBatch], total: Denominators) -> float:
+    """The loss of a batch, with its gradients at the parameters."""
+    found = 0.0
+    for one in packs:
+        loss, _ = nll_loss(policy, one, total)
+        loss.backward()
+        found += loss.item()
+    return found
+
+
+def padded_loss(model: PreTrainedModel, rows: RolloutRows, batches: Sequence[np.ndarray], total: Denominators) -> float:
+    """The same loss by the library's own forward on rows that are padded to the longest of their micro-batch. Only the
+    decoder sees the padding: log-probs are of the trained tokens alone, and made as those of packs are."""
+    found = 0.0
+    for batch in batches:
+        ids, mask, targets = (torch.from_numpy(x) for x in _padded(rows, batch))
+        states = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        hidden = states[:, :-1][targets[:, 1:]]
+        logprobs, _ = token_logprobs(hidden, model.lm_head.weight, None, ids[targets], 1.0)
+        loss = -(token_mean(torch.ones_like(logprobs), total) * logprobs).sum()
+        loss.backward()
+        found += loss.item()
+    return found
+
+
+def _padded(rows: RolloutRows, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """[rows, longest]: ids, which of them are no padding, and which are trained."""
+    lengths = rows.lengths()[batch]
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    ids, targets = np.zeros(mask.shape, np.int64), np.zeros(mask.shape, bool)
+    for place, row in enumerate(batch):
+        part = slice(rows.offsets[row], rows.offsets[row + 1])
+        ids[place, : lengths[place]] = rows.token_ids[part]
+        targets[place, : lengths[place]] = rows.token_origin[part] == 1
+    return ids, mask.astype(np.int64), targets
+
+
+def make_model(config: Qwen3Config, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
+    torch.manual_seed(0)
+    with torch.device(device):
+        # A model writes into its configuration how it attends.
+        return Qwen3ForCausalLM(copy.deepcopy(config)).to(dtype)

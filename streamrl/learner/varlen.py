@@ -1,0 +1,70 @@
+"""Attention over all segments of a pack in one call, by the kernel that is here.
+
+Guarantees: causal, bottom-right aligned, without dropout, whichever kernel it is. flash-attn 3 (the module
+`flash_attn_interface`), then flash-attn 2 (`flash_attn`) where they are installed, then torch's own; all need CUDA and
+16-bit numbers, and `kernel_for` says "segments" for everything else: the caller attends segment by segment. Knows
+nothing of how a pack is laid out.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.attention.varlen import varlen_attn
+
+FLASH_MODULES = ("flash_attn_interface", "flash_attn")
+"""Best first."""
+
+
+class Lengths(NamedTuple):
+    """Of S segments. cu_q, cu_k: int32 [S + 1], ends of their queries and keys. max_q, max_k: of the longest."""
+
+    cu_q: torch.Tensor
+    cu_k: torch.Tensor
+    max_q: int
+    max_k: int
+
+
+Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Lengths, float | None], torch.Tensor]
+"""query [T, heads, head_dim], key and value [K, kv_heads, head_dim], their lengths, the scale; [T, heads, head_dim]."""
+
+
+def kernel_for(device: torch.device, dtype: torch.dtype, installed: tuple[str, ...]) -> str:
+    """What computes: one of `installed` (names of FLASH_MODULES), "torch", or "segments"."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return "segments"
+    return next((name for name in FLASH_MODULES if name in installed), "torch")
+
+
+@cache
+def installed_kernels() -> tuple[str, ...]:
+    """Those of FLASH_MODULES that can be imported here."""
+    return tuple(name for name in FLASH_MODULES if importlib.util.find_spec(name) is not None)
+
+
+def kernel(name: str) -> Kernel:
+    """The kernel that `kernel_for` named."""
+    return _torch if name == "torch" else _flash(importlib.import_module(name))
+
+
+def _flash(module: Any) -> Kernel:
+    def attend(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: Lengths, scale: float | None
+    ) -> torch.Tensor:
+        found = module.flash_attn_varlen_func(query, key, value, *lengths, softmax_scale=scale, causal=True)
+        # The first releases of flash-attn 3 give the log-sum-exp too.
+        return found[0] if isinstance(found, tuple) else found
+
+    return attend
+
+
+def _torch(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: Lengths, scale: float | None
+) -> torch.Tensor:
+    # Each key head is repeated for its query heads: not every torch that serves has `enable_gqa` here.
+    repeats = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(repeats, 1) for x in (key, value))
+    return varlen_attn(query.contiguous(), key, value, *lengths, scale=scale, window_size=(-1, 0))
