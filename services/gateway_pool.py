@@ -1,9 +1,9 @@
 """The replicas as the gateway sees them: who may be asked, what was asked of whom, and what came of it.
 
 Each replica has one channel of two loops. `_listen` asks it for news, one call at a time (waits: the replica; unblocked
-by: its engine, or a second). `_send` tells it what is to be begun and aborted, all that has gathered in one call (waits:
-requests). A channel ends when its replica dies or leaves; whatever it still owes is asked of another replica, as long
-as nothing of it was shown to the client.
+by: its engine, or a second). `_send` tells it what is to be begun and aborted, all that has gathered in one call
+(waits: requests). A channel ends when its replica dies or leaves; whatever it still owes is asked of another replica,
+as long as nothing of it was shown to the client.
 
 Guarantees: only a replica that has acknowledged a version is asked; every request that was begun ends in news, in a
 Refusal, or in `leave`. Knows nothing of HTTP.
@@ -11,7 +11,7 @@ Refusal, or in `leave`. Knows nothing of HTTP.
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,7 +20,6 @@ from ray.actor import ActorHandle
 
 from services.deaths import cause_of
 from services.guests import PREFIX
-from streamrl.errors import FencedError
 from streamrl.gateway.news import News
 from streamrl.gateway.refusal import Refusal
 from streamrl.gateway.routing import Routes
@@ -37,7 +36,7 @@ Word = News | Replaced | Refusal
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class Begun:
     """One request that somebody waits for. shown: some of it has reached the client, so it cannot be begun anew."""
 
     request: GenerationRequest
@@ -61,7 +60,7 @@ class _Channel:
 
 class Pool:
     """See the module. session: the gateway's number. patience_s: how long a request whose replica died waits for
-    another.
+    another. tell: takes what belongs into a log.
 
     Example:
         pool.serve({"rollout-0": handle})
@@ -70,13 +69,14 @@ class Pool:
         pool.leave(asked)
     """
 
-    def __init__(self, session: int, patience_s: float) -> None:
+    def __init__(self, session: int, patience_s: float, tell: Callable[[str], None]) -> None:
+        self._tell = tell
         self._session = session
         self._patience_s = patience_s
         self._routes = Routes()
         self._channels: dict[str, _Channel] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._asked: dict[str, Asked] = {}
+        self._asked: dict[str, Begun] = {}
         self._homeless: dict[str, asyncio.TimerHandle] = {}
         self._numbers = itertools.count()
 
@@ -110,20 +110,20 @@ class Pool:
                 channel = self._channels[name] = _Channel(name, handle)
                 self._tasks[name] = asyncio.create_task(self._talk(channel), name=f"guests of {name}")
 
-    def begin(self, requests: Sequence[GenerationRequest]) -> list[Asked]:
+    def begin(self, requests: Sequence[GenerationRequest]) -> list[Begun]:
         """Have requests answered, all of them by one replica, which computes equal prompts once. Raises Refusal when no
         replica serves."""
         name = self._routes.choose()
         if name is None:
             raise Refusal(503, "no_replica", "no replica serves at the moment; try again soon")
         words: asyncio.Queue[Word] = asyncio.Queue()
-        asked = [Asked(request, words) for request in requests]
+        asked = [Begun(request, words) for request in requests]
         for one in asked:
             self._asked[one.request.request_id] = one
             self._give(one, name)
         return asked
 
-    def leave(self, asked: Sequence[Asked]) -> None:
+    def leave(self, asked: Sequence[Begun]) -> None:
         """Nobody waits for these any more; those that have not ended are aborted."""
         for one in asked:
             if self._asked.pop(one.request.request_id, None) is not None:
@@ -136,14 +136,14 @@ class Pool:
 
     # ---- inside
 
-    def _give(self, one: Asked, name: str) -> None:
+    def _give(self, one: Begun, name: str) -> None:
         one.channel, one.owed = name, one.request.sampling.max_new_tokens
         self._routes.owe(name, one.owed)
         channel = self._channels[name]
         channel.begin.append(one.request)
         channel.some.set()
 
-    def _settle(self, one: Asked, aborted: bool = False) -> None:
+    def _settle(self, one: Begun, aborted: bool = False) -> None:
         """Nothing more comes of it."""
         timer = self._homeless.pop(one.request.request_id, None)
         if timer is not None:
@@ -164,8 +164,7 @@ class Pool:
                 both.create_task(self._listen(channel))
                 both.create_task(self._send(channel))
         except* ray.exceptions.RayError as errors:
-            if any(isinstance(cause_of(error), FencedError) for error in errors.exceptions):
-                raise
+            self._tell(f"{channel.name} answers no guests any more: {cause_of(errors.exceptions[0])}")
         self._closed(channel)
 
     async def _listen(self, channel: _Channel) -> None:
@@ -213,7 +212,7 @@ class Pool:
                 one.words.put_nowait(Replaced(one.request.request_id))
                 self._begin_anew(one)
 
-    def _begin_anew(self, one: Asked) -> None:
+    def _begin_anew(self, one: Begun) -> None:
         name = self._routes.choose()
         if name is not None:
             self._give(one, name)
@@ -223,7 +222,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         self._homeless[one.request.request_id] = loop.call_later(self._patience_s, self._end, one, late)
 
-    def _end(self, one: Asked, refusal: Refusal) -> None:
+    def _end(self, one: Begun, refusal: Refusal) -> None:
         self._homeless.pop(one.request.request_id, None)
         if self._asked.pop(one.request.request_id, None) is not None:
             one.words.put_nowait(refusal)

@@ -74,9 +74,8 @@ class Doorkeeper:
             return Refusal(401, "invalid_api_key", "not a token of this run; it is in the run folder's gateway-token")
         if needed not in allowed:
             what = f"this token is for {', '.join(sorted(allowed))}, and this route wants {needed}"
-            return Refusal(
-                403, "insufficient_scope", f"{what}; its token is in the run folder's gateway-token.{needed}"
-            )
+            where = f"its token is in the run folder's gateway-token.{needed}"
+            return Refusal(403, "insufficient_scope", f"{what}; {where}")
         return None
 
     def _scopes(self, token: str) -> frozenset[Scope] | None:
