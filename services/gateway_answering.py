@@ -17,10 +17,12 @@ from services.gateway_guard import Receive, Scope, Send
 from services.gateway_pool import Begun, Pool, Replaced, Word
 from streamrl.gateway.answers import DONE, Form, Head, captured_prompts, error_event, event, usage_of
 from streamrl.gateway.asked import Asked
-from streamrl.gateway.choice import Choice, Delta, joined
+from streamrl.gateway.choice import Choice, Delta, joined, pieces
 from streamrl.gateway.refusal import Refusal, json_bytes
 from streamrl.models.tokenizer import TextTokenizer
 
+EVENT_TOKENS = 1024
+"""Of one event at most: clients bound the length of its line."""
 Step = list[tuple[Choice, Delta]]
 
 
@@ -49,10 +51,7 @@ class Answering:
                         deltas[choice.index] = []  # it may have begun anew
                     deltas[choice.index].append(delta)
                     ended[choice.index] = choice
-        choices = [
-            form.choice(index, joined(deltas[index]), ended[index].finish_reason, asked.logprobs)
-            for index in sorted(ended)
-        ]
+        choices = [form.choice(index, joined(deltas[index]), asked.logprobs) for index in sorted(ended)]
         total = sum(choice.num_tokens for choice in ended.values())
         return {**form.whole(head, choices, usage_of(asked, total)), "streamrl": captured_prompts(asked)}
 
@@ -63,9 +62,7 @@ class Answering:
         async with aclosing(self._steps(asked)) as steps:
             try:
                 async for step in steps:
-                    parts = [
-                        form.part(choice.index, delta, choice.finish_reason, asked.logprobs) for choice, delta in step
-                    ]
+                    parts = [form.part(choice.index, delta, asked.logprobs) for choice, delta in step]
                     yield b"".join(event({**form.chunk(head, [part]), **more}) for part in parts)
                     more, total = {}, total + sum(len(delta.token_ids) for _, delta in step)
             except Refusal as refusal:
@@ -107,7 +104,7 @@ class Answering:
         return words
 
     def _taken(self, words: Sequence[Word], choices: dict[str, Choice], begun: dict[str, Begun], streams: bool) -> Step:
-        """The deltas of some words, those of one choice joined. Raises Refusal."""
+        """The deltas of some words, those of one choice joined as long as they are not too many. Raises Refusal."""
         deltas: dict[str, list[Delta]] = {}
         for word in words:
             if isinstance(word, Refusal):
@@ -117,14 +114,29 @@ class Answering:
                 choice.begin()
                 deltas.pop(word.request_id, None)
                 continue
-            deltas.setdefault(word.request_id, []).append(choice.take(word))
+            for piece in pieces(word, EVENT_TOKENS):
+                if not choice.ended:
+                    deltas.setdefault(word.request_id, []).append(choice.take(piece))
             if choice.error:
                 raise Refusal(503, "generation_failed", f"the engine could not complete it: {choice.error}")
             if choice.cut:
                 self._pool.leave([begun[word.request_id]])
         for request_id in deltas:
             begun[request_id].shown = begun[request_id].shown or streams
-        return [(choices[request_id], joined(some)) for request_id, some in deltas.items()]
+        return [(choices[request_id], joined(some)) for request_id, every in deltas.items() for some in _groups(every)]
+
+
+def _groups(deltas: Sequence[Delta]) -> list[list[Delta]]:
+    """In order, in groups of `EVENT_TOKENS` at most."""
+    groups: list[list[Delta]] = []
+    tokens = 0
+    for delta in deltas:
+        tokens += len(delta.token_ids)
+        if not groups or tokens > EVENT_TOKENS:
+            groups.append([])
+            tokens = len(delta.token_ids)
+        groups[-1].append(delta)
+    return groups
 
 
 class EventStream(Response):

@@ -38,11 +38,11 @@ class Form(Protocol):
 
     def chunk(self, head: Head, choices: Sequence[Json]) -> Json: ...
 
-    def choice(self, index: int, delta: Delta, finish_reason: str, logprobs: bool) -> Json:
+    def choice(self, index: int, delta: Delta, logprobs: bool) -> Json:
         """One choice of a whole answer."""
         ...
 
-    def part(self, index: int, delta: Delta, finish_reason: str, logprobs: bool) -> Json:
+    def part(self, index: int, delta: Delta, logprobs: bool) -> Json:
         """One choice of a chunk."""
         ...
 
@@ -61,11 +61,11 @@ class CompletionForm:
     def chunk(self, head: Head, choices: Sequence[Json]) -> Json:
         return _head(head, "text_completion", choices)
 
-    def choice(self, index: int, delta: Delta, finish_reason: str, logprobs: bool) -> Json:
+    def choice(self, index: int, delta: Delta, logprobs: bool) -> Json:
         return {
             "index": index,
             "text": delta.text,
-            "finish_reason": finish_reason or None,
+            "finish_reason": delta.finish_reason or None,
             "logprobs": self._logprobs(delta) if logprobs else None,
             "streamrl": _captured(delta),
         }
@@ -92,19 +92,19 @@ class ChatForm:
     def chunk(self, head: Head, choices: Sequence[Json]) -> Json:
         return _head(head, "chat.completion.chunk", choices)
 
-    def choice(self, index: int, delta: Delta, finish_reason: str, logprobs: bool) -> Json:
+    def choice(self, index: int, delta: Delta, logprobs: bool) -> Json:
         message = {"role": "assistant", "content": delta.text, "refusal": None}
-        return self._choice(index, "message", message, delta, finish_reason, logprobs)
+        return self._choice(index, "message", message, delta, logprobs)
 
-    def part(self, index: int, delta: Delta, finish_reason: str, logprobs: bool) -> Json:
+    def part(self, index: int, delta: Delta, logprobs: bool) -> Json:
         said = {"content": delta.text} if delta.start else {"role": "assistant", "content": delta.text}
-        return self._choice(index, "delta", said, delta, finish_reason, logprobs)
+        return self._choice(index, "delta", said, delta, logprobs)
 
-    def _choice(self, index: int, name: str, said: Json, delta: Delta, finish_reason: str, logprobs: bool) -> Json:
+    def _choice(self, index: int, name: str, said: Json, delta: Delta, logprobs: bool) -> Json:
         return {
             "index": index,
             name: said,
-            "finish_reason": finish_reason or None,
+            "finish_reason": delta.finish_reason or None,
             "logprobs": {"content": self._logprobs(delta), "refusal": None} if logprobs else None,
             "streamrl": _captured(delta),
         }

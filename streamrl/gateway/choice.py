@@ -18,7 +18,8 @@ Span = tuple[int, int, int]
 
 class Delta(NamedTuple):
     """What one message adds to a choice. start: the number of its first token. offsets: for each token, the length of
-    the text before it. spans: those of the tokens here, the first one starting at `start`."""
+    the text before it. spans: those of the tokens here, the first one starting at `start`. finish_reason: "" unless it
+    is the last."""
 
     text: str
     start: int
@@ -26,6 +27,7 @@ class Delta(NamedTuple):
     logprobs: list[float]
     offsets: list[int]
     spans: list[Span]
+    finish_reason: str = ""
 
 
 class Choice:
@@ -79,13 +81,27 @@ class Choice:
         stop = skipped + taken.count
         spans = self._new_spans(news.spans, start)
         ids, logprobs = news.token_ids[skipped:stop], news.logprobs[skipped:stop]
-        return Delta(text, start, ids, logprobs, taken.offsets, spans)
+        return Delta(text, start, ids, logprobs, taken.offsets, spans, self.finish_reason)
 
     def _new_spans(self, spans: Sequence[Span], start: int) -> list[Span]:
         """Of the tokens `start` to `num_tokens` - 1."""
         ends = [*(span[0] for span in spans[1:]), self.num_tokens]
         pairs = zip(spans, ends, strict=False)
         return [(max(span[0], start), *span[1:]) for span, end in pairs if end > start and span[0] < self.num_tokens]
+
+
+def pieces(news: News, most: int) -> list[News]:
+    """The same, in parts of at most `most` tokens; what ends it is in the last one."""
+    count = len(news.token_ids)
+    if count <= most or news.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+        return [news]
+    parts = []
+    for first in range(0, count, most):
+        ids, logprobs = news.token_ids[first : first + most], news.logprobs[first : first + most]
+        last = first + most >= count
+        reason = news.finish_reason if last else ""
+        parts.append(News(news.request_id, news.start + first, ids, logprobs, news.spans, reason))
+    return parts
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
@@ -101,4 +117,5 @@ def joined(deltas: Sequence[Delta]) -> Delta:
         [logprob for delta in deltas for logprob in delta.logprobs],
         [offset for delta in deltas for offset in delta.offsets],
         spans,
+        deltas[-1].finish_reason if deltas else "",
     )
