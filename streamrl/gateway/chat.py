@@ -52,7 +52,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=messages, tools=tools or None, add_generation_prompt=True, **self._special_tokens
             )
-        except (TemplateError, TypeError, ValueError, KeyError, RecursionError) as error:
+        except Exception as error:  # a template is a program of the model's, and raises what it likes
             what = f"the model's chat template does not take these messages: {str(error)!a}"
             raise invalid("template_refused", what, "messages") from error
 
