@@ -185,7 +185,7 @@ class SlotTable:
         ends = np.maximum(self.length[: self.num_rows], self.known[: self.num_rows])
         due = np.flatnonzero(self.taken() & (ends - self.told[: self.num_rows] >= max(1, least)))
         if among is not None:
-            due = np.intersect1d(due, self.find(set(among)))
+            due = due[np.isin(due, self.find(set(among)))]
         pieces = [self._partial(row, int(self.told[row]), int(ends[row])) for row in due.tolist()]
         self.told[due] = ends[due]
         return pieces
