@@ -80,11 +80,14 @@ async def _asked(
     said = {"host": host, "authorization": f"Bearer {token}", "content-type": "application/json"}
     headers = [(name.encode(), value.encode()) for name, value in said.items()]
     sent: list[Any] = []
+    given: list[bytes] = [json.dumps(body).encode()]
 
     async def receive() -> dict[str, Any]:
         if until is not None:
             await until()
-        return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+        if not given:
+            await asyncio.Event().wait()  # the client stays
+        return {"type": "http.request", "body": given.pop(), "more_body": False}
 
     async def send(message: Any) -> None:
         sent.append(message)
