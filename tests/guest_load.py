@@ -3,15 +3,14 @@
 import http.client
 import json
 import threading
-import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from storm import Storm
+from pathlib import Path
 
 from services.gateway_tokens import token_path
 from services.run_folder import RunFolder
+from streamrl.errors import RunFolderError
 
 CLIENTS = 4
 BREAK_S = 0.05
@@ -19,10 +18,11 @@ BREAK_S = 0.05
 
 
 @contextmanager
-def guests_of(storm: Storm) -> Iterator[list[int]]:
-    """Ask for completions as long as the block lasts. Some of them must have been answered, each of them whole."""
+def guests_of(folder: Callable[[], Path]) -> Iterator[list[int]]:
+    """Ask for completions as long as the block lasts. Some of them must have been answered, each of them whole. folder:
+    gives that of the run."""
     ended, answered = threading.Event(), []
-    clients = [threading.Thread(target=_ask, args=(storm, ended, answered)) for _ in range(CLIENTS)]
+    clients = [threading.Thread(target=_ask, args=(folder, ended, answered)) for _ in range(CLIENTS)]
     for client in clients:
         client.start()
     try:
@@ -35,11 +35,11 @@ def guests_of(storm: Storm) -> Iterator[list[int]]:
     assert set(answered) == {2}
 
 
-def _ask(storm: Storm, ended: threading.Event, answered: list[int]) -> None:
+def _ask(folder: Callable[[], Path], ended: threading.Event, answered: list[int]) -> None:
     while not ended.is_set():
         try:
-            answered.append(_completions(RunFolder.open(storm.run.folder)))
-        except (OSError, http.client.HTTPException, urllib.error.HTTPError):
+            answered.append(_completions(RunFolder.open(folder())))
+        except (OSError, http.client.HTTPException, RunFolderError):
             ended.wait(BREAK_S)  # the gateway is dead, or not there yet
 
 

@@ -1,8 +1,11 @@
 """Invariant 4: with staleness 0 the running system is the synchronous loop, to the bit; on two ranks nearly."""
 
+import json
 from typing import Any
 
 import pytest
+from guest_load import guests_of
+from live_run import live_run
 
 from buffers.queue import COMPLETIONS_DIR
 from buffers.segment_reader import SegmentReader
@@ -82,6 +85,21 @@ def test_invariant_4_holds_with_every_term_of_the_loss(synchronous, monkeypatch)
     assert [record.loss for record in records] == [row["loss/policy"] for row in system]
     assert [record.digest for record in records] == [row["weights/digest"] for row in system]
     assert system[0]["loss/kl"] == 0.0 < system[-1]["loss/kl"]
+
+
+def test_guests_of_the_gateway_change_no_bit_of_what_is_trained(
+    on_one_rank, streamed, user_folder, streamrl_path
+) -> None:
+    model = ("--model.preset", "none", "--model.path", str(streamed.folder / "model"))
+    flags = [argument for pair in SYNCHRONOUS for argument in pair]
+    told = (*model, *flags, "--learner.steps", "20", "--gateway.enabled", "true")
+    with live_run(user_folder, streamrl_path, "with-guests", *told) as run, guests_of(lambda: run.folder):
+        code, err = run.end()
+    assert code == 0, err
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    digests = [line["weights/digest"] for line in lines if "weights/digest" in line]
+    assert digests == [row["weights/digest"] for row in on_one_rank.metrics()]
+    assert sampled_ids(run.folder) == sampled_ids(on_one_rank.folder)
 
 
 def test_twenty_live_steps_on_two_ranks_agree_with_one_rank_to_1e_5(synchronous, on_one_rank) -> None:
