@@ -1,7 +1,7 @@
 """Keeps the gateway of a run: starts it, tells it which replicas serve, and starts another when its process dies.
 
-Its first start may end the run, as that of any part: the user asked for a port that is taken, say. After that nothing
-of it does: with its restarts used up the run goes on without a gateway, and says so.
+Its first start may end the run by an error of its own: the user asked for a port that is taken, say. Nothing else of it
+does, and its death never: with its restarts used up the run goes on without a gateway, and says so.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from services.parts import Parts
 from services.restarts import RestartBudget
 from services.run_folder import RunFolder
 from streamrl.config import Config
-from streamrl.errors import DeadlineError
+from streamrl.errors import DeadlineError, ProcessDiedError
 
 NAME = "gateway"
 
@@ -98,7 +98,7 @@ class GatewayKeeper:
 
     def _may_restart(self, error: BaseException) -> bool:
         death = explain_death(NAME, error)
-        if not self._served:
+        if not self._served and not isinstance(death, ProcessDiedError):
             raise death from error
         number = self._restarts.died(NAME, self._newest_step())
         if number is None:
