@@ -5,6 +5,7 @@
     reward     keeps the reward stage; unblocked by its death
     rollout-i  keeps one replica: on the death of its process the queue fences it and issues its groups again
     evaluation see `services.evaluator`
+    gateway    keeps the door for clients, if the run has one; waits for the queue to open; never ends a run that had it
     controller asks, once a second, the store and the queue who is past a deadline, and fences who is; has the queue
                give out no groups while the disk is nearly full
 
@@ -29,6 +30,7 @@ from services.deadline import within
 from services.deaths import explain_death, process_died
 from services.disk_watch import DiskWatch
 from services.evaluator import Evaluator
+from services.gateway_keeper import GatewayKeeper
 from services.learners import Learners
 from services.named_tasks import run_until
 from services.nodes import Nodes
@@ -61,6 +63,9 @@ class Controller:
         self._book = RunBook(self._run, self._config)
         self._observer = Observer(self._run, self._config, "controller")
         self._restarts = RestartBudget()
+        self._gateway = GatewayKeeper(
+            self._parts, self._run, self._config, self._restarts, lambda: self._book.newest_step, self._book.report
+        )
         self._replicas: dict[int, ActorHandle] = {}
         self._reward_seat = Seat()
         self._opened = asyncio.Event()
@@ -89,7 +94,8 @@ class Controller:
         """What each part says of itself."""
         counts = await _quick(self._queue.look.remote()) if self._opened.is_set() else None
         fetched = await _quick(self._nodes.figures())
-        return {**self._book.status(), "replicas": await self._replica_statuses(), "queue": counts, "fetched": fetched}
+        parts = {"replicas": await self._replica_statuses(), "queue": counts, "fetched": fetched}
+        return {**self._book.status(), **parts, **self._gateway.status()}
 
     async def evaluate(self) -> dict[str, Any]:
         """Score the held-out items under the newest version."""
@@ -150,6 +156,8 @@ class Controller:
             "evaluation": self._evaluator.loop(),
             "controller": self._watch(),
         }
+        if self._config.gateway.enabled:
+            loops["gateway"] = self._keep_gateway()
         for index in range(self._config.rollout.replicas):
             loops[_replica_name(index)] = self._keep_replica(index)
         named = {name: self._owned(name, loop) for name, loop in loops.items()}
@@ -173,7 +181,8 @@ class Controller:
 
     async def _close_parts(self) -> None:
         """Let each part put its things in order; one that does not answer ends with this process."""
-        await asyncio.gather(*(_quick(part.close.remote()) for part in (self._queue, self._store)))
+        asking = (self._queue.close.remote(), self._store.close.remote(), *self._gateway.closing())
+        await asyncio.gather(*map(_quick, asking))
         await asyncio.gather(*(_quick(call) for call in (*self._learners.closing(), *self._nodes.closing())))
         self._observer.close()
         if self._config.observe.trace:
@@ -278,9 +287,11 @@ class Controller:
                 await self._in_time(name, handle.start.remote(epoch, self._longest_prompt, seat))
                 self._restarts.served(name, self._book.newest_step)
                 self._evaluator.serves(index, handle)
+                self._gateway.serves(name, handle)
                 return await handle.run.remote()
             except (ray.exceptions.RayError, ProcessDiedError) as error:
                 self._evaluator.left(index)
+                self._gateway.left(name)
                 self._restart_or_raise(name, error)
                 # It may only be cut off from us: then it ends when Ray reaches it.
                 ray.kill(handle)
@@ -303,6 +314,10 @@ class Controller:
                 self._restart_or_raise("reward", error)
                 await self._queue.requeue_unscored.remote("reward")
                 self._reward = self._parts.reward(self._queue, self._nodes.home)
+
+    async def _keep_gateway(self) -> None:
+        await self._opened.wait()
+        await self._gateway.keep(ray.get_runtime_context().current_actor, self._longest_prompt)
 
     async def _replica_statuses(self) -> list[dict[str, Any]]:
         replicas = list(self._evaluator.serving.values())

@@ -8,7 +8,7 @@ is nothing to do. It knows neither Ray, nor the queue, nor Arrow.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -51,6 +51,8 @@ class _Load:
 
 # One step of spare work for so many steps of the stream, so that an evaluation ends although the stream never rests.
 SPARE_EVERY = 4
+# What watched requests sample within it is shown together.
+SHOW_S = 0.05
 
 
 class EngineThread:
@@ -61,7 +63,8 @@ class EngineThread:
     it must not block. `on_death(error)` is called once if the thread fails. `report(pieces)`, in the thread too, takes
     what running requests have sampled since the last time: every `report_every` steps of those with that many such
     tokens (every step, where steps are not tokens), and at the end, when it is stopped, of all. 0 reports nothing.
-    `hear(load)`, in the thread too, takes each new word of a server on how full it is.
+    `hear(load)`, in the thread too, takes each new word of a server on how full it is. `show(pieces)`, in the thread
+    too, takes what the requests that are watched have sampled, every `SHOW_S`; so does `report`, where it comes first.
 
     Example:
         thread = EngineThread(make_engine, deliver, on_death)
@@ -80,7 +83,11 @@ class EngineThread:
         report: Callable[[list[PartialTokens]], None] | None = None,
         report_every: int = 0,
         hear: Callable[[ServerLoad], None] | None = None,
+        show: Callable[[list[PartialTokens]], None] | None = None,
     ) -> None:
+        self._show = show
+        self._watched: frozenset[str] = frozenset()
+        self._shown = 0.0
         self._hear = hear
         self._heard: ServerLoad | None = None
         self._report = report if report_every else None
@@ -111,6 +118,10 @@ class EngineThread:
 
     def abort(self, request_ids: Sequence[str]) -> Future[None]:
         return self.call(lambda engine: engine.abort(request_ids))
+
+    def watch(self, *, add: Iterable[str] = (), drop: Iterable[str] = ()) -> None:
+        """Show from now on what these requests sample, and no more what those do. Called by one thread."""
+        self._watched = (self._watched | frozenset(add)) - frozenset(drop)
 
     def load(self, tensors: "Mapping[str, torch.Tensor]", version: Version, mode: UpdateMode) -> Future[float]:
         """Hand a version to the engine; done when it answers (under `drain` that is when the last request of the
@@ -208,6 +219,7 @@ class EngineThread:
                 self._steps_untold += 1
                 if self._steps_untold == self._report_every or not engine.token_steps:
                     self._report_partials(engine, self._report_every)
+                self._show_watched(engine)
                 if self._hear is not None and not engine.token_steps:
                     self._report_load(engine.stats().load, self._hear)
             if self._spare and (not engine.has_work or steps_since_spare >= SPARE_EVERY):
@@ -219,6 +231,14 @@ class EngineThread:
         pieces = engine.partials(least) if self._report is not None else []
         if self._report is not None and pieces:
             self._report(pieces)
+
+    def _show_watched(self, engine: Engine) -> None:
+        watched, now = self._watched, time.monotonic()
+        if self._show is None or not watched or now < self._shown + SHOW_S:
+            return
+        self._shown = now
+        if pieces := engine.partials(1, watched):
+            self._show(pieces)
 
     def _report_load(self, load: ServerLoad | None, hear: Callable[[ServerLoad], None]) -> None:
         if load is not None and load is not self._heard:

@@ -158,6 +158,8 @@ class Owner:
         async for event in system.events():
             if event["kind"] == "step":
                 self._newest_step = max(self._newest_step, event["step"])
+            if event["kind"] == "gateway":
+                self._record_gateway(event["url"])
             self._publish(event)
 
     async def _unless_stopped(self, work: "asyncio.Future[T]") -> T:
@@ -183,6 +185,11 @@ class Owner:
         self._run.start_launch(msgspec.structs.replace(launch, ray_address=session.address))
         for notice in session.notices:
             self._notice(notice)
+
+    def _record_gateway(self, url: str) -> None:
+        launch = self._run.record.launch
+        if launch is not None and launch.gateway != url:
+            self._run.start_launch(msgspec.structs.replace(launch, gateway=url))
 
     def _notice(self, text: str) -> None:
         self._publish({"kind": "notice", "text": text})

@@ -60,6 +60,12 @@ class Parts:
         threads = self._config.learner.threads
         return self._make(LearnerRank, threads, rank, self._run_folder, self._data, meeting, queue, store, home)
 
+    def gateway(self, controller: ActorHandle) -> ActorHandle:
+        # Here and not above: a run without a gateway has no use for an HTTP server.
+        from services.gateway import GatewayActor
+
+        return self._make(GatewayActor, 1, self._run_folder, self._data, controller)
+
     def home(self, controller: ActorHandle, queue: ActorHandle, store: ActorHandle) -> ActorHandle:
         told = self._keep(self._run_folder, self._data, controller, queue, store)
         return self._make(HomeActor, 1, *told, **_COMES_BACK)

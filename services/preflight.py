@@ -119,12 +119,15 @@ def main(order: dict[str, Any]) -> int:
 
 def check(config: Config) -> None:
     """Load all that a user may have got wrong, in this process. Raises ConfigError."""
+    from services.gateway_address import check_certificate
     from streamrl.engines.server.place import engine_python
     from streamrl.models.tokenizer import load_tokenizer
     from streamrl.models.vocabulary import require_same_vocabulary
     from streamrl.rewards.scorer import Scorer, resolve_reward
     from streamrl.tasks.load import load_task
 
+    if config.gateway.has_tls:
+        check_certificate(config.gateway)
     if starts_server_here(config):
         engine_python(config, Path(import_path()))
     with tempfile.TemporaryDirectory(prefix="srl-check-") as scratch:

@@ -29,8 +29,9 @@ from buffers.places import HOME
 from services.answers import encode
 from services.completions import CompletionLog
 from services.deadline import within, within_or_paused
-from services.deaths import cause_of, node_is_gone
 from services.engine_thread import EngineThread
+from services.fetch_to_node import fetch_to_node
+from services.guests import Guests
 from services.layout import model_folder
 from services.named_tasks import run_all
 from services.observe import Observer
@@ -41,7 +42,7 @@ from services.run_folder import RunFolder
 from streamrl.config import Config, limits
 from streamrl.engines.build import build_engine
 from streamrl.engines.server.place import ServerPlace
-from streamrl.errors import ComponentError, DataError, ProcessDiedError
+from streamrl.gateway.news import News
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.replica_state import ReplicaStateMachine
 from streamrl.room import Room
@@ -61,7 +62,6 @@ from streamrl.types import (
     rollout_seed,
 )
 from streamrl.weights.manifest import WeightManifest, decode
-from streamrl.weights.manifest import encode as encode_manifest
 from streamrl.weights.pulls import in_thread
 from streamrl.weights.update_times import UpdateTimes
 
@@ -147,7 +147,9 @@ class RolloutReplica:
             report=self._report,
             report_every=self._journal.every,
             hear=self._hear,
+            show=self._report,
         )
+        self._guests = Guests(self._name, self._thread)
         await asyncio.wrap_future(self._thread.start())
         # What was loaded stays as long as this process; looking through it for garbage would stop everything for 0.2 s.
         gc.freeze()
@@ -174,6 +176,7 @@ class RolloutReplica:
             for task in (write, loops):
                 task.cancel()
             await asyncio.gather(write, loops, return_exceptions=True)
+            self._guests.close()
             await asyncio.to_thread(self._thread.stop)
             await asyncio.to_thread(self._log.close)
             await asyncio.to_thread(self._journal.close)
@@ -192,6 +195,7 @@ class RolloutReplica:
             "finished_requests": stats.finished_requests,
             "kv_bytes_used": stats.kv_bytes_used,
             "busy_s": self._thread.busy_s(),
+            "guests": len(self._guests),
             "two_version_rollouts": self._two_versions,
             "updates_in_flight": self._updates_in_flight,
             **msgspec.to_builtins(self._journal.figures),
@@ -210,6 +214,23 @@ class RolloutReplica:
             work = self._evaluation.work(tensors, Version(*weights.version))
             await asyncio.wrap_future(self._thread.run_spare(work))
         return encode(self._evaluation.result())
+
+    # ---- guests: called by the gateway
+
+    async def open_guests(self) -> None:
+        """Wait until requests may be given to it."""
+        await self._routable.wait()
+
+    async def order_guests(self, session: int, requests: list[GenerationRequest], aborted: list[str]) -> None:
+        """Answer some requests beside the stream, and abort others. session: of the gateway, a new one each time."""
+        self._guests.order(session, requests, aborted)
+
+    async def guest_news(self, session: int) -> tuple[Version, list[News]]:
+        """The version that serves, and what the requests of the session have sampled since this was asked last; waits
+        for some, a second at most."""
+        news = await self._guests.news(session)
+        assert self._state.version is not None, "it was routable"
+        return self._state.version, news
 
     # ---- taking work
 
@@ -268,6 +289,7 @@ class RolloutReplica:
         self._loop.call_soon_threadsafe(self._collect, results, idle)
 
     def _collect(self, results: list[GenerationResult], idle: bool) -> None:
+        results = self._guests.take(results)
         if results and not self._finished:
             self._loop.call_later(FRAME_WAIT_S, self._flush.set)
         now = time.time_ns()
@@ -288,7 +310,8 @@ class RolloutReplica:
         self._loop.call_soon_threadsafe(self._collect_pieces, pieces)
 
     def _collect_pieces(self, pieces: list[PartialTokens]) -> None:
-        self._journal.collect(self._running.of_newest(pieces), self._running.issued)
+        if pieces := self._guests.take_pieces(pieces):
+            self._journal.collect(self._running.of_newest(pieces), self._running.issued)
 
     async def _write_loop(self) -> None:
         sequence = 0
@@ -349,22 +372,11 @@ class RolloutReplica:
         await self._journal.serves(version)
 
     async def _fetch(self, manifest: WeightManifest, track: str) -> Path | None:
-        """Have the bytes of a version on this node; the folder of the copies, where there are any.
-
-        Raises ProcessDiedError when the node goes away meanwhile, or the version does not come to it: another replica,
-        there or elsewhere, may have it then.
-        """
+        """Have the bytes of a version on this node; the folder of the copies, where there are any."""
         if self._seat is None:
             return None
-        try:
-            with self._observer.span("transfer", track):
-                return Path(await self._seat.service.fetch_version.remote(encode_manifest(manifest)))
-        except ray.exceptions.RayError as error:
-            if node_is_gone(error):
-                raise ProcessDiedError(f"{self._name}: its node {self._seat.node} is going away") from error
-            if isinstance(cause := cause_of(error), ComponentError | DataError):
-                raise ProcessDiedError(f"{self._name}: no version came to its node: {cause}") from error
-            raise
+        with self._observer.span("transfer", track):
+            return await fetch_to_node(self._name, self._seat, manifest)
 
     def _ordered(self, order: "Future[None]") -> None:
         """Called by the engine thread. An order that it refused leaves rollouts that nobody generates."""

@@ -29,7 +29,8 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """The processes of one `up`. `runtime` holds its sockets and Ray's files and goes away with it."""
+    """The processes of one `up`. `runtime` holds its sockets and Ray's files and goes away with it. gateway: its URL;
+    empty until there is one."""
 
     owner: ProcessId
     watcher: ProcessId
@@ -37,6 +38,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     control: str
     started_ns: int
     ray_address: str = ""
+    gateway: str = ""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

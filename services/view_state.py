@@ -2,8 +2,9 @@
 own.
 
 Events, by `kind`: `phase` (name), `warmup` (step, score), `step` (a row of metrics.jsonl), `eval` (score,
-step), `replicas` (replicas: list of name, state, version, running), `notice` (text), `resumed` (text), `failure`,
-`end`. A key that is not there is not shown; an unknown kind is ignored, so a newer owner may say more.
+step), `replicas` (replicas: list of name, state, version, running), `notice` (text), `resumed` (text), `gateway`
+(url), `failure`, `end`. A key that is not there is not shown; an unknown kind is ignored, so a newer owner may say
+more.
 """
 
 from collections import deque
@@ -47,6 +48,8 @@ class ViewState:
                 self._score(event.get("score"))
             case "replicas":
                 self.replicas = event["replicas"]
+            case "gateway":
+                self.notices.append(f"the gateway is at {event['url']}")
             case "notice" | "resumed":
                 self.notices.append(event["text"])
             case "failure":

@@ -28,6 +28,7 @@ KINDS: dict[str, Victims] = {
     "reward": actor("RewardActor"),
     "reward-child": program("streamrl.rewards.child"),
     "learner": actor("LearnerRank"),
+    "gateway": actor("GatewayActor"),
     "raylet": program("raylet/raylet"),
     "gcs": program("gcs/gcs_server"),
     "owner": lambda run: [run.owner()],

@@ -130,8 +130,8 @@ def lora_alpha(lora: LoraConfig) -> float:
 
 
 def log_parts(config: Config) -> int:
-    """Processes with a log of their own: owner, controller, reward stage, replicas and learner ranks."""
-    return 3 + config.rollout.replicas + config.learner.num_workers
+    """Processes with a log of their own: owner, controller, reward stage, gateway, replicas and learner ranks."""
+    return 3 + config.gateway.enabled + config.rollout.replicas + config.learner.num_workers
 
 
 def critic_parameters(config: Config, model: ModelFacts) -> int:

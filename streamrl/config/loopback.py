@@ -14,14 +14,15 @@ def fault_of_endpoint(endpoint: str) -> str:
         return f"not an address ({error}); {form}"
     if parts.scheme != "http" or port is None or parts.path not in ("", "/") or parts.query or parts.username:
         return f"not an address of that form; {form}"
-    if not _is_loopback(host):
+    if not is_loopback(host):
         return (
             f"not on this machine: routes that load weights ask for no password, so only loopback is spoken to; {form}"
         )
     return ""
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

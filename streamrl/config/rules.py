@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from streamrl.config.algorithm_rules import ALGORITHM_RULES
 from streamrl.config.critic_rules import CRITIC_RULES
 from streamrl.config.filter_rules import FILTER_RULES
+from streamrl.config.gateway_rules import GATEWAY_RULES
 from streamrl.config.known import REWARDS, TASK_LONGEST_PROMPT
 from streamrl.config.limits import INVARIANT_ROWS
 from streamrl.config.lora_rules import adapters_of_a_warm_model, adapters_without_rank, known_targets
@@ -238,4 +239,5 @@ RULES: tuple[Rule, ...] = (
     adapters_without_rank,
     known_targets,
     adapters_of_a_warm_model,
+    *GATEWAY_RULES,
 )

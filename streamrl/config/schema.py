@@ -270,6 +270,37 @@ class ObserveConfig(Table, frozen=True):
     """Also write TensorBoard event files (extra `tensorboard`)."""
 
 
+class GatewayConfig(Table, frozen=True):
+    """The door for clients over HTTP: OpenAI's routes, answered by the replicas beside the stream."""
+
+    enabled: bool = False
+    """Whether the run has one."""
+    host: str = "127.0.0.1"
+    """Address that it listens on. Any but one of this machine's own needs `tls_cert` and `tls_key`, or
+    `insecure_bind`."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """Port that it listens on; 0 takes a free one, which `streamrl status` and `run.json` name."""
+    insecure_bind: bool = False
+    """Allow a `host` that others reach without TLS: tokens and texts travel as they are."""
+    names: tuple[str, ...] = ()
+    """Names by which clients reach it, beside `localhost`, `host` and addresses; a request for another one is
+    refused."""
+    tls_cert: str | None = None
+    """PEM file of its certificate."""
+    tls_key: str | None = None
+    """PEM file of the certificate's key."""
+    max_body_bytes: Positive = 2**20
+    """Bytes of a request's body."""
+    max_completions: Positive = 64
+    """Completions that one request may ask for, its prompts times `n`."""
+    max_requests: Positive = 1024
+    """Requests that are answered at once; further ones are told to come back."""
+
+    @property
+    def has_tls(self) -> bool:
+        return self.tls_cert is not None and self.tls_key is not None
+
+
 class Config(Table, frozen=True):
     """A whole run. Every key has a default but the model."""
 
@@ -290,6 +321,7 @@ class Config(Table, frozen=True):
     queue: QueueConfig = field(default_factory=QueueConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
 

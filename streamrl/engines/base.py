@@ -5,7 +5,7 @@ lists and completions leave in lists, because a call for each sample or token wo
 model's forward pass. It knows ids, not text, and it answers under exactly one version at a time.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from streamrl.types import EngineStats, GenerationRequest, GenerationResult, PartialTokens, UpdateMode, Version
@@ -72,9 +72,9 @@ class Engine(Protocol):
         """From any thread: a `step` that waits, or else the next one, returns soon. Nothing where no step waits."""
         ...
 
-    def partials(self, least: int) -> list[PartialTokens]:
+    def partials(self, least: int, among: Collection[str] | None = None) -> list[PartialTokens]:
         """What running requests sampled since it was last told, of each with `least` such tokens or more. Of a request
-        with tokens `so_far` these come first."""
+        with tokens `so_far` these come first. among: ids of the requests that are asked for; of all when None."""
         ...
 
     def stats(self) -> EngineStats: ...

@@ -9,7 +9,7 @@ seen to close.
 
 import bisect
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -157,10 +157,11 @@ class ScriptedEngine:
     def interrupt(self) -> None:
         """Nothing: no step waits."""
 
-    def partials(self, least: int) -> list[PartialTokens]:
+    def partials(self, least: int, among: Collection[str] | None = None) -> list[PartialTokens]:
         self._refuse_closed("partials")
         pieces = []
-        for running in self._running.values():
+        asked = self._running if among is None else among
+        for running in [self._running[key] for key in asked if key in self._running]:
             end = self._length(running)
             if end - running.told >= max(1, least):
                 pieces.append(self._partial(running, end))

@@ -11,10 +11,12 @@ import json
 import os
 import secrets
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
+from guest_load import guests_of
 from live_run import live_run
 from storm import KINDS, Storm
 
@@ -42,6 +44,11 @@ OVERRIDES = (
 )
 STEPS_BETWEEN = (2, 9)
 
+MORE = {"gateway": ("--gateway.enabled", "true")}
+"""What the run of a kind has that the others have not."""
+WITHOUT_GATEWAY = 150
+"""Steps that the run makes, at most, while another gateway starts: it waits for none."""
+
 STEPS = KILLS * STEPS_BETWEEN[1] + 6
 
 
@@ -62,13 +69,16 @@ def test_invariants_1_and_2_hold_when_processes_of_one_kind_are_killed_again_and
 ) -> None:
     rng = np.random.default_rng([SEED, list(KINDS).index(kind)])
     print(f"SEED={SEED} KILLS={KILLS} kind={kind}")
-    storm = Storm(user_folder, streamrl_path, f"storm-{kind}", (*OVERRIDES, "--learner.steps", str(STEPS)))
-    for _ in range(KILLS):
-        storm.go_on(int(rng.integers(*STEPS_BETWEEN)))
-        storm.kill(kind, rng)
-    storm.finish()
+    steps = KILLS * WITHOUT_GATEWAY + STEPS if kind == "gateway" else STEPS
+    told = (*OVERRIDES, *MORE.get(kind, ()), "--learner.steps", str(steps))
+    storm = Storm(user_folder, streamrl_path, f"storm-{kind}", told)
+    with guests_of(lambda: storm.run.folder) if kind == "gateway" else nullcontext():
+        for _ in range(KILLS):
+            storm.go_on(int(rng.integers(*STEPS_BETWEEN)))
+            storm.kill(kind, rng)
+        storm.finish()
     book = Book(storm.run.folder)
-    book.check(STEPS)
+    book.check(steps)
     assert {key: book.lengths[key] for key in calm if key in book.lengths} == calm
 
 

@@ -4,6 +4,8 @@ import json
 from typing import Any
 
 import pytest
+from guest_load import guests_of
+from live_run import live_run
 
 from buffers.queue import COMPLETIONS_DIR
 from buffers.segment_reader import SegmentReader
@@ -126,6 +128,21 @@ def test_invariant_4_holds_where_groups_are_filtered(synchronous, monkeypatch) -
     assert sum(dropped.values()) == len(sampled) // 4 - 5 * 8
     assert set(dropped) <= {"zero_variance", "too_hard", "too_easy", "truncated"}
     assert system[0]["reward/filtered_share"] > 0.0
+
+
+def test_guests_of_the_gateway_change_no_bit_of_what_is_trained(
+    on_one_rank, streamed, user_folder, streamrl_path
+) -> None:
+    model = ("--model.preset", "none", "--model.path", str(streamed.folder / "model"))
+    flags = [argument for pair in SYNCHRONOUS for argument in pair]
+    told = (*model, *flags, "--learner.steps", "20", "--gateway.enabled", "true")
+    with live_run(user_folder, streamrl_path, "with-guests", *told) as run, guests_of(lambda: run.folder):
+        code, err = run.end()
+    assert code == 0, err
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    digests = [line["weights/digest"] for line in lines if "weights/digest" in line]
+    assert digests == [row["weights/digest"] for row in on_one_rank.metrics()]
+    assert sampled_ids(run.folder) == sampled_ids(on_one_rank.folder)
 
 
 def test_twenty_live_steps_on_two_ranks_agree_with_one_rank_to_1e_5(synchronous, on_one_rank) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import probe_gateway as gateway
 import probe_learner as learner
 import probe_parts as parts
 import pytest
@@ -460,6 +461,16 @@ KEYS: dict[str, Key] = {
     "deadlines.step_s": Key(parts.unanswered_receipt, 0.3, 0.4, SCRIPTED),
     "deadlines.checkpoint_s": Key(parts.slow_checkpoint, NEVER, BARELY),
     "deadlines.stop_s": Key(time_to_stop, 10.0, 20.0),
+    "gateway.enabled": Key(gateway.shares, False, True),
+    "gateway.host": Key(gateway.listens_at, "127.0.0.1", "127.0.0.2"),
+    "gateway.port": Key(gateway.asks_for_port, 8001, 8002),
+    "gateway.insecure_bind": Key(gateway.faults, False, True, {"gateway.host": "0.0.0.0"}),
+    "gateway.names": Key(gateway.codes, (), ("train.example",)),
+    "gateway.tls_cert": Key(gateway.certificate, "one.pem", "other.pem"),
+    "gateway.tls_key": Key(gateway.certificate, "one.pem", "other.pem"),
+    "gateway.max_body_bytes": Key(gateway.codes, 3000, 5000),
+    "gateway.max_completions": Key(gateway.codes, 4, 64),
+    "gateway.max_requests": Key(gateway.codes, 1, 2),
     "ray.address": Key(too_little, "local", "10.0.0.1:6379"),
     "ray.num_cpus": Key(ray_options, 1, 2),
     "ray.object_store_bytes": Key(ray_options, 2**27, 2**28),

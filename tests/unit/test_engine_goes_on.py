@@ -326,6 +326,27 @@ def test_each_token_is_told_once_and_only_when_there_are_enough(make: Make) -> N
     }
 
 
+def test_some_requests_are_told_of_apart_and_all_others_keep_what_is_untold(make: Make) -> None:
+    engine = make(slots=4)
+    requests = requests_of(number=6, stops=(), new=60)
+    engine.submit(requests)
+    assert engine.partials(1, {"r0"}) == []  # nothing runs yet
+    finish(engine, steps=3)
+    assert engine.partials(1, {"nobody"}) == []
+    waiting = {"r4", "r5"}  # there is no slot for them
+    assert engine.partials(1, waiting) == []
+    assert [(piece.request_id, piece.start, piece.end) for piece in engine.partials(1, {"r1", *waiting})] == [
+        ("r1", 0, 3)
+    ]
+    finish(engine, steps=2)
+    assert {(piece.request_id, piece.start, piece.end) for piece in engine.partials(1)} == {
+        ("r0", 0, 5),
+        ("r1", 3, 5),
+        ("r2", 0, 5),
+        ("r3", 0, 5),
+    }
+
+
 def test_the_first_piece_of_one_that_goes_on_has_what_it_came_with(make: Make) -> None:
     engine = make(version=NEW)
     given = so_far([5, 6, 7])

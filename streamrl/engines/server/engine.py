@@ -14,7 +14,7 @@ whether a version is newer than another.
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -172,11 +172,12 @@ class ServerEngine:
     def interrupt(self) -> None:
         self._inbox.interrupt()
 
-    def partials(self, least: int) -> list[PartialTokens]:
+    def partials(self, least: int, among: Collection[str] | None = None) -> list[PartialTokens]:
         """See `Engine.partials`. Only tokens whose version is certain before the end: those that were here before an
         update."""
         self._check_open()
-        pieces = (one.partial(least) for one in self._running.values())
+        asked = (one for one in self._running.values() if among is None or one.request.request_id in among)
+        pieces = (one.partial(least) for one in asked)
         return [piece for piece in pieces if piece is not None]
 
     def stats(self) -> EngineStats:

@@ -15,7 +15,7 @@ engine sets no thread count: `deterministic` asks for `torch.set_num_threads(1)`
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -213,9 +213,9 @@ class TorchEngine:
     def interrupt(self) -> None:
         """Nothing: no step waits."""
 
-    def partials(self, least: int) -> list[PartialTokens]:
+    def partials(self, least: int, among: Collection[str] | None = None) -> list[PartialTokens]:
         self._check_open()
-        return self._table.partials(least)
+        return self._table.partials(least, among)
 
     def self_test(self) -> None:
         """Prove on this machine, with these weights, that results do not depend on the batch. To be called once,

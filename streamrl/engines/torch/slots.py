@@ -6,7 +6,7 @@ take a new version, are touched one by one. Tokens that a request came with are 
 too, whatever is drawn in their places. The table knows no tensors and computes no probabilities.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -179,10 +179,13 @@ class SlotTable:
             spans = [span for span in spans if span.start < len(token_ids)]
         return GenerationResult(request.request_id, token_ids, logprobs, tuple(spans), reason, error)
 
-    def partials(self, least: int) -> list[PartialTokens]:
-        """What each running row got since it was last told, where that is `least` tokens or more."""
+    def partials(self, least: int, among: Collection[str] | None = None) -> list[PartialTokens]:
+        """What each running row, or each of the requests `among` them, got since it was last told, where that is
+        `least` tokens or more."""
         ends = np.maximum(self.length[: self.num_rows], self.known[: self.num_rows])
         due = np.flatnonzero(self.taken() & (ends - self.told[: self.num_rows] >= max(1, least)))
+        if among is not None:
+            due = due[np.isin(due, self.find(set(among)))]
         pieces = [self._partial(row, int(self.told[row]), int(ends[row])) for row in due.tolist()]
         self.told[due] = ends[due]
         return pieces

@@ -1,0 +1,127 @@
+"""The gateway: an HTTP server in an actor of the run's own, through which clients reach the replicas.
+
+It holds nothing that anybody needs when it dies: requests under way end with it, the replicas abort them, and its
+keeper starts another on the same port. It is no Ray Serve deployment (`docs/architecture.md` says why).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+from ray.actor import ActorHandle
+
+from services.gateway_address import listen
+from services.gateway_answering import Answering
+from services.gateway_app import Desk, make_app
+from services.gateway_guard import Guard
+from services.gateway_pool import Pool
+from services.layout import model_folder
+from services.observe import Observer
+from services.run_folder import RunFolder
+from streamrl.config import Config
+from streamrl.config.schema import GatewayConfig
+from streamrl.gateway.asked import Limits, Reader
+from streamrl.gateway.auth import Doorkeeper
+from streamrl.gateway.chat import load_chat_template
+from streamrl.gateway.prometheus import GatewayCounts
+from streamrl.models.tokenizer import load_tokenizer
+
+KEEP_ALIVE_S = 30
+CLOSE_S = 1.0
+"""What requests under way have to end when the run does."""
+
+
+class GatewayActor:
+    """See the module."""
+
+    def __init__(self, run_folder: str, config: dict[str, Any], controller: ActorHandle) -> None:
+        self._config = msgspec.convert(config, Config)
+        self._run = RunFolder.open(Path(run_folder))
+        self._controller = controller
+        self._told = -1
+
+    async def start(self, session: int, longest_prompt: int, port: int) -> int:
+        """Listen, and give the port. session: the number of this gateway, higher than of all before. longest_prompt: in
+        tokens, of the task; what engines were made for. port: 0 for any that is free.
+
+        Raises ResourceError when the port is taken, ConfigError for what the model's folder or the certificate is not.
+        """
+        self._observer = Observer(self._run, self._config, "gateway")
+        config = self._config
+        self._pool = Pool(session, config.deadlines.start_s, self._tell)
+        self._socket = listen(config.gateway, port)
+        counts = GatewayCounts()
+        guard = Guard(
+            make_app(self._desk(longest_prompt, counts)),
+            Doorkeeper(self._run.key(), config.gateway.names),
+            max_body_bytes=config.gateway.max_body_bytes,
+            max_requests=config.gateway.max_requests,
+            count=counts.answered,
+        )
+        self._server = uvicorn.Server(server_settings(config.gateway, guard))
+        bound: int = self._socket.getsockname()[1]
+        self._observer.log.info("listens", host=config.gateway.host, port=bound, session=session)
+        return bound
+
+    async def serve(self, number: int, replicas: dict[str, ActorHandle]) -> None:
+        """These replicas serve now. number: of this word; an older one that comes late is ignored."""
+        if number > self._told:
+            self._told = number
+            self._pool.serve(replicas)
+
+    async def run(self) -> None:
+        """Answer until `close`."""
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            await self._pool.close()
+            self._observer.close()
+
+    async def close(self) -> None:
+        """End `run`, requests under way after a moment."""
+        self._server.should_exit = True
+
+    def _desk(self, longest_prompt: int, counts: GatewayCounts) -> Desk:
+        config = self._config
+        folder = model_folder(self._run.path, config)
+        tokenizer = load_tokenizer(folder)
+        limits = Limits(
+            model=self._run.name,
+            context=longest_prompt + config.rollout.sampling.max_new_tokens,
+            max_completions=config.gateway.max_completions,
+            vocab_size=tokenizer.vocab_size,
+        )
+        return Desk(
+            reader=Reader(limits, tokenizer, load_chat_template(folder)),
+            limits=limits,
+            tokenizer=tokenizer,
+            pool=self._pool,
+            answering=Answering(self._pool, tokenizer, config.deadlines.rollout_s, counts.sampled),
+            counts=counts,
+            status=self._status,
+            created=self._run.record.created_ns // 10**9,
+        )
+
+    async def _status(self) -> dict[str, Any]:
+        return await self._controller.status.remote()
+
+    def _tell(self, text: str) -> None:
+        self._observer.log.warning("notice", text=text)
+
+
+def server_settings(gateway: GatewayConfig, app: Any) -> uvicorn.Config:
+    """What the HTTP server is told. It writes no access log: that would be as long as the run has requests."""
+    return uvicorn.Config(
+        app,
+        ssl_certfile=gateway.tls_cert,
+        ssl_keyfile=gateway.tls_key,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(CLOSE_S),
+    )

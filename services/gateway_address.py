@@ -1,0 +1,40 @@
+"""Where the gateway listens, and what its clients call it."""
+
+import socket
+import ssl
+
+from streamrl.config.schema import GatewayConfig
+from streamrl.errors import ConfigError, ResourceError
+
+
+def listen(gateway: GatewayConfig, port: int) -> socket.socket:
+    """A socket that listens for clients. Raises ResourceError when the port is taken or the address is not here."""
+    host = "127.0.0.1" if gateway.host == "localhost" else gateway.host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        what = f"the gateway cannot listen on {gateway.host}:{port}: {error.strerror}"
+        raise ResourceError(f"{what}; set gateway.port to a free one, or to 0") from error
+    listener.setblocking(False)
+    return listener
+
+
+def check_certificate(gateway: GatewayConfig) -> None:
+    """Raises ConfigError for a certificate or key that cannot be read, or that do not belong together."""
+    assert gateway.tls_cert is not None, "there is one"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(gateway.tls_cert, gateway.tls_key)
+    except OSError as error:  # that of a bad PEM file is one too
+        what = f"gateway.tls_cert = {gateway.tls_cert!r} and gateway.tls_key = {gateway.tls_key!r}"
+        raise ConfigError(f"{what}: {error.strerror or error}; give PEM files that belong together") from error
+
+
+def url_of(gateway: GatewayConfig, port: int) -> str:
+    """What clients put in front of the routes."""
+    host = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
+    return f"{'https' if gateway.has_tls else 'http'}://{host}:{port}"

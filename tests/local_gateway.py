@@ -1,0 +1,226 @@
+"""The real gateway and real replicas on the scripted engine in one process: what Ray would carry is called directly."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import ray
+import torch
+from probe_learner import open_run
+from probe_parts import Handle
+
+from services.gateway import GatewayActor
+from services.gateway_tokens import token_path, write_tokens
+from services.rollout import RolloutReplica
+from services.run_folder import RunFolder
+from streamrl.config import Config
+from streamrl.config.schema import (
+    GatewayConfig,
+    ModelConfig,
+    QueueConfig,
+    RolloutConfig,
+    SamplingConfig,
+    ScriptedConfig,
+)
+from streamrl.gateway.auth import Scope
+from streamrl.logs import release
+from streamrl.models.load import prepare_model_folder
+from streamrl.types import Version
+from streamrl.weights.shm import ShmPublisher
+
+LONGEST_PROMPT = 40
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role | length }}{{ message.content }}={% endfor %}"
+    "{% if tools %}({{ tools | length }}){% endif %}"
+)
+"""In the letters of the tiny model."""
+NO_TOOLS = "{% for message in messages %}{{ message.content }}={% endfor %}"
+ENDLESS: dict[str, Any] = {"most": 10**6, "latency_steps": 10**5, "step_s": 0.002}
+"""Completions that do not end while a test lasts."""
+
+
+class Direct:
+    """In the place of Ray's handle of an actor: its methods, called in this loop. `die` is a `kill -9`."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self._dead = asyncio.Event()
+
+    def die(self) -> None:
+        self._dead.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return _Remote(lambda *args: self._called(getattr(self._actor, name)(*args)))
+
+    async def _called(self, call: Awaitable[Any]) -> Any:
+        work, death = asyncio.ensure_future(call), asyncio.ensure_future(self._dead.wait())
+        try:
+            await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
+            if death.done():
+                raise ray.exceptions.ActorDiedError
+            return work.result()
+        finally:
+            work.cancel()
+            death.cancel()
+
+
+class _Remote:
+    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
+        self._call = call
+
+    def remote(self, *args: Any) -> "asyncio.Future[Any]":
+        return asyncio.ensure_future(self._call(*args))
+
+
+@dataclass
+class LocalGateway:
+    """url: of the running server. replicas: by name, with the handles that the gateway has."""
+
+    url: str
+    run: RunFolder
+    actor: GatewayActor
+    replicas: dict[str, RolloutReplica]
+    handles: dict[str, Direct]
+    http: aiohttp.ClientSession
+    publisher: ShmPublisher
+
+    def token(self, scope: Scope | None = None) -> str:
+        return token_path(self.run, scope).read_text()
+
+    async def ask(
+        self, path: str, body: Any = None, *, headers: dict[str, str] | None = None, method: str | None = None
+    ) -> tuple[int, Any]:
+        """(status, JSON or text), with the token for everything unless `headers` say otherwise."""
+        headers = {"authorization": f"Bearer {self.token()}"} if headers is None else headers
+        method = method or ("GET" if body is None else "POST")
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        headers = {"content-type": "application/json", **headers}
+        async with self.http.request(method, self.url + path, data=data, headers=headers) as response:
+            text = await response.text()
+            return response.status, json.loads(text) if response.content_type == "application/json" else text
+
+    async def complete(self, **body: Any) -> tuple[int, Any]:
+        return await self.ask("/v1/completions", {"model": "run", "prompt": "1+1=", **body})
+
+    async def chat(self, content: Any = "1", **body: Any) -> tuple[int, Any]:
+        messages = [{"role": "user", "content": content}]
+        return await self.ask("/v1/chat/completions", {"model": "run", "messages": messages, **body})
+
+    async def take_up(self, step: int) -> None:
+        """Publish a version, which all replicas take up."""
+        manifest = self.publisher.publish([("w", torch.full((2,), float(step)))], Version(0, step))
+        for replica in self.replicas.values():
+            await replica._take_up(manifest)
+
+    async def idle(self) -> None:
+        """Wait until no replica has a guest, and its engine nothing to do."""
+        for replica in self.replicas.values():
+            await until(lambda guests=replica._guests: not len(guests))
+            # What was aborted is told by a step after that.
+            while await asyncio.wrap_future(replica._thread.call(lambda engine: engine.has_work)):
+                pass
+
+    async def busy(self, *, guests: int = 1, name: str = "rollout-0") -> None:
+        """Wait until a replica has so many guests."""
+        await until(lambda: len(self.replicas[name]._guests) >= guests)
+
+
+async def until(done: Callable[[], bool]) -> None:
+    """Let everything else go on until `done`."""
+    while not done():  # noqa: ASYNC110 - nothing there has an event for tests
+        await asyncio.sleep(0)
+
+
+def configured(folder: Path, *, most: int, latency_steps: int, slots: int, gateway: GatewayConfig, **scripted: Any):
+    sampling = SamplingConfig(max_new_tokens=most)
+    script = ScriptedConfig(latency_steps=latency_steps, **scripted)
+    return Config(
+        model=ModelConfig(path=str(folder)),
+        rollout=RolloutConfig(
+            engine="scripted", slots=slots, journal_every_tokens=0, sampling=sampling, scripted=script
+        ),
+        queue=QueueConfig(durability="memory", segment_bytes=2**20),
+        gateway=gateway,
+    )
+
+
+@asynccontextmanager
+async def local_gateway(
+    folder: Path,
+    *,
+    replicas: int = 1,
+    most: int = 24,
+    latency_steps: int = 4,
+    slots: int = 64,
+    template: str | None = TEMPLATE,
+    gateway: GatewayConfig | None = None,
+    ready: bool = True,
+    step_s: float = 0.0,
+    **scripted: Any,
+) -> AsyncIterator[LocalGateway]:
+    """A run called `run`, its replicas under version 0.1, and its gateway. ready: the replicas serve. step_s: seconds
+    that a step of the engine takes, as if there was a model."""
+    model = folder / "model"
+    prepare_model_folder(ModelConfig(preset="tiny-qwen3"), 0, model)
+    if template is not None:
+        (model / "chat_template.jinja").write_text(template)
+    settings = gateway or GatewayConfig(enabled=True)
+    config = configured(model, most=most, latency_steps=latency_steps, slots=slots, gateway=settings, **scripted)
+    run = open_run(config, folder / "run")
+    write_tokens(run)
+    async with AsyncExitStack() as stack:
+        publisher = stack.enter_context(ShmPublisher(run.run_id, run.key()))
+        started = {f"rollout-{i}": await _replica(stack, f"rollout-{i}", run, config, step_s) for i in range(replicas)}
+        actor = GatewayActor(str(run.path), msgspec.to_builtins(config), Handle(status=lambda: {"steps": 3}))
+        port = await actor.start(0, LONGEST_PROMPT, config.gateway.port)
+        serving = asyncio.create_task(actor.run())
+        stack.push_async_callback(_end, actor, serving)
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        handles = {name: Direct(replica) for name, replica in started.items()}
+        url = f"http://127.0.0.1:{port}"
+        local = LocalGateway(url, run, actor, started, handles, http, publisher)
+        if ready:
+            await local.take_up(1)
+            await actor.serve(0, handles)
+            await until(lambda: len(actor._pool._routes) == replicas)
+        yield local
+    release()
+
+
+async def _replica(stack: AsyncExitStack, name: str, run: RunFolder, config: Config, step_s: float) -> RolloutReplica:
+    store, queue = Handle(join=lambda *_: None), Handle(serving=lambda *_: None, pause=lambda: "")
+    replica = RolloutReplica(name, str(run.path), msgspec.to_builtins(config), queue, store)
+    await replica.start(0, LONGEST_PROMPT)
+    engine: Any = replica._thread._engine
+    step, model = engine.step, threading.Event()
+    if step_s:
+        engine.step = lambda: (model.wait(step_s), step())[1]
+
+    async def end() -> None:
+        replica._guests.close()
+        await asyncio.to_thread(replica._thread.stop)
+        await asyncio.to_thread(replica._log.close)
+        replica._observer.close()
+
+    stack.push_async_callback(end)
+    return replica
+
+
+async def _end(actor: GatewayActor, serving: "asyncio.Task[None]") -> None:
+    await actor.close()
+    await serving
+
+
+async def events(response: aiohttp.ClientResponse) -> AsyncIterator[Any]:
+    """The events of a stream: JSON, and at its end "[DONE]"."""
+    async for line in response.content:
+        if line.startswith(b"data: "):
+            data = line[6:].strip()
+            yield "[DONE]" if data == b"[DONE]" else json.loads(data)

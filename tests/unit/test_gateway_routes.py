@@ -1,0 +1,89 @@
+"""Every route: without a token, with a wrong one, with too small a scope; with another Host, another Origin."""
+
+from pathlib import Path
+
+from local_gateway import local_gateway
+
+from streamrl.gateway.auth import Scope, all_scopes_token
+from streamrl.gateway.routes import ROUTES
+
+METHODS = {"/v1/completions": "POST", "/v1/chat/completions": "POST"}
+
+
+async def test_the_table_of_scopes_has_every_route_of_the_application_and_no_other(tmp_path: Path) -> None:
+    async with local_gateway(tmp_path) as gateway:
+        spec = (await gateway.ask("/openapi.json", headers={}))[1]
+        app = gateway.actor._server.config.app._app
+    assert {route.path for route in app.routes} == set(ROUTES)
+    documented = {path: next(iter(methods)).upper() for path, methods in spec["paths"].items()}
+    assert documented == {path: METHODS.get(path, "GET") for path in set(ROUTES) - {"/openapi.json", "/docs"}}
+
+
+async def test_every_route_wants_its_scope(tmp_path: Path) -> None:
+    seen = {}
+    async with local_gateway(tmp_path) as gateway:
+        for path, needed in ROUTES.items():
+            tokens = {
+                "none": None,
+                "wrong": "srl-wrong",
+                "of another run": all_scopes_token(b"x" * 32),
+                "for all": gateway.token(),
+                **{scope.value: gateway.token(scope) for scope in Scope},
+            }
+            for name, token in tokens.items():
+                headers = {} if token is None else {"authorization": f"Bearer {token}"}
+                body = b"{}" if path in METHODS else None
+                status, _ = await gateway.ask(path, body, headers=headers, method=METHODS.get(path, "GET"))
+                expected = expected_status(path, needed, name)
+                seen[path, name] = (status, expected)
+    assert {key: got for key, (got, wanted) in seen.items() if got != wanted} == {}
+    assert len(seen) == 7 * len(ROUTES)
+
+
+def expected_status(path: str, needed: Scope | None, token: str) -> int:
+    good = 400 if path in METHODS else 200  # an empty body lacks what it must say
+    if needed is None or token in ("for all", needed):
+        return good
+    return 403 if token in set(Scope) else 401
+
+
+async def test_a_route_that_is_none_is_told_to_whoever_may_use_its_neighbours_alone(tmp_path: Path) -> None:
+    async with local_gateway(tmp_path) as gateway:
+        for path, needed in (("/v1/embeddings", Scope.GENERATE), ("/api/x", Scope.CONTROL), ("/", Scope.CONTROL)):
+            assert (await gateway.ask(path, headers={}))[0] == 401
+            for scope in Scope:
+                headers = {"authorization": f"Bearer {gateway.token(scope)}"}
+                status, answer = await gateway.ask(path, headers=headers)
+                assert (status, answer["error"]["code"]) == (
+                    (404, "not_found") if scope is needed else (403, "insufficient_scope")
+                )
+        status, answer = await gateway.ask("/v1/completions", method="GET")
+        assert (status, answer["error"]["code"]) == (405, "method_not_allowed")
+
+
+async def test_every_route_asks_for_host_and_origin(tmp_path: Path) -> None:
+    async with local_gateway(tmp_path) as gateway:
+        token = {"authorization": f"Bearer {gateway.token()}"}
+        for path in ROUTES:
+            method = METHODS.get(path, "GET")
+            for headers, code in (
+                ({"host": "evil.example"}, "bad_host"),
+                ({"origin": "http://evil.example"}, "bad_origin"),
+            ):
+                status, answer = await gateway.ask(path, headers={**token, **headers}, method=method)
+                assert (status, answer["error"]["code"]) == (403, code), path
+
+
+async def test_status_and_metrics_say_what_the_run_says(tmp_path: Path) -> None:
+    async with local_gateway(tmp_path) as gateway:
+        await gateway.complete(max_tokens=4, n=2)
+        assert await gateway.ask("/api/status") == (200, {"steps": 3})
+        _, text = await gateway.ask("/metrics")
+        status, page = await gateway.ask("/docs", headers={})
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert lines['streamrl_gateway_requests_total{route="/v1/completions",status="200"}'] == "1.0"
+    assert 2 <= float(lines["streamrl_gateway_tokens_total"]) <= 8
+    assert lines["streamrl_gateway_completions_running"] == "0.0"
+    assert status == 200
+    assert all(path in page for path in METHODS)
+    assert "<script" not in page
