@@ -101,9 +101,9 @@ def test_only_adapters_have_gradients_moments_and_a_place_in_the_checkpoint(grou
     policy = make_policy(group)
     backend = make_backend(policy)
     seen: list[set[str]] = []
-    apply = backend._apply
-    backend._apply = lambda: (  # between the backward and the step
-        seen.append({name for name, param in policy.module.named_parameters() if param.grad is not None}) or apply()
+    clip = backend._clip
+    backend._clip = lambda: (  # between the backward and the update
+        seen.append({name for name, param in policy.module.named_parameters() if param.grad is not None}) or clip()
     )
     step(backend)
     assert seen
