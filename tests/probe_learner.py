@@ -21,6 +21,8 @@ from streamrl.config import Config
 from streamrl.config.schema import ModelConfig
 from streamrl.errors import ConfigError
 from streamrl.learner.digest import weight_digest
+from streamrl.learner.optimizer import set_learning_rate
+from streamrl.learner.schedule import learning_rate
 from streamrl.models.load import prepare_model_folder
 from streamrl.timeline import StepTimer
 from streamrl.types import FinishReason, FrameRef, GenerationResult, Ticket, Version, VersionSpan
@@ -204,7 +206,12 @@ def lease(step: int, frames: list[FrameRef]) -> Lease:
 
 
 def change(core: LearnerCore) -> None:
-    """An optimizer step on gradients of 1."""
+    """A step of one update, by gradients of 1."""
+    backend = core._backend
     for shard in core._policy.shards.values():
         shard.grad = torch.ones_like(shard)
-    core._backend._apply()
+    set_learning_rate(backend._optimizer, learning_rate(core.step, backend._config, backend._total_steps))
+    backend._optimizer.step()
+    core._policy.clear_gradients()
+    backend._steps_done += 1
+    backend._updates_done += 1
