@@ -228,9 +228,20 @@ def on_a_small_disk(folder: Path, command: str, place: Path) -> "subprocess.Comp
     return subprocess.run(shell, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_no_key_names_a_port_of_ours_so_none_can_be_in_use() -> None:
+def test_no_key_names_a_port_of_ours_but_the_gateways_so_no_other_can_be_in_use() -> None:
     """Every listener of a local run is a Unix socket or bound to port 0; `test_ray_session_isolation` reads them."""
-    assert [leaf.name for leaf in fields.leaves() if "port" in leaf.name.split(".")[-1].split("_")] == []
+    assert [leaf.name for leaf in fields.leaves() if "port" in leaf.name.split(".")[-1].split("_")] == ["gateway.port"]
+
+
+def test_a_port_of_the_gateway_that_is_taken_is_named_with_the_way_out(terminal: Terminal) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        done = terminal("up", "base.toml", "--gateway.enabled", "true", "--gateway.port", str(port))
+    assert done.code == 3, done.output
+    assert f"the gateway cannot listen on 127.0.0.1:{port}: Address already in use" in done.output
+    assert "set gateway.port to a free one, or to 0" in done.output
 
 
 def test_a_cluster_that_does_not_answer_is_named_at_once(terminal: Terminal) -> None:
