@@ -127,7 +127,7 @@ class LearnerCore:
 
     def train(self, plan: StepPlan, timer: StepTimer) -> dict[str, float]:
         """Collective. One optimizer step on this rank's share; metrics of the whole batch."""
-        shares, most = shares_of(plan, self._rank, self._config), self._config.learner.micro_batch_tokens
+        shares, most = shares_of(plan, self._group.data_rank, self._config), self._config.learner.micro_batch_tokens
         with timer.phase("read"):
             rows = [self._rows(plan, share) for share in shares]
         skip_zero = self._config.learner.algorithm.learns_from_advantages_alone
@@ -246,6 +246,7 @@ class LearnerCore:
             self._store_path,
             device=torch.device(learner.device),
             timeout_s=self._config.deadlines.step_s,
+            tensor_size=learner.tensor_parallel,
         )
 
     def _make_policy(self, model: PreTrainedModel) -> ShardedPolicy:

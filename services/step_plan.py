@@ -81,12 +81,12 @@ def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
 
 def num_shares(config: Config) -> int:
     """Parts that a batch is cut into, over all ranks."""
-    return config.learner.shares or config.learner.num_workers
+    return config.learner.shares or config.learner.data_ranks
 
 
 def shares_of(plan: StepPlan, rank: int, config: Config) -> list[Share]:
-    """The shares of `rank`, in their order."""
-    each = num_shares(config) // config.learner.num_workers
+    """The shares of `rank`, of `learner.data_ranks`, in their order."""
+    each = num_shares(config) // config.learner.data_ranks
     return [share_of(plan, number) for number in range(rank * each, (rank + 1) * each)]
 
 

@@ -101,7 +101,7 @@ class FsdpBackend:
                 self.policy.set_gradient_sync(number == len(packs))
                 loss, more = self._objective(self.policy.module, pack.to(self.group.device), total)
                 # FSDP averages gradients over ranks, and the denominators are global: undo the division.
-                (loss * self.group.world_size).backward()
+                (loss * self.group.data_size).backward()
                 sums = sums.plus(more)
         return Sums(self.group.sum(sums.added), self.group.max(sums.greatest))
 
@@ -112,11 +112,13 @@ class FsdpBackend:
 
     def _clip(self) -> float:
         over_ranks = self._sum_square if self.group.world_size > 1 else None
-        return clip_gradients(list(self.policy.shards.values()), self._config.max_grad_norm, over_ranks)
+        counted = self.policy.counted() if self.group.tensor_size > 1 else None
+        return clip_gradients(list(self.policy.shards.values()), self._config.max_grad_norm, over_ranks, counted)
 
     def _sum_square(self, square: torch.Tensor) -> torch.Tensor:
         """Over the ranks, which meet on the device, also when gradients lie elsewhere."""
-        return self.group.sum(square.to(self.group.device)).to(square.device)
+        square_here = square.to(self.group.device)
+        return self.group.sum_over_tensor(self.group.sum(square_here)).to(square.device)
 
     def _apply(self) -> float:
         """Step the optimizer; the rate that was used is returned."""

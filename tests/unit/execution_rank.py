@@ -51,12 +51,18 @@ def count_calls(policy: ShardedPolicy) -> list[None]:
 
 def run(policy: ShardedPolicy) -> dict[str, Any]:
     backend, calls = make_backend(policy), count_calls(policy)
-    metrics = train_on_two_shares(backend, 2)
-    graphs = [counters["stats"]["unique_graphs"]]
-    metrics += train_on_two_shares(backend, STEPS - 2)
-    graphs.append(counters["stats"]["unique_graphs"])
+    packs: list[None] = []
+    policy.module.register_forward_hook(lambda *_: packs.append(None))
+    metrics = train_on_two_shares(backend, STEPS)
+    graphs = counters["stats"]["unique_graphs"]
     names = [name for name, _ in backend.iter_hf_weights()]
-    facts = {"digest": backend.weight_digest(), "calls": len(calls), "names": names, "graphs": graphs}
+    facts = {
+        "digest": backend.weight_digest(),
+        "calls": len(calls),
+        "names": names,
+        "graphs": graphs,
+        "packs": len(packs),
+    }
     return {"metrics": metrics, **facts}
 
 

