@@ -138,14 +138,14 @@ class LearnerCore:
     def train(self, plan: StepPlan, timer: StepTimer) -> dict[str, float]:
         """Collective. One step on this rank's part of the batch; metrics of the whole batch."""
         learner = self._config.learner
-        shares = shares_of(plan, self._rank, self._config)
+        shares = shares_of(plan, self._group.data_rank, self._config)
         with timer.phase("read"):
             read = [[(self._rows(plan, share), share) for share in mini_batch] for mini_batch in shares]
         paid: dict[str, float] = {}
         if learner.algorithm.kl_in_reward:
             with timer.phase("forward_backward"):
                 plan, paid = pay_divergence(plan, list(chain(*read)), self._config, self._held, self._group)
-            judged = iter(chain(*shares_of(plan, self._rank, self._config)))
+            judged = iter(chain(*shares_of(plan, self._group.data_rank, self._config)))
             read = [[(rows, next(judged)) for rows, _ in mini_batch] for mini_batch in read]
         with timer.phase("pack"):
             packs = [[self._packs(plan.step, *part) for part in mini_batch] for mini_batch in read]
@@ -267,6 +267,7 @@ class LearnerCore:
             self._store_path,
             device=torch.device(learner.device),
             timeout_s=self._config.deadlines.step_s,
+            tensor_size=learner.tensor_parallel,
         )
 
     def _make_policy(self, model: PreTrainedModel) -> ShardedPolicy:

@@ -73,7 +73,10 @@ def replay_config(run: RunFolder, num_workers: int | None) -> Config:
     extend_import_path()
     config = load(run.config_path)
     model = msgspec.structs.replace(config.model, preset=None, path=str(start_folder(run.path, config)))
-    learner = msgspec.structs.replace(config.learner, num_workers=num_workers or config.learner.num_workers)
+    learner = config.learner
+    if num_workers and num_workers != learner.num_workers:
+        # What a layer is spread over is no part of what was trained.
+        learner = msgspec.structs.replace(learner, num_workers=num_workers, tensor_parallel=1)
     return msgspec.structs.replace(config, model=model, learner=learner)
 
 

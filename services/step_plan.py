@@ -115,12 +115,12 @@ def overlong_penalties(lease: Lease, config: Config) -> npt.NDArray[np.float64]:
 
 def num_shares(config: Config) -> int:
     """Parts that a mini-batch is cut into, over all ranks."""
-    return config.learner.shares or config.learner.num_workers
+    return config.learner.shares or config.learner.data_ranks
 
 
 def shares_of(plan: StepPlan, rank: int, config: Config) -> list[list[Share]]:
-    """Of each mini-batch the shares of `rank`, in their order."""
-    each = num_shares(config) // config.learner.num_workers
+    """Of each mini-batch the shares of `rank`, of `learner.data_ranks`, in their order."""
+    each = num_shares(config) // config.learner.data_ranks
     numbers, mini_batches = range(rank * each, (rank + 1) * each), range(len(plan.total_rows))
     return [[share_of(plan, mini_batch, number) for number in numbers] for mini_batch in mini_batches]
 

@@ -260,7 +260,10 @@ class LearnerConfig(Table, frozen=True):
     steps: Positive = 100
     """Batches of the whole run; each makes a version."""
     num_workers: Positive = 1
-    """FSDP2 ranks."""
+    """Ranks, each a process with a device of its own. FSDP2 shards the parameters over them."""
+    tensor_parallel: Positive = 1
+    """Ranks that each layer is spread over, a divisor of `num_workers`. They see the same rows, and wait for each other
+    four times in a layer."""
     shares: Positive | None = None
     """Parts that a batch is cut into whatever the number of ranks, a multiple of it; their gradients are added in
     order, so that with 2 one rank and two make equal weights (to the bit, if a rank's part of each parameter is a
@@ -292,3 +295,8 @@ class LearnerConfig(Table, frozen=True):
     filter: FilterConfig = field(default_factory=FilterConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that have rows of their own."""
+        return max(self.num_workers // self.tensor_parallel, 1)

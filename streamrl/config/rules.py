@@ -16,6 +16,7 @@ from streamrl.config.limits import INVARIANT_ROWS
 from streamrl.config.lora_rules import adapters_of_a_warm_model, adapters_without_rank, known_targets
 from streamrl.config.overlong_rules import OVERLONG_RULES
 from streamrl.config.problems import Problem
+from streamrl.config.rank_rules import RANK_RULES
 from streamrl.config.schema import Config
 from streamrl.config.server_rules import only_for_servers, server_arguments, server_endpoint, servers_share_batches
 from streamrl.config.suggest import nearest_value
@@ -130,33 +131,6 @@ def _warmup(config: Config) -> Iterator[Problem]:
         yield Problem(key="warmup.eval_every", what=what, given=given, involves=("warmup.max_steps",))
 
 
-def _ranks_have_rows(config: Config) -> Iterator[Problem]:
-    ranks, rows = config.learner.num_workers, config.rollouts_per_step
-    if ranks > rows:
-        what = f"more ranks than the {rows} rollouts of a step (groups_per_step x group_size)"
-        involves = ("learner.groups_per_step", "rollout.group_size")
-        yield Problem(key="learner.num_workers", what=what, given=str(ranks), involves=involves)
-
-
-def _shares_fit_the_ranks(config: Config) -> Iterator[Problem]:
-    shares, ranks, rows = config.learner.shares, config.learner.num_workers, config.rollouts_per_step
-    if shares is None:
-        return
-    if shares % ranks:
-        what = f"each of the {ranks} ranks takes as many shares; set a multiple of learner.num_workers"
-        yield Problem(key="learner.shares", what=what, given=str(shares), involves=("learner.num_workers",))
-    if shares > rows:
-        what = f"more shares than the {rows} rollouts of a step (groups_per_step x group_size)"
-        involves = ("learner.groups_per_step", "rollout.group_size")
-        yield Problem(key="learner.shares", what=what, given=str(shares), involves=involves)
-
-
-def _offload_from_a_gpu(config: Config) -> Iterator[Problem]:
-    if config.learner.execution.offload and config.learner.device == "cpu":
-        what = 'parameters lie in the CPU\'s memory already; set learner.device = "cuda", or leave this key out'
-        yield Problem(key="learner.execution.offload", what=what, given="true", involves=("learner.device",))
-
-
 def _scripted_faults(config: Config) -> Iterator[Problem]:
     scripted = config.rollout.scripted
     if scripted.error_rate + scripted.nan_rate > 1.0:
@@ -223,9 +197,7 @@ RULES: tuple[Rule, ...] = (
     *FILTER_RULES,
     *OVERLONG_RULES,
     _warmup,
-    _ranks_have_rows,
-    _shares_fit_the_ranks,
-    _offload_from_a_gpu,
+    *RANK_RULES,
     _scripted_faults,
     _reward_child,
     _ray_address,

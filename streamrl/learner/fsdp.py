@@ -156,7 +156,7 @@ class FsdpBackend:
                 self.policy.set_gradient_sync(number == len(packs))
                 loss, more = self._objective(self.policy.module, pack.to(self.group.device), total)
                 # FSDP averages gradients over ranks, and the denominators are global: undo the division.
-                (loss * self.group.world_size).backward()
+                (loss * self.group.data_size).backward()
                 parts.append(more)
         sums = reduce(lambda one, other: one.plus(other), parts)
         return type(sums)(self.group.sum(sums.added), self.group.max(sums.greatest))
@@ -167,11 +167,13 @@ class FsdpBackend:
 
     def _clip(self) -> float:
         over_ranks = self._sum_square if self.group.world_size > 1 else None
-        return clip_gradients(list(self.policy.shards.values()), self._config.max_grad_norm, over_ranks)
+        counted = self.policy.counted() if self.group.tensor_size > 1 else None
+        return clip_gradients(list(self.policy.shards.values()), self._config.max_grad_norm, over_ranks, counted)
 
     def _sum_square(self, square: torch.Tensor) -> torch.Tensor:
         """Over the ranks, which meet on the device, also when gradients lie elsewhere."""
-        return self.group.sum(square.to(self.group.device)).to(square.device)
+        square_here = square.to(self.group.device)
+        return self.group.sum_over_tensor(self.group.sum(square_here)).to(square.device)
 
     @torch.no_grad()
     def logprobs(self, packs: Sequence[PackedBatch]) -> list[torch.Tensor]:

@@ -34,15 +34,20 @@ def clip_gradients(
     params: Sequence[torch.Tensor],
     max_norm: float,
     sum_over_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    counted: Sequence[float] | None = None,
 ) -> float:
     """Scale all gradients so that their global L2 norm is at most `max_norm`; the norm before is returned.
 
-    `sum_over_ranks` adds a scalar over the ranks when `params` are shards. A norm that is not finite scales
+    `sum_over_ranks` adds a scalar over the ranks when `params` are shards; `counted` says how much of each this rank
+    answers for, where several have it (1 for all when absent). A norm that is not finite scales
     nothing: the caller looks at it before it steps.
     """
     # In float64: rounded at the end, the norm of shards is that of whole tensors.
     norms = torch.stack([torch.linalg.vector_norm(p.grad, dtype=torch.float64) for p in params if p.grad is not None])
-    square = norms.square().sum()
+    square = norms.square()
+    if counted is not None:
+        square = square * torch.tensor(counted, dtype=torch.float64, device=square.device)
+    square = square.sum()
     norm = (square if sum_over_ranks is None else sum_over_ranks(square)).sqrt().float()
     value = norm.item()
     if value > max_norm and value != float("inf"):

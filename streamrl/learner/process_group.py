@@ -22,18 +22,36 @@ LOOPBACK = "lo"
 @dataclass(frozen=True, slots=True)
 class LearnerGroup:
     """The ranks as one of them sees them. Every method but `close` is a collective: all ranks call it, in
-    order. `beside` are the same ranks again, for collectives of another thread."""
+    order. `mesh` has the dimension `data`, over which rows and parameters are split, and behind it `tensor` where a
+    layer is spread over `tensor_size` ranks, which see the same rows. `beside` is the same again, for collectives of
+    another thread."""
 
     rank: int
     world_size: int
     device: torch.device
     mesh: DeviceMesh
     beside: DeviceMesh
+    tensor_size: int = 1
+
+    @property
+    def data_rank(self) -> int:
+        """Whose rows this rank has, of `data_size`."""
+        return self.rank // self.tensor_size
+
+    @property
+    def data_size(self) -> int:
+        return self.world_size // self.tensor_size
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks, in place and returned."""
-        if self.world_size > 1:
-            dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
+        """The sum over ranks that have different rows, in place and returned."""
+        if self.data_size > 1:
+            dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=self.mesh["data"].get_group())
+        return tensor
+
+    def sum_over_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks that have the same rows, in place and returned."""
+        if self.tensor_size > 1:
+            dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=self.mesh["tensor"].get_group())
         return tensor
 
     def max(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -75,32 +93,44 @@ def open_group(
     device: torch.device,
     interface: str | None = LOOPBACK,
     timeout_s: float = 120.0,
+    tensor_size: int = 1,
 ) -> LearnerGroup:
     """Join the group of `world_size` ranks that meet at the file `store_path` (one file for one group, once).
 
     Gloo on CPU, NCCL on CUDA. interface: the network interface gloo binds; None lets it choose (ranks on
-    several machines). Raises ComponentError when the others do not come within `timeout_s`, or a group is
-    open already.
+    several machines). tensor_size: ranks that a layer is spread over, a divisor of `world_size`. Raises ComponentError
+    when the others do not come within `timeout_s`, or a group is open already.
     """
     if dist.is_initialized():
         raise ComponentError("this process is in a process group already; close it before another is opened")
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
+    limit = timedelta(seconds=timeout_s)
     try:
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=dist.FileStore(str(store_path), world_size),
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=limit,
         )
     except (RuntimeError, ValueError) as error:
         raise ComponentError(
             f"learner rank {rank} of {world_size} could not join its group at {store_path} within "
             f"{timeout_s:g} s: {error}"
         ) from error
-    mesh = init_device_mesh(device.type, (world_size,))
+    if tensor_size > 1:
+        mesh, beside = (_plane(device, world_size // tensor_size, tensor_size, limit) for _ in range(2))
+        return LearnerGroup(rank, world_size, device, mesh, beside, tensor_size)
+    mesh = init_device_mesh(device.type, (world_size,), mesh_dim_names=("data",))
     # A mesh over all ranks would be the first group again.
-    second = dist.new_group(timeout=timedelta(seconds=timeout_s)) if world_size > 1 else None
-    beside = mesh if second is None else DeviceMesh.from_group(second, device.type)
+    second = dist.new_group(timeout=limit) if world_size > 1 else None
+    beside = mesh if second is None else DeviceMesh.from_group(second, device.type, mesh_dim_names=("data",))
     return LearnerGroup(rank, world_size, device, mesh, beside)
+
+
+def _plane(device: torch.device, data_size: int, tensor_size: int, timeout: timedelta) -> DeviceMesh:
+    """With groups of its own."""
+    ranks = torch.arange(data_size * tensor_size).reshape(data_size, tensor_size)
+    groups = [dist.new_subgroups_by_enumeration(each.tolist(), timeout=timeout)[0] for each in (ranks.T, ranks)]
+    return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=("data", "tensor"))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from streamrl.config.learner_tables import ExecutionConfig
@@ -23,6 +23,7 @@ from streamrl.learner.execution import offload_policy, prepare
 from streamrl.learner.finite import require_finite_weight
 from streamrl.learner.policy import PREFIX, PolicyModel
 from streamrl.learner.process_group import LearnerGroup
+from streamrl.learner.tensor_parallel import OF_HEADS, is_spread, part, require_divisible, spread, whole_of
 
 TensorByName = Callable[[str], torch.Tensor]
 
@@ -60,11 +61,15 @@ class ShardedPolicy:
             param_dtype=None if dtype == torch.float32 else dtype,
             reduce_dtype=None if dtype == torch.float32 else torch.float32,
         )
-        offload = offload_policy(execution, group.device)
+        if group.tensor_size > 1:
+            require_divisible(model.config.get_text_config(), group.tensor_size, group.data_size)
+        offload, over = offload_policy(execution, group.device), group.mesh["data"]
         for layer in layers:
+            if group.tensor_size > 1:
+                spread(layer, group.mesh["tensor"])
             prepare(layer, execution, group.device)
-            fully_shard(layer, mesh=group.mesh, mp_policy=precision, offload_policy=offload)
-        fully_shard(policy, mesh=group.mesh, mp_policy=precision, offload_policy=offload)
+            fully_shard(layer, mesh=over, mp_policy=precision, offload_policy=offload)
+        fully_shard(policy, mesh=over, mp_policy=precision, offload_policy=offload)
         self.module = policy
         self._copies: dict[str, torch.Tensor] = {}
         named = {self._name(name.removeprefix(PREFIX)): param for name, param in policy.named_parameters()}
@@ -104,6 +109,12 @@ class ShardedPolicy:
             if param.grad is None:
                 raise ConfigError(f"parameter {name} got no gradient: the model has a part that the loss does not use")
             self.shards[name].grad = param.grad.to_local()
+            if name.endswith(OF_HEADS):
+                self.group.sum_over_tensor(self.shards[name].grad)
+
+    def counted(self) -> list[float]:
+        """Of each shard, the share that this rank answers for in a sum over all ranks."""
+        return [1.0 if is_spread(param) else 1.0 / self.group.tensor_size for param in self._params.values()]
 
     def clear_gradients(self) -> None:
         for name, param in self._params.items():
@@ -120,6 +131,9 @@ class ShardedPolicy:
             return shard.detach()
         # The ranks meet on the device, wherever their shards lie.
         shard = shard.detach().to(self.group.device)
+        if is_spread(like):
+            return whole_of(shard, like, mesh)
+        mesh = mesh["data"]
         return DTensor.from_local(shard, mesh, like.placements, shape=like.shape, stride=like.stride()).full_tensor()
 
     def snapshot(self) -> dict[str, torch.Tensor]:
@@ -157,8 +171,7 @@ class ShardedPolicy:
         if whole.shape != like.shape:
             raise DataError(f"weight {name}: the shape is {tuple(whole.shape)}, expected {tuple(like.shape)}")
         whole = whole.to(device=self.group.device, dtype=torch.float32)
-        shard = distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
-        return shard.to(like.to_local().device, copy=True)
+        return part(whole, like).to(like.to_local().device, copy=True)
 
     def load_weights(self, tensor: TensorByName) -> None:
         """Copy every weight in; `tensor(name)` gives the whole one. All shapes are looked at before the first

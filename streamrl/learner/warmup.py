@@ -84,7 +84,7 @@ class Warmup:
         self._evaluate = evaluate
         self._seed = seed
         self._micro_batch_tokens = micro_batch_tokens
-        self._num_shares = shares or policy.group.world_size
+        self._num_shares = shares or policy.group.data_size
         self._demonstrations = _Demonstrations(task, tokenizer)
         optimizer = OptimizerConfig(lr=config.lr, warmup_steps=0, decay="linear", min_lr_ratio=config.min_lr_ratio)
         self._backend = FsdpBackend(policy, nll_loss, optimizer, config.max_steps)
@@ -107,8 +107,8 @@ class Warmup:
     def _step(self, items: LongArray) -> float:
         rows = self._demonstrations.rows(items)
         shares = split_rows(rows.lengths(), rows.group, self._num_shares, self._hidden_size)
-        each = self._num_shares // self._group.world_size
-        mine = [select_rows(rows, share) for share in shares[self._group.rank * each : (self._group.rank + 1) * each]]
+        each, rank = self._num_shares // self._group.data_size, self._group.data_rank
+        mine = [select_rows(rows, share) for share in shares[rank * each : (rank + 1) * each]]
         packs = [pack(part, np.zeros(part.num_rows), self._micro_batch_tokens) for part in mine]
         return self._backend.step_batch([MiniBatch(packs, count_targets(rows))])["loss/policy"]
 

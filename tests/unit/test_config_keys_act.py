@@ -27,6 +27,7 @@ from services.parts import placement
 from services.queue import queue_settings
 from services.ray_session import local_options
 from services.segments import fetch_plan
+from services.step_plan import num_shares
 from services.ways import Home, make_sender, make_transport
 from streamrl.config import Config
 from streamrl.config.machine import Machine
@@ -250,6 +251,10 @@ def device_of(config: Config, folder: Path) -> str:
         return type(error).__name__
 
 
+def shares_of_a_step(config: Config, folder: Path) -> int:
+    return num_shares(config)
+
+
 def held_by(config: Config, folder: Path) -> str:
     """What FSDP2 is told of where parameters lie that a GPU computes with."""
     return type(offload_policy(config.learner.execution, torch.device("cuda"))).__name__
@@ -338,6 +343,7 @@ KEYS: dict[str, Key] = {
     "reward.max_failed": Key(parts.too_many_failures, 0.1, 0.5),
     "learner.steps": Key(parts.taken_groups, 1, 2),
     "learner.num_workers": Key(parts.started_parts, 1, 2),
+    "learner.tensor_parallel": Key(shares_of_a_step, 1, 2, {"learner.num_workers": 2}),
     "learner.shares": Key(learner.learn, None, 2),
     "learner.mini_batches": Key(learner.learn, 1, 2, PPO),
     "learner.ppo_epochs": Key(learner.learn, 1, 2, PPO),
