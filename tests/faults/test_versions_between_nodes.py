@@ -119,11 +119,13 @@ def assert_the_ledger_is_told(steps: list[dict[str, Any]]) -> None:
     assert all(step["weights/transfer_s"] > 0 for step in told)
 
 
+@pytest.mark.parametrize("way", ["object_store", "collective", "disk"])
 def test_nodes_take_the_base_of_adapters_once_for_each_learner_and_then_adapters_only(
-    tmp_path: Path, cluster: RayCluster, streamrl_path: Path
+    way: str, tmp_path: Path, cluster: RayCluster, streamrl_path: Path
 ) -> None:
     adapters = ("--learner.lora.rank", "2", "--weights.delta", "false", "--checkpoint.every", "2")
-    with live_run(tmp_path, streamrl_path, "adapted", "--ray.address", cluster.address, *OPTIONS, *adapters) as run:
+    options = ("--ray.address", cluster.address, *OPTIONS, "--weights.between_nodes", way, *ways(tmp_path)[way])
+    with live_run(tmp_path, streamrl_path, f"adapted-{way}", *options, *adapters) as run:
         run.until_step(STEPS_BEFORE)
         cluster.add_node()
         taken = taken_when(run, streamrl_path, lambda now: all(one["anchors"] > 5 for one in now.values()))
@@ -137,6 +139,7 @@ def test_nodes_take_the_base_of_adapters_once_for_each_learner_and_then_adapters
     assert [bases_in(one, run) for one in taken.values()] == [1, 1]
     assert [bases_in(one, run) for one in again.values()] == [2, 2]
     assert [one["failed_ways"] for one in again.values()] == [0, 0], again
+    assert not list((tmp_path / "shared").iterdir())
     assert not list(SHARED_MEMORY.glob(f"{RunFolder.open(run.folder).shared_memory_prefix}*"))
 
 
