@@ -22,6 +22,6 @@ def test_a_model_learns_to_add_on_a_server_as_it_does_on_the_torch_engine(engine
     lines = map(json.loads, (done.folder / "metrics.jsonl").read_text().splitlines())
     scores = [line["eval/score"] for line in lines if "eval/score" in line]
     print(f"{engine}: {summary['eval_before']} -> {scores}, {summary['steps']} steps, {summary['wall_s']:.0f} s")
-    assert summary["eval_before"] <= 0.5
+    assert summary["eval_before"] <= 0.6
     assert max(scores) >= 0.9
     assert summary["discards"] == 0
