@@ -18,6 +18,7 @@ import torch
 from report import Report
 
 from streamrl.config import load
+from streamrl.config.load import load_args
 from streamrl.engines.torch.engine import TorchEngine
 from streamrl.evaluation import Evaluator, held_out_prompts, mean_score
 from streamrl.models.load import load_model
@@ -32,6 +33,8 @@ CONFIG = ROOT / "configs/quickstart.toml"
 TRL_PYTHON = ROOT / ".venvs/trl/bin/python"
 STREAMRL = Path(sys.executable).with_name("streamrl")
 RATE = 3e-4
+SETTINGS = ("--rollout.group_size", "8", "--learner.groups_per_step", "64", "--rollout.sampling.temperature", "1.0")
+"""Of both sides; `peers/trl_grpo.py` has the same."""
 
 
 def main() -> int:
@@ -85,7 +88,7 @@ def warm_model(out: Path) -> Path:
 
 def write_prompts(path: Path, steps: int) -> Path:
     """The prompts of the run in its data order, as TRL's data set."""
-    config = load(CONFIG)
+    config = load_args(CONFIG, SETTINGS)
     task = resolve_task(config.task.name, config.task.held_out)
     order = PromptOrder(task.num_train, config.seed)
     prompts = [task.train(order.at(n)[1]) for n in range(steps * config.learner.groups_per_step)]
@@ -105,7 +108,8 @@ def run_streamrl(out: Path, warm: Path, steps: int, number: int) -> dict:
 
 
 def up(out: Path, name: str, *overrides: str) -> None:
-    subprocess.run([STREAMRL, "up", CONFIG, "--name", name, *overrides], cwd=out, check=True, stdout=subprocess.DEVNULL)
+    command = [STREAMRL, "up", CONFIG, "--name", name, *SETTINGS, *overrides]
+    subprocess.run(command, cwd=out, check=True, stdout=subprocess.DEVNULL)
 
 
 def run_trl(out: Path, warm: Path, prompts: Path, steps: int) -> dict:
