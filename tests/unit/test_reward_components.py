@@ -16,6 +16,8 @@ from buffers.columns import map_columns
 from buffers.index import ReplayIndex
 from buffers.rows import scores_batch
 from services.learner import _zero_variance_share
+from services.look_queue import _settings as books_settings
+from services.queue import queue_settings as queue_settings_of
 from services.step_plan import make_plan
 from streamrl.algorithms.gdpo import gdpo
 from streamrl.clock import VirtualClock
@@ -24,6 +26,7 @@ from streamrl.config.learner_tables import AlgorithmConfig, FilterConfig, Learne
 from streamrl.dynamic_sampling import reason_to_filter
 from streamrl.errors import DataError, RunFolderError
 from streamrl.rewards.base import component_columns, to_score, with_components
+from streamrl.tasks.resolve import resolve_task
 from streamrl.types import Score, Version
 
 NAMES = ("correct", "format")
@@ -134,6 +137,13 @@ def test_verdicts_without_all_components_are_refused_whole(components: np.ndarra
     with pytest.raises(DataError, match=message):
         index.score(scored(both(0)), np.ones(2, bool), np.ones(2), components)
     assert index.counts().rows_scored == 0
+
+
+def test_the_queue_of_a_run_is_told_the_names_and_so_is_who_reads_its_books() -> None:
+    task = resolve_task("arithmetic", 0.1)
+    for settings in (queue_settings_of(gdpo_config(), task, 7), books_settings(gdpo_config())):
+        assert settings.components == NAMES
+    assert queue_settings_of(Config(), task, 7).components == ()
 
 
 # ---- what has no variance
