@@ -3,7 +3,9 @@
 The task: after a prompt of one digit, sample its successor, four times. A policy of two layers samples under its own
 weights, is scored by the share of right tokens, and takes optimizer steps on what it sampled: two on each batch, so
 that the second is off policy and ratios, clips and weights have work to do. The figure is the mean reward of the last
-steps less that of the first ones. `opd` has a teacher, which `grpo` with `ppo` made before.
+steps less that of the first ones. `opd` has a teacher, which `grpo` with `ppo` made before. Under `gdpo` each of the
+four tokens is a component; under `remax` the last rollout of each prompt is greedy, and in no figure. `gae` is left
+out: there is no critic here.
 
     make bench-algorithms                  the whole table, some minutes
     make bench-algorithms ARGS=--quick     one loss for each advantage, one advantage for each loss
@@ -12,7 +14,7 @@ steps less that of the first ones. `opd` has a teacher, which `grpo` with `ppo` 
 import argparse
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +22,12 @@ import torch
 from report import Report
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from streamrl.algorithms.advantages import ADVANTAGES, advantage_of
 from streamrl.algorithms.aggregation import Denominators
-from streamrl.algorithms.batch_advantages import BATCH_ADVANTAGES
+from streamrl.algorithms.judging import JudgedRows, advantages_of, baseline_rows
 from streamrl.algorithms.losses import LOSSES, ROW_LOSSES, TEACHER_LOSSES
-from streamrl.config.learner_tables import AlgorithmConfig, OptimizerConfig
+from streamrl.config import Config, fields
+from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig, OptimizerConfig
+from streamrl.config.schema import RolloutConfig
 from streamrl.learner.objectives import Reference, policy_loss
 from streamrl.learner.optimizer import clip_gradients, make_optimizer
 from streamrl.learner.packing import PackedBatch, pack
@@ -75,6 +78,7 @@ def settings(advantage: str, loss: str) -> AlgorithmConfig:
     ratio = loss not in ("reinforce", *TEACHER_LOSSES)
     return AlgorithmConfig(
         advantage=advantage,
+        components=dict.fromkeys("1234", 1.0) if advantage == "gdpo" else None,
         loss=loss,
         proximal="rollout" if ratio else "recompute",
         correction="none" if ratio else "tis",
@@ -93,7 +97,6 @@ def prompts(generator: torch.Generator) -> LongArray:
 def rows_of(token_NT: LongArray, logprob_NT: npt.NDArray[np.float64], prompt_N: LongArray) -> RolloutRows:
     """Rows of one prompt token and four sampled ones; the reward is the share of them that is right."""
     count = len(prompt_N)
-    right_NT = token_NT == (prompt_N[:, None] + 1) % DIGITS
     return RolloutRows(
         offsets=np.arange(count + 1) * (ANSWER + 1),
         token_ids=np.concatenate([prompt_N[:, None], token_NT], 1).reshape(-1).astype(np.int32),
@@ -102,20 +105,28 @@ def rows_of(token_NT: LongArray, logprob_NT: npt.NDArray[np.float64], prompt_N: 
         token_steps=np.zeros(count * (ANSWER + 1), np.int64),
         group=np.arange(count) // GROUP_SIZE,
         sample_index=np.arange(count) % GROUP_SIZE,
-        rewards=right_NT.mean(1),
+        rewards=right_tokens(token_NT, prompt_N).mean(1),
         valid=np.ones(count, np.bool_),
     )
 
 
+def right_tokens(token_NT: LongArray, prompt_N: LongArray) -> npt.NDArray[np.float64]:
+    """float64 [N, 4], 1 where the token is the successor."""
+    return (token_NT == (prompt_N[:, None] + 1) % DIGITS).astype(np.float64)
+
+
 @torch.no_grad()
-def sample(policy: PolicyModel, prompt_N: LongArray, generator: torch.Generator) -> RolloutRows:
-    """Four tokens for each prompt, one after the other."""
+def sample(
+    policy: PolicyModel, prompt_N: LongArray, greedy_N: npt.NDArray[np.bool_], generator: torch.Generator
+) -> RolloutRows:
+    """Four tokens for each prompt, one after the other. greedy_N: bool [N], rows that take the likeliest."""
     count = len(prompt_N)
     tokens, logprobs = np.zeros((count, ANSWER), np.int64), np.zeros((count, ANSWER))
     for place in range(ANSWER):
         (packed, _), everyone = batch(rows_of(tokens, logprobs, prompt_N), np.ones(count)), torch.arange(count)
         chances_NV = distributions(policy, packed).reshape(count, ANSWER, DIGITS)[:, place]
         drawn = torch.multinomial(chances_NV.exp(), 1, generator=generator)[:, 0]
+        drawn = torch.where(torch.from_numpy(greedy_N), chances_NV.argmax(1), drawn)
         tokens[:, place], logprobs[:, place] = drawn.numpy(), chances_NV[everyone, drawn].numpy()
     return rows_of(tokens, logprobs, prompt_N)
 
@@ -142,12 +153,14 @@ def train(algorithm: AlgorithmConfig, seed: int, teacher: Reference | None = Non
     """A run of one algorithm: a batch is sampled, and two steps are made of it."""
     policy, generator = make_policy(seed), torch.Generator().manual_seed(seed)
     optimizer = make_optimizer(policy.parameters(), OptimizerConfig(lr=5e-3, warmup_steps=0))
+    config = Config(rollout=RolloutConfig(group_size=GROUP_SIZE), learner=LearnerConfig(algorithm=algorithm))
+    greedy = baseline_rows(np.tile(np.arange(GROUP_SIZE), PROMPTS), config)
     rewards = []
     for _ in range(STEPS):
-        rows = sample(policy, prompts(generator), generator)
-        rewards.append(float(rows.rewards.mean()))
-        lengths = np.full(rows.num_rows, ANSWER)
-        advantages = advantage_of(algorithm.advantage, rows.rewards, rows.valid, rows.group, lengths)
+        rows = sample(policy, prompts(generator), greedy, generator)
+        rewards.append(float(rows.rewards[~greedy].mean()))
+        advantages = advantages_of(judged(rows), config)
+        rows = replace(rows, valid=~greedy)
         for _ in range(2):
             loss, _ = policy_loss(policy, *batch(rows, advantages), algorithm, 1.0, teacher)
             loss.backward()
@@ -157,9 +170,18 @@ def train(algorithm: AlgorithmConfig, seed: int, teacher: Reference | None = Non
     return Run(rewards, policy)
 
 
+def judged(rows: RolloutRows) -> JudgedRows:
+    """What the estimators look at: of each row the share of right tokens, and each token by itself."""
+    token_NT = rows.token_ids.reshape(rows.num_rows, ANSWER + 1)
+    components = right_tokens(token_NT[:, 1:].astype(np.int64), token_NT[:, 0].astype(np.int64))
+    lengths = np.full(rows.num_rows, ANSWER)
+    return JudgedRows(rows.rewards, rows.valid, rows.group, rows.sample_index, lengths, components)
+
+
 def pairs(quick: bool) -> Iterator[tuple[str, str]]:
     """Advantage and loss of each run; a loss that has no use for advantages runs once."""
-    advantages, losses = sorted({**ADVANTAGES, **BATCH_ADVANTAGES}), sorted(set(LOSSES) - TEACHER_LOSSES)
+    (named,) = (leaf.type for leaf in fields.leaves() if leaf.name == "learner.algorithm.advantage")
+    advantages, losses = sorted({*fields.literals(named)} - {"gae"}), sorted(set(LOSSES) - TEACHER_LOSSES)
     for advantage in advantages:
         for loss in losses:
             if not quick or advantage == "grpo" or loss == "ppo":

@@ -1,10 +1,12 @@
 """Views of Arrow columns as numpy arrays, without a copy and whatever slice of a buffer a column is."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streamrl.types import IntArray, LongArray
 
@@ -29,6 +31,20 @@ def flat(column: pa.ListArray) -> pa.Array:
     offsets = column.offsets
     start = offsets[0].as_py()
     return column.values.slice(start, offsets[-1].as_py() - start)
+
+
+def map_columns(column: pa.MapArray, names: Sequence[str]) -> npt.NDArray[np.float64]:
+    """float64 [N, C]: the values under each of `names` in a column of maps from texts to numbers; NaN where a map has
+    no such name, or is null."""
+    columns = np.full((len(column), len(names)), np.nan)
+    if not names or not len(column):
+        return columns
+    entries, row = flat(column), np.repeat(np.arange(len(column)), np.diff(list_offsets(column)))
+    keys, values = entries.field(0), entries.field(1).to_numpy(zero_copy_only=False)
+    for place, name in enumerate(names):
+        found = pc.equal(keys, name).to_numpy(zero_copy_only=False)
+        columns[row[found], place] = values[found]
+    return columns
 
 
 def text_bytes(column: pa.StringArray) -> tuple[npt.NDArray[np.uint8], IntArray]:

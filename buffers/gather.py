@@ -92,7 +92,8 @@ def scoring_rows(batch: pa.RecordBatch, rows: npt.NDArray[np.integer] | None = N
 
 
 def score_columns(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
-    """(valid bool [N], reward float64 [N]) of a batch of scores; the reward of a failed score is NaN."""
+    """(valid bool [N], reward float64 [N]) of a batch of scores; the reward of a failed score is NaN. Its components
+    are `columns.map_columns` of the column of that name."""
     rewards = batch.column("reward").to_numpy(zero_copy_only=False).astype(np.float64)
     status = np.asarray(batch.column("status").to_pylist(), dtype=object)
     valid = np.asarray(status == ScoreStatus.OK.value, np.bool_)

@@ -27,8 +27,9 @@ class GroupState(StrEnum):
 
 
 class Row(msgspec.Struct, eq=False):
-    """One accepted row. truncated: it was cut off for its length. reward counts only where valid; valid only once
-    scored. bundle: the scoring board's; None where nobody is to score it."""
+    """One accepted row. truncated: it was cut off for its length. reward and components (in the order of
+    `QueueSettings.components`) count only where valid; valid only once scored. bundle: the scoring board's; None where
+    nobody is to score it."""
 
     frame: FrameRef
     row: int
@@ -41,6 +42,7 @@ class Row(msgspec.Struct, eq=False):
     valid: bool = False
     reward: float = float("nan")
     bundle: "Bundle | None" = None
+    components: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)

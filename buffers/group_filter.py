@@ -43,7 +43,8 @@ class GroupFilter:
         if self._settings.mask_truncated and all(row.truncated for row in valid):
             reason = TRUNCATED
         else:
-            reason = reason_to_filter([row.reward for row in valid], self._settings.filter)
+            components = [row.components for row in valid] if self._settings.components else None
+            reason = reason_to_filter([row.reward for row in valid], self._settings.filter, components)
         self._in_a_row = self._in_a_row + 1 if reason else 0
         self._last_reason = reason
         return reason

@@ -65,6 +65,11 @@ class ReplayIndex:
         return self._steps.next_step
 
     @property
+    def components(self) -> tuple[str, ...]:
+        """Names of what a valid score has a number for beside its reward."""
+        return self._settings.components
+
+    @property
     def checkpoint_wanted(self) -> bool:
         """Whether trained rows, which only a checkpoint lets go, leave too little room for the next step."""
         step_bytes = self._settings.groups_per_step * self._running.group_bytes
@@ -129,13 +134,19 @@ class ReplayIndex:
         """Take back what a lost scorer had; returns how many rows."""
         return self._running.board.give_back(scorer)
 
-    def score(self, rows: Records, valid: npt.NDArray[np.bool_], reward: npt.NDArray[np.float64]) -> Records:
-        """Take verdicts (type SCORED); returns those that are new.
+    def score(
+        self,
+        rows: Records,
+        valid: npt.NDArray[np.bool_],
+        reward: npt.NDArray[np.float64],
+        components: npt.NDArray[np.float64] | None = None,
+    ) -> Records:
+        """Take verdicts (type SCORED); returns those that are new. components: as in `ScoredRows`.
 
         Raises:
-            DataError: a valid score that is not finite; nothing is taken then.
+            DataError: a valid score that is not finite, or lacks a component; nothing is taken then.
         """
-        kept = self._running.score(rows, valid, reward)
+        kept = self._running.score(rows, valid, reward, components)
         self._settle()
         return kept
 

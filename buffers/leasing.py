@@ -4,13 +4,14 @@ from collections.abc import Collection, Sequence
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 
 from buffers.group import Group, Row
 from buffers.records import Lease
 from streamrl.types import FrameRef, IntArray
 
 
-def build_lease(step: int, groups: Collection[Group]) -> Lease:
+def build_lease(step: int, groups: Collection[Group], num_components: int = 0) -> Lease:
     """All rows of the groups, sorted by (group number, sample index, branch), however they arrived."""
     ordered = sorted(groups, key=lambda group: group.number)
     keys = [sorted(group.rows) for group in ordered]
@@ -27,12 +28,20 @@ def build_lease(step: int, groups: Collection[Group]) -> Lease:
         sample_index=sample_index.copy(),
         branch=branch.astype(np.int32),
         rewards=np.array([row.reward for row in rows], np.float64),
+        components=_components(rows, num_components),
         valid=np.array([row.valid for row in rows], np.bool_),
         num_tokens=np.array([row.prompt_tokens for row in rows], np.int64) + sampled_tokens,
         sampled_tokens=sampled_tokens,
         truncated=np.array([row.truncated for row in rows], np.bool_),
         oldest_step=np.array([row.oldest_step for row in rows], np.int64),
     )
+
+
+def _components(rows: Sequence[Row], count: int) -> npt.NDArray[np.float64]:
+    """float64 [N, C]; NaN where the score failed."""
+    failed = (np.nan,) * count
+    values = [row.components if row.valid else failed for row in rows] if count else []
+    return np.array(values, np.float64).reshape(len(rows), count)
 
 
 def _frames_of(rows: Sequence[Row]) -> tuple[list[FrameRef], IntArray]:

@@ -233,7 +233,7 @@ class ReplayQueue:
         """Take the verdicts of a durable frame of scores; returns when that is durable.
 
         Raises:
-            FencedError: this scorer was replaced. DataError: a valid score that is not finite.
+            FencedError: this scorer was replaced. DataError: a valid score that is not finite, or lacks a component.
         """
         self._open_for(scorer, writer_epoch)
         if len(rows.number) != frame.num_rows:
@@ -241,7 +241,7 @@ class ReplayQueue:
         if self._fence.seen(scorer, sequence):
             await self._journal.settled()
             return
-        kept = self._index.score(rows.packed(), rows.valid, rows.reward)
+        kept = self._index.score(rows.packed(), rows.valid, rows.reward, rows.components)
         self._fence.mark(scorer, sequence)
         if len(kept):
             self._journal.write(Scored(scorer, frame, kept.tobytes()))

@@ -91,9 +91,10 @@ class AcceptedRows:
 
 @dataclass(frozen=True, slots=True)
 class ScoredRows:
-    """The verdicts of one scores frame, in the order of the frame. reward counts only where valid.
+    """The verdicts of one scores frame, in the order of the frame. reward and components count only where valid.
 
-    The first four columns are those of the `UnscoredFrame`s that were scored, one after the other.
+    The first four columns are those of the `UnscoredFrame`s that were scored, one after the other. components: float64
+    [N, C], a column for each name of `QueueSettings.components`; None where there are none.
     """
 
     number: LongArray
@@ -102,6 +103,7 @@ class ScoredRows:
     attempt: IntArray
     valid: npt.NDArray[np.bool_]
     reward: npt.NDArray[np.float64]
+    components: npt.NDArray[np.float64] | None = None
 
     def packed(self) -> Records:
         """The names as a structured array of the type SCORED, numbered by their place in the frame.
@@ -132,7 +134,8 @@ class Lease:
     """The batch of one step, sorted by (group, sample_index, branch).
 
     step: the step the learner holds; training on this lease makes step + 1. Row i is row `row[i]` of
-    `frames[frame_index[i]]`. rewards is NaN where not valid. num_tokens: prompt and completion together.
+    `frames[frame_index[i]]`. rewards is NaN where not valid; so is components, float64 [N, C], a column for each name
+    of `QueueSettings.components`. num_tokens: prompt and completion together.
     truncated: it was cut off for its length. oldest_step: lowest step that sampled into the row, -1 for none. waited_s:
     seconds the learner waited for it.
     """
@@ -145,6 +148,7 @@ class Lease:
     sample_index: LongArray
     branch: IntArray
     rewards: npt.NDArray[np.float64]
+    components: npt.NDArray[np.float64]
     valid: npt.NDArray[np.bool_]
     num_tokens: LongArray
     sampled_tokens: LongArray
@@ -199,7 +203,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a queue is told once. `fingerprint` and `seed` name the data and its order; a ledger of another is
     refused. rollout_bytes: the most that one rollout takes when it is alone in its frame. journalled: whether a group
     that is issued again may go on from tokens of the version that it was first issued under. mask_truncated: rows that
-    were cut off are not trained."""
+    were cut off are not trained. components: names of what a valid score has a number for beside its reward."""
 
     group_size: int
     groups_per_step: int
@@ -212,6 +216,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     journalled: bool = False
     filter: FilterConfig = FilterConfig()
     mask_truncated: bool = False
+    components: tuple[str, ...] = ()
     durability: Literal["disk", "memory"] = "disk"
     commit_interval_s: float = 0.005
     retain: Literal["all", "covered"] = "all"

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from buffers.columns import map_columns
 from buffers.fence import WriterFence
 from buffers.gather import score_columns
 from buffers.index import ReplayIndex
@@ -37,7 +38,7 @@ from buffers.ledger_records import (
 from buffers.records import ACCEPTED, SCORED, QueueSettings, Records, unpack
 from buffers.segment_reader import SegmentReader
 from streamrl.errors import DataError, RunFolderError
-from streamrl.types import LongArray
+from streamrl.types import FrameRef, LongArray
 
 Flags = npt.NDArray[np.bool_]
 
@@ -126,7 +127,7 @@ def recover(
     """Bring a fresh index and fence to where the ledger ends, for a learner that resumes from `resume_step`.
 
     Raises:
-        RunFolderError: the ledger does not have every step below `resume_step`.
+        RunFolderError: the ledger does not have every step below `resume_step`, or scores lack a component.
         DataError: a damaged scores frame, or a row that the index refuses.
     """
     missing = [step for step in range(resume_step) if step not in history.steps]
@@ -218,10 +219,29 @@ class _Replay:
         rows = rows[~self._is_covered(rows)]
         if not len(rows):
             return
-        valid, reward = score_columns(self.reader.read(record.frame))
+        batch = self.reader.read(record.frame)
+        valid, reward = score_columns(batch)
         if rows["row"].max() >= len(valid):
             raise DataError(f"{record.frame.path}: offset {record.frame.offset}: fewer rows than the ledger names")
-        self.index.score(rows, valid[rows["row"]], reward[rows["row"]])
+        valid, reward = valid[rows["row"]], reward[rows["row"]]
+        components = map_columns(batch.column("components"), self.index.components)[rows["row"]]
+        self._require_components(record.frame, rows, valid, components)
+        self.index.score(rows, valid, reward, components)
+
+    def _require_components(
+        self, frame: FrameRef, rows: Records, valid: Flags, components: npt.NDArray[np.float64]
+    ) -> None:
+        """Refuse scores that were taken when the run had other components."""
+        lacking = valid[:, None] & ~np.isfinite(components)
+        if not lacking.any():
+            return
+        place, column = np.argwhere(lacking)[0]
+        raise RunFolderError(
+            f"{frame.path}: offset {frame.offset}: group {rows['number'][place]}, sample "
+            f"{rows['sample_index'][place]} was scored without the component {self.index.components[column]!r}, which "
+            "learner.algorithm.components names now: use the components that the run was made with, or start afresh "
+            "(`streamrl up --fresh`)"
+        )
 
     def _is_covered(self, rows: Records) -> Flags:
         return self._are_covered(np.asarray(rows["number"], np.int64))

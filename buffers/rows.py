@@ -66,7 +66,8 @@ class TokenColumns:
 class CompletionRows:
     """N finished rollouts, as a replica hands them to its writer. Lists have N entries, arrays are [N].
 
-    sampling: one setting for the whole batch; seed is each row's own. payload: JSON for the reward.
+    sampling: one setting for the whole batch; seed is each row's own, and so is temperature, float64, where it is
+    given. payload: JSON for the reward.
     finish_reason: values of FinishReason. started_ns, finished_ns: wall clock, nanoseconds since the epoch.
     """
 
@@ -87,6 +88,7 @@ class CompletionRows:
     started_ns: LongArray
     finished_ns: LongArray
     payload: Sequence[str]
+    temperature: npt.NDArray[np.float64] | None = None
 
 
 def token_columns(prompts: Sequence[IntArray], results: Sequence[GenerationResult]) -> TokenColumns:
@@ -122,7 +124,7 @@ def completions_batch(rows: CompletionRows) -> pa.RecordBatch:
     tokens, count = rows.tokens, rows.tokens.num_rows
     sampling = rows.sampling
     struct = {
-        "temperature": np.full(count, sampling.temperature),
+        "temperature": np.full(count, sampling.temperature) if rows.temperature is None else rows.temperature,
         "top_p": np.full(count, sampling.top_p),
         "top_k": np.full(count, sampling.top_k, np.int32),
         "min_p": np.full(count, sampling.min_p),

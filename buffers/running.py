@@ -17,6 +17,7 @@ from buffers.group import Group, GroupState, Row, Tally
 from buffers.handout import ScoringBoard
 from buffers.records import FAILED_FINISHES, TRUNCATED_FINISH, QueueSettings, Records
 from buffers.schema import FINISH_REASONS
+from buffers.verdicts import check_verdicts
 from streamrl.clock import Clock
 from streamrl.errors import DataError
 from streamrl.types import FrameRef, Ticket
@@ -238,19 +239,19 @@ class RunningGroups:
             self.orphans.discard(group.number)
         return trimmed
 
-    def score(self, rows: Records, valid: npt.NDArray[np.bool_], reward: npt.NDArray[np.float64]) -> Records:
-        """Take verdicts (type SCORED); returns those that are new.
+    def score(
+        self,
+        rows: Records,
+        valid: npt.NDArray[np.bool_],
+        reward: npt.NDArray[np.float64],
+        components: npt.NDArray[np.float64] | None = None,
+    ) -> Records:
+        """Take verdicts (type SCORED); returns those that are new. components: as in `ScoredRows`.
 
         Raises:
-            DataError: a valid score that is not finite. Nothing is taken then.
+            DataError: a valid score that is not finite, or lacks a component. Nothing is taken then.
         """
-        infinite = valid & ~np.isfinite(reward)
-        if infinite.any():
-            place = int(np.argmax(infinite))
-            raise DataError(
-                f"group {rows['number'][place]}, sample {rows['sample_index'][place]}: a valid score of "
-                f"{reward[place]}; a score that is no finite number is a failed one"
-            )
+        check_verdicts(rows, valid, reward, components, self._settings.components)
         kept: list[int] = []
         scored: list[Row] = []
         names = zip(*(rows[name].tolist() for name in ("number", "sample_index", "branch", "attempt")), strict=True)
@@ -264,6 +265,9 @@ class RunningGroups:
             self._set_score(group, row, is_valid, value)
             scored.append(row)
             kept.append(place)
+        if components is not None:
+            for row, values in zip(scored, components[kept].tolist(), strict=True):
+                row.components = tuple(values)
         self.board.done(scored)
         num_valid = sum(row.valid for row in scored)
         self.scores.update({True: num_valid, False: len(scored) - num_valid})

@@ -96,7 +96,7 @@ class StepBooks:
             return None
         for group in groups:
             self._tally.move(group, GroupState.LEASED)
-        lease = build_lease(step, groups)
+        lease = build_lease(step, groups, len(self._settings.components))
         self._leased = (lease, groups)
         return lease
 

@@ -17,7 +17,8 @@ from buffers.segment_writer import SegmentWriter
 from services.layout import COMPLETIONS_FOLDER
 from services.rollout_rows import Finished
 from streamrl.config import Config
-from streamrl.types import FrameRef, IntArray, SamplingParams, rollout_seed
+from streamrl.sampling import GroupSampling
+from streamrl.types import FrameRef, IntArray, rollout_seed
 
 
 class CompletionLog:
@@ -36,14 +37,7 @@ class CompletionLog:
             config.queue.durability,
             config.queue.commit_interval_ms / 1e3,
         )
-        sampling = config.rollout.sampling
-        self.sampling = SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            max_new_tokens=sampling.max_new_tokens,
-        )
+        self.sampling = GroupSampling(config)
 
     async def append(self, finished: list[Finished]) -> tuple[FrameRef, AcceptedRows]:
         """Write rollouts of the stream; returns when they are durable."""
@@ -76,7 +70,8 @@ class CompletionLog:
             sample_index=_int32(one.sample_index for one in issued),
             attempt=_int32(one.ticket.attempt for one in issued),
             finish_reason=[one.result.finish_reason.value for one in finished],
-            sampling=self.sampling,
+            sampling=self.sampling.drawn,
+            temperature=np.array([self.sampling.of(one.sample_index).temperature for one in issued]),
             seed=np.array([rollout_seed(self._seed, one) for one in ids], np.int64),
             turns=np.ones(count, np.int32),
             replica=self._replica,

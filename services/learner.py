@@ -29,6 +29,7 @@ from services.saver import Saver
 from services.step_plan import FINISH, SAVE, STOP, StepPlan, overlong_penalties
 from services.teller import Teller
 from services.weights import EVALUATION
+from streamrl.algorithms.judging import baseline_rows
 from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.disk import free_bytes
@@ -289,7 +290,7 @@ class LearnerRank:
         """What the step's line of metrics says beside the learner's own numbers."""
         sampled = lease.sampled_tokens > 0
         staleness = np.maximum(lease.step - lease.oldest_step[sampled], 0)
-        rewards = lease.rewards[lease.valid]
+        rewards = lease.rewards[lease.valid & ~baseline_rows(lease.sample_index, self._config)]
         generated = counts["tokens_accepted"] + counts["tokens_ignored"]
         tokens_per_s = (generated - self._generated) / seconds
         self._generated = generated
@@ -317,10 +318,11 @@ class LearnerRank:
 
 
 def _zero_variance_share(lease: Lease) -> float:
-    """Share of the groups whose scores are all equal: they teach nothing."""
-    rewards, groups = lease.rewards[lease.valid], lease.group[lease.valid]
+    """Share of the groups whose scores are all equal, in each component where there are any: they teach nothing."""
+    judged = lease.components if lease.components.shape[1] else lease.rewards[:, None]
+    judged, groups = judged[lease.valid], lease.group[lease.valid]
     if not len(groups):
         return 0.0
     starts = np.flatnonzero(np.diff(groups, prepend=groups[0] - 1))
-    equal = np.maximum.reduceat(rewards, starts) == np.minimum.reduceat(rewards, starts)
-    return float(equal.mean())
+    equal = np.maximum.reduceat(judged, starts) == np.minimum.reduceat(judged, starts)
+    return float(equal.all(axis=1).mean())

@@ -99,6 +99,7 @@ def _settings(config: Config) -> QueueSettings:
         rollout_bytes=0,
         filter=config.learner.filter,
         mask_truncated=config.learner.overlong.mask_truncated,
+        components=config.learner.algorithm.component_names,
     )
 
 

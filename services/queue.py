@@ -158,6 +158,7 @@ def queue_settings(config: Config, task: Task, longest_prompt: int) -> QueueSett
         journalled=config.journals_partials,
         filter=config.learner.filter,
         mask_truncated=config.learner.overlong.mask_truncated,
+        components=config.learner.algorithm.component_names,
         durability=config.queue.durability,
         commit_interval_s=config.queue.commit_interval_ms / 1e3,
         retain=config.queue.retain,

@@ -34,7 +34,7 @@ from streamrl.config import Config
 from streamrl.errors import ComponentError
 from streamrl.evaluation import EvalScore, mean_score
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
-from streamrl.rewards.base import RewardItem
+from streamrl.rewards.base import RewardItem, component_columns, with_components
 from streamrl.rewards.pool import RewardPool
 from streamrl.types import Score, ScoreStatus
 
@@ -120,7 +120,8 @@ class RewardActor:
         parts = [scoring_rows(self._reader.read(one.frame), one.row) for one in frames]
         self._reader.forget_copies()
         items = [item for part in parts for item in reward_items(part, self._tokenizer)]
-        scores = await self._pool.score(items)
+        names = self._config.learner.algorithm.component_names
+        scores = [with_components(score, names) for score in await self._pool.score(items)]
         self._scored += len(scores)
         self._log_failures(scores)
         self._failures.add(scores)
@@ -132,6 +133,7 @@ class RewardActor:
             attempt=np.concatenate([one.attempt for one in frames]),
             valid=np.array([score.status is ScoreStatus.OK for score in scores]),
             reward=np.array([np.nan if score.reward is None else score.reward for score in scores]),
+            components=component_columns(scores, names) if names else None,
         )
         receipt = self._queue.add_scores.remote(NAME, self._epoch, sequence, frame, rows)
         limit = self._config.deadlines.step_s

@@ -52,7 +52,6 @@ from streamrl.types import (
     GenerationRequest,
     GenerationResult,
     PartialTokens,
-    SamplingParams,
     ServerLoad,
     Ticket,
     UpdateMode,
@@ -272,15 +271,12 @@ class RolloutReplica:
             if self._running.issue(rollout, issued):
                 older.append(rollout)
             seed = rollout_seed(self._config.seed, rollout)
-            requests.append(GenerationRequest(rollout, prompt_ids, seed, self._sampling, self._stop_ids))
+            sampling = self._log.sampling.of(sample_index)
+            requests.append(GenerationRequest(rollout, prompt_ids, seed, sampling, self._stop_ids))
         if older:
             self._thread.abort(older).add_done_callback(self._ordered)
             self._journal.ended(older)
         return requests
-
-    @property
-    def _sampling(self) -> SamplingParams:
-        return self._log.sampling
 
     # ---- writing what finished
 

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from buffers.columns import map_columns
 from buffers.ledger import LedgerFile, read_ledger
 from buffers.ledger_facts import NONE, LedgerFacts, ledger_facts
 from buffers.ledger_table import LEDGER, ledger_table
@@ -33,6 +34,9 @@ from services.run_folder import RunFolder
 from streamrl.config import Config, load
 from streamrl.metrics import read_metrics
 from streamrl.types import LongArray
+
+if TYPE_CHECKING:
+    from streamrl.algorithms.judging import JudgedRows
 
 TABLES = ("completions", "scores", "rollouts", "ledger", "steps")
 _WEIGHTS = {"advantage": pa.float64(), "loss_weight": pa.float64()}
@@ -109,9 +113,9 @@ def _row_tables(
 def weights(rollouts: pa.Table, facts: LedgerFacts, config: Config) -> npt.NDArray[np.float64]:
     """float64 [2, N]: advantage, and weight in the loss of each of the row's sampled tokens; NaN where not trained.
 
-    By the learner's own functions, over the rows of each step; a step of which a row or a verdict is not here has
-    none, and neither has a run whose critic judges each token. The correction of the loss for the version that sampled
-    is another factor, of each token, and not in it.
+    By the learner's own functions, over the rows of each step; a step of which a row or a verdict is not here, or a
+    component that the configuration names now, has none, and neither has a run whose critic judges each token. The
+    correction of the loss for the version that sampled is another factor, of each token, and not in it.
     """
     found = np.full((2, rollouts.num_rows), np.nan)
     if config.learner.algorithm.has_critic:
@@ -119,15 +123,25 @@ def weights(rollouts: pa.Table, facts: LedgerFacts, config: Config) -> npt.NDArr
     # In the order of the learner's batches, so that sums are the same to the bit.
     order = np.lexsort([_numbers(rollouts, name) for name in ("branch", "sample_index", "group_number", "step")])
     step = _numbers(rollouts, "step")[order]
-    columns = [rollouts[name].to_numpy()[order] for name in ("reward", "group_number", "sampled_tokens")]
-    unscored = rollouts["status"].is_null().to_numpy()[order]
+    judged = _judged(rollouts, config).at(order)
+    lacking = judged.valid_N & np.isnan(judged.components_NC).any(axis=1)
+    unscored = rollouts["status"].is_null().to_numpy()[order] | lacking
     trained = facts.trained_step()
     rows_of = np.bincount(trained[trained != NONE])
     for start, end in _runs(step):
         made = int(step[start])
         if made > 0 and rows_of[made - 1] == end - start and not unscored[start:end].any():
-            found[:, order[start:end]] = _weights_of_step(*(column[start:end] for column in columns), config)
+            found[:, order[start:end]] = _weights_of_step(judged.at(np.arange(start, end)), config)
     return found
+
+
+def _judged(rollouts: pa.Table, config: Config) -> "JudgedRows":
+    """What estimators of advantages look at. A component that a score lacks is NaN."""
+    from streamrl.algorithms.judging import JudgedRows
+
+    reward, group, sampled = (rollouts[name].to_numpy() for name in ("reward", "group_number", "sampled_tokens"))
+    components = map_columns(rollouts["components"].combine_chunks(), config.learner.algorithm.component_names)
+    return JudgedRows(reward, ~np.isnan(reward), group, _numbers(rollouts, "sample_index"), sampled, components)
 
 
 def _numbers(table: pa.Table, name: str) -> LongArray:
@@ -141,26 +155,23 @@ def _runs(values: LongArray) -> list[tuple[int, int]]:
     return list(pairwise([*starts, len(values)]))
 
 
-def _weights_of_step(
-    reward: npt.NDArray[np.float64], group: LongArray, sampled: LongArray, config: Config
-) -> npt.NDArray[np.float64]:
-    """float64 [2, N] for the rows of one step. reward: NaN where the score failed."""
+def _weights_of_step(rows: "JudgedRows", config: Config) -> npt.NDArray[np.float64]:
+    """float64 [2, N] for the rows of one step."""
     import torch
 
-    from streamrl.algorithms.advantages import advantage_of
     from streamrl.algorithms.aggregation import AGGREGATIONS, Denominators
+    from streamrl.algorithms.judging import advantages_of, baseline_rows
     from streamrl.learner.mini_batches import mini_batch_of
 
-    algorithm = config.learner.algorithm
-    valid = ~np.isnan(reward)
-    advantage = advantage_of(algorithm.advantage, reward, valid, group, sampled)
-    trained = valid & (sampled > 0)
+    algorithm, group, sampled = config.learner.algorithm, rows.group_N, rows.tokens_N
+    advantage = advantages_of(rows, config)
+    trained = rows.valid_N & (sampled > 0) & ~baseline_rows(rows.sample_index_N, config)
     tokens, of_token = torch.from_numpy(np.maximum(sampled, 1).astype(np.float32)), np.zeros(len(group))
     mini_batch = mini_batch_of(group, config.learner.mini_batches)
     for number in range(mini_batch.max() + 1):
-        rows = mini_batch == number
-        total = Denominators(int(sampled[trained & rows].sum()), int((trained & rows).sum()))
-        of_token[rows] = AGGREGATIONS[algorithm.aggregation](tokens, total, algorithm.horizon).numpy()[rows]
+        here = mini_batch == number
+        total = Denominators(int(sampled[trained & here].sum()), int((trained & here).sum()))
+        of_token[here] = AGGREGATIONS[algorithm.aggregation](tokens, total, algorithm.horizon).numpy()[here]
     return np.stack((advantage, np.where(trained, advantage * of_token, 0.0)))
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from buffers.records import Lease
 from streamrl.algorithms.advantages import advantage_of
+from streamrl.algorithms.judging import JudgedRows, advantages_of, baseline_rows
 from streamrl.algorithms.overlong import overlong_penalty
 from streamrl.config import Config
 from streamrl.learner.balance import split_rows
@@ -25,7 +26,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     step: the step whose weights the learner holds; -1 ends the loop of the other ranks, -2 only commits a checkpoint,
     -3 ends the run as if all steps were made.
     mini_batch, share: of each row. rewards: as shaped, what advantages are made of. scored: whether there is a score.
-    valid: whether it is trained: not without a score, nor if it was cut off where `learner.overlong` says so. tokens:
+    valid: whether it is trained: not without a score, nor if it was cut off where `learner.overlong` says so, nor if it
+    is the greedy one of "remax". tokens:
     that were sampled. total_tokens, total_rows: what is trained of each mini-batch.
     """
 
@@ -68,10 +70,12 @@ class Share:
 
 def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
     """Advantages over the whole batch, and of each mini-batch shares of about the same work."""
-    named = config.learner.algorithm.advantage
     rewards = lease.rewards + overlong_penalties(lease, config)
-    advantages = advantage_of(named, rewards, lease.valid, lease.group, lease.sampled_tokens)
-    counted = lease.valid & ~lease.truncated if config.learner.overlong.mask_truncated else lease.valid
+    counts = lease.group, lease.sample_index, lease.sampled_tokens
+    advantages = advantages_of(JudgedRows(rewards, lease.valid, *counts, lease.components), config)
+    counted = lease.valid & ~baseline_rows(lease.sample_index, config)
+    if config.learner.overlong.mask_truncated:
+        counted &= ~lease.truncated
     trained = counted & (lease.sampled_tokens > 0)
     mini_batch = mini_batch_of(lease.group, config.learner.mini_batches)
     return StepPlan(
@@ -94,7 +98,10 @@ def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
 
 
 def penalised(plan: StepPlan, penalty_N: npt.NDArray[np.float64], advantage: str) -> StepPlan:
-    """The plan with the advantages of rewards that are lower by `penalty_N`, float64 [N]."""
+    """The plan with the advantages of rewards that are lower by `penalty_N`, float64 [N].
+
+    advantage: one that is made of rewards alone; `streamrl.config.component_rules` refuses the others here.
+    """
     advantages = advantage_of(
         advantage,
         np.frombuffer(plan.rewards, np.float64) - penalty_N,

@@ -11,7 +11,7 @@ from typing import Final
 from streamrl.config.learner_tables import FilterConfig
 
 ZERO_VARIANCE: Final = "zero_variance"
-"""Reason of a group whose rewards are all equal."""
+"""Reason of a group whose rewards, or each of their components, are all equal."""
 TOO_HARD: Final = "too_hard"
 """Reason of a group whose mean reward is below `low`."""
 TOO_EASY: Final = "too_easy"
@@ -21,12 +21,19 @@ TRUNCATED: Final = "truncated"
 FILTERED: Final = (ZERO_VARIANCE, TOO_HARD, TOO_EASY, TRUNCATED)
 
 
-def reason_to_filter(rewards: Sequence[float], rule: FilterConfig) -> str:
-    """Why a group is left out, or "" for one that is trained. rewards: its valid ones, at least one."""
+def reason_to_filter(
+    rewards: Sequence[float], rule: FilterConfig, components: Sequence[tuple[float, ...]] | None = None
+) -> str:
+    """Why a group is left out, or "" for one that is trained.
+
+    rewards: its valid ones, at least one. components: of the same rows, where advantages are made of them: the group
+    has no variance then if each component is equal, whatever the rewards are.
+    """
     mean = sum(rewards) / len(rewards)
     # The mean of equal numbers is not exactly that number, and a bound may be: rounding decides nothing here.
     mean = min(max(mean, min(rewards)), max(rewards))
-    if rule.zero_variance and min(rewards) == max(rewards):
+    judged: Sequence[object] = rewards if components is None else components
+    if rule.zero_variance and all(one == judged[0] for one in judged):
         return ZERO_VARIANCE
     if rule.low is not None and mean < rule.low:
         return TOO_HARD

@@ -20,11 +20,11 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from streamrl.algorithms.advantages import advantage_of
 from streamrl.algorithms.aggregation import Denominators
+from streamrl.algorithms.groups import BoolArray, DoubleArray
+from streamrl.algorithms.judging import JudgedRows, advantages_of, baseline_rows
 from streamrl.algorithms.overlong import overlong_penalty
 from streamrl.config import Config
 from streamrl.config.load import load_args
@@ -44,8 +44,9 @@ from streamrl.learner.value_model import ValueModel, decoder_of
 from streamrl.learner.values import value_loss
 from streamrl.models.load import load_model
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
-from streamrl.rewards.base import RewardItem
+from streamrl.rewards.base import RewardItem, component_columns, with_components
 from streamrl.rewards.scorer import Scorer, resolve_reward
+from streamrl.sampling import GroupSampling
 from streamrl.tasks.base import Prompt, Task
 from streamrl.tasks.order import PromptOrder
 from streamrl.tasks.prompts import check_prompt_lengths
@@ -56,7 +57,6 @@ from streamrl.types import (
     GenerationResult,
     IntArray,
     RolloutRows,
-    SamplingParams,
     Score,
     ScoreStatus,
     TokenOrigin,
@@ -136,13 +136,7 @@ class Reference:
         self.order = PromptOrder(self.task.num_train, config.seed)
         self.next_group = 0
         self.scorer = Scorer(resolve_reward(config.reward.function))
-        self.sampling = SamplingParams(
-            temperature=config.rollout.sampling.temperature,
-            top_p=config.rollout.sampling.top_p,
-            top_k=config.rollout.sampling.top_k,
-            min_p=config.rollout.sampling.min_p,
-            max_new_tokens=config.rollout.sampling.max_new_tokens,
-        )
+        self.sampling = GroupSampling(config)
         self.engine = self._make_engine()
         with threads(config.learner.threads):
             self.policy = PolicyModel(load_model(self.folder, config.model.dtype).to(torch.float32))
@@ -155,10 +149,13 @@ class Reference:
         for step in range(self.config.learner.steps):
             samples, scores = self.batch(step)
             rows = lay_out(step, samples, scores)
+            truncated = np.array([sample.truncated for sample in samples])
+            components = component_columns(scores, self.config.learner.algorithm.component_names)
             with threads(self.config.learner.threads):
-                loss, grad_norm = self.learn(step, rows, np.array([sample.truncated for sample in samples]))
+                loss, grad_norm = self.learn(step, rows, truncated, components)
             ids = {sample.result.request_id: sample.result.token_ids.tolist() for sample in samples}
-            reward = float(rows.rewards[rows.valid].mean())
+            drawn = rows.valid & ~baseline_rows(rows.sample_index, self.config)
+            reward = float(rows.rewards[drawn].mean())
             yield StepRecord(step + 1, reward, loss, grad_norm, weights_digest(self.weights().items()), ids)
 
     def batch(self, step: int) -> tuple[list[Sample], list[Score]]:
@@ -179,14 +176,15 @@ class Reference:
 
     def keeps(self, group: list[Sample], scores: list[Score]) -> bool:
         """Whether a group is trained: enough of its scores are valid, and `learner.filter` lets them pass."""
-        valid = [
-            (sample, score.reward) for sample, score in zip(group, scores, strict=True) if score.reward is not None
-        ]
-        if len(valid) < min(2, self.config.rollout.group_size):
+        rewards = [score.reward for score in scores if score.reward is not None]
+        if len(rewards) < min(2, self.config.rollout.group_size):
             return False
-        if self.config.learner.overlong.mask_truncated and all(sample.truncated for sample, _ in valid):
+        cut_off = [sample.truncated for sample, score in zip(group, scores, strict=True) if score.reward is not None]
+        if self.config.learner.overlong.mask_truncated and all(cut_off):
             return False
-        return not reason_to_filter([reward for _, reward in valid], self.config.learner.filter)
+        named = self.config.learner.algorithm.component_names
+        parts = [tuple(score.components[name] for name in named) for score in scores if score.reward is not None]
+        return not reason_to_filter(rewards, self.config.learner.filter, parts if named else None)
 
     def generate(self, step: int, count: int) -> list[list[Sample]]:
         """The next `count` prompts in data order, `group_size` completions of each, under the present weights."""
@@ -200,7 +198,8 @@ class Reference:
                 rollout = rollout_id(group_id(prompt.prompt_id, data_pass), sample_index)
                 seed = rollout_seed(self.config.seed, rollout)
                 stop = self.tokenizer.eos_token_ids
-                requests.append(GenerationRequest(rollout, prompt_ids, seed, self.sampling, stop))
+                sampling = self.sampling.of(sample_index)
+                requests.append(GenerationRequest(rollout, prompt_ids, seed, sampling, stop))
                 asked.append((number, sample_index, prompt, prompt_ids))
         with threads(self.config.rollout.threads):
             self.engine.load_weights(self.weights(), Version(0, step), UpdateMode.DRAIN)
@@ -219,14 +218,15 @@ class Reference:
             )
             for s, text in zip(samples, texts, strict=True)
         ]
-        return self.scorer.score(items)
+        named = self.config.learner.algorithm.component_names
+        return [with_components(score, named) for score in self.scorer.score(items)]
 
-    def learn(self, step: int, rows: RolloutRows, truncated: npt.NDArray[np.bool_]) -> tuple[float, float]:
+    def learn(self, step: int, rows: RolloutRows, truncated: BoolArray, components: DoubleArray) -> tuple[float, float]:
         """One step on the batch, of one update or several; returns the means of their losses and of the gradient norms
         before clipping."""
         learner = self.config.learner
         rows = self.shape(rows)
-        mini_batches, idle = self.cut(step, rows, truncated), learner.critic.warmup_steps
+        mini_batches, idle = self.cut(step, rows, truncated, components), learner.critic.warmup_steps
         if self.critic is not None:
             mini_batches = self.critic.learn(step, mini_batches, rows)
         if step < idle:
@@ -241,18 +241,21 @@ class Reference:
 
     def shape(self, rows: RolloutRows) -> RolloutRows:
         """With the rewards that advantages are made of."""
-        overlong, budget = self.config.learner.overlong, self.sampling.max_new_tokens
+        overlong, budget = self.config.learner.overlong, self.config.rollout.sampling.max_new_tokens
         if not overlong.buffer:
             return rows
         penalty = overlong_penalty(row_targets(rows), budget, overlong.buffer, overlong.penalty)
         return replace(rows, rewards=rows.rewards + penalty)
 
-    def cut(self, step: int, rows: RolloutRows, truncated: npt.NDArray[np.bool_]) -> list[Cut]:
+    def cut(self, step: int, rows: RolloutRows, truncated: BoolArray, components: DoubleArray) -> list[Cut]:
         """The packs of each mini-batch, and its counts. Advantages are of the whole batch."""
         learner = self.config.learner
-        advantages = advantage_of(learner.algorithm.advantage, rows.rewards, rows.valid, rows.group, row_targets(rows))
+        counts = rows.group, rows.sample_index, row_targets(rows)
+        advantages = advantages_of(JudgedRows(rows.rewards, rows.valid, *counts, components), self.config)
+        left_out = baseline_rows(rows.sample_index, self.config)
         if learner.overlong.mask_truncated:
-            rows = replace(rows, valid=rows.valid & ~truncated)
+            left_out |= truncated
+        rows = replace(rows, valid=rows.valid & ~left_out)
         skip_zero = learner.algorithm.learns_from_advantages_alone
         mini_batch_N = mini_batch_of(rows.group, learner.mini_batches)
         cut = []
@@ -266,13 +269,15 @@ class Reference:
     def before(self, packs: list[PackedBatch]) -> list[PackedBatch]:
         """With the log-probs under the policy as it is, which all updates of the step are held close to."""
         with torch.no_grad():
-            return [replace(one, start_logprobs=self.policy(one, self.sampling.temperature)[0]) for one in packs]
+            return [replace(one, start_logprobs=self.policy(one, self.sampling.drawn.temperature)[0]) for one in packs]
 
     def update(self, packs: list[PackedBatch], total: Denominators) -> tuple[float, float]:
         """One optimizer update: its loss, and the gradient norm before clipping."""
         learner, loss_sum = self.config.learner, 0.0
         for one in packs:
-            loss, _ = policy_loss(self.policy, one, total, learner.algorithm, self.sampling.temperature, self.start)
+            loss, _ = policy_loss(
+                self.policy, one, total, learner.algorithm, self.sampling.drawn.temperature, self.start
+            )
             loss.backward()
             loss_sum += loss.double().item()
         grad_norm = clip_gradients(list(self.policy.parameters()), learner.optimizer.max_grad_norm)

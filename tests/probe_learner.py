@@ -30,6 +30,7 @@ from streamrl.weights.folder import shm_folder
 
 GROUPS, GROUP_SIZE, VOCAB = 3, 4, 20
 STEPS = 3
+COMPONENTS = np.stack([np.arange(GROUPS * GROUP_SIZE) % 2, np.arange(GROUPS * GROUP_SIZE) % 3], axis=1) / 2.0
 REWARDS = ((7 * np.arange(GROUPS * GROUP_SIZE)) % 5) / 4.0
 
 
@@ -197,6 +198,7 @@ def lease(step: int, frames: list[FrameRef]) -> Lease:
         sample_index=sample,
         branch=np.zeros(len(rows), np.int32),
         rewards=REWARDS,
+        components=COMPONENTS,
         valid=np.ones(len(rows), np.bool_),
         num_tokens=2 + sample + 3 + group,
         sampled_tokens=2 + sample,

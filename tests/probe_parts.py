@@ -136,11 +136,11 @@ def generated(config: Config, folder: Path) -> list[Any]:
     torch_threads = torch.get_num_threads()
     log = CompletionLog(folder, config, "rollout-0", 0)
     log.close()
-    engine = build_engine(config, Path(config.model.path or ""), LONGEST_PROMPT + log.sampling.max_new_tokens)
+    engine = build_engine(config, Path(config.model.path or ""), LONGEST_PROMPT + log.sampling.drawn.max_new_tokens)
     threads = torch.get_num_threads()
     torch.set_num_threads(torch_threads)
     prompt = np.array([1, 4, 5], np.int32)
-    engine.submit([GenerationRequest(f"r{i}", prompt, i, log.sampling, (2,)) for i in range(10)])
+    engine.submit([GenerationRequest(f"r{i}", prompt, i, log.sampling.drawn, (2,)) for i in range(10)])
     results, passes, most = [], 0, 0
     while engine.has_work:
         results += engine.step()
@@ -246,7 +246,7 @@ def taken_up(config: Config, folder: Path) -> str:
     """What a replica says that takes a version up while a request without end is running."""
 
     async def use(replica: RolloutReplica, run: RunFolder) -> str:
-        request = GenerationRequest("r", np.array([1], np.int32), 0, replica._sampling, ())
+        request = GenerationRequest("r", np.array([1], np.int32), 0, replica._log.sampling.drawn, ())
         await asyncio.wrap_future(replica._thread.call(lambda engine: (engine.submit([request]), engine.step())))
         with ShmPublisher(run.run_id, run.key()) as publisher:
             manifest = publisher.publish([("w", torch.zeros(2))], Version(0, 1))
@@ -260,7 +260,7 @@ def first_piece(config: Config, folder: Path) -> int:
 
     async def use(replica: RolloutReplica, run: RunFolder) -> int:
         replica._running.issue("r", finished(0, 0).issued)
-        request = GenerationRequest("r", np.array([1], np.int32), 0, replica._sampling, ())
+        request = GenerationRequest("r", np.array([1], np.int32), 0, replica._log.sampling.drawn, ())
         replica._thread.submit([request])
         await replica._journal._wake.wait()
         return len(replica._journal._pending[0].tokens.token_ids)

@@ -12,6 +12,7 @@ from buffers.rows import scores_batch
 from buffers.schema import SCORES
 from buffers.segment_writer import SegmentWriter
 from streamrl.clock import VirtualClock
+from streamrl.rewards.base import component_columns
 from streamrl.types import FrameRef, Score, Version
 
 GROUP_SIZE = 2
@@ -53,6 +54,7 @@ class Parts:
     epoch: int = 0
     sequence: int = 0
     scored: int = 0
+    components: tuple[str, ...] = ()
     leases: list = field(default_factory=list)
 
     def __post_init__(self):
@@ -79,16 +81,17 @@ class Parts:
         self.sequence = max(self.sequence, place + 1)
         await self.queue.accept("r", self.epoch, place, frame, self.rows(keys, **options))
 
-    async def score_waiting(self, *, reward=lambda number, sample: number + sample / 10):
-        """Score what waits; a reward of None is a failed score."""
+    async def score_waiting(self, *, reward=lambda number, sample: number + sample / 10, parts=lambda *_: {}):
+        """Score what waits; a reward of None is a failed score. parts: the components of each."""
         while self.queue.counts().rows_unscored:
             for part in await self.queue.unscored("reward", self.epoch, 100):
-                pairs = zip(part.number.tolist(), part.sample_index.tolist(), strict=True)
+                pairs = list(zip(part.number.tolist(), part.sample_index.tolist(), strict=True))
                 values = [reward(number, sample) for number, sample in pairs]
-                await self.add_scores(part, values)
+                await self.add_scores(part, values, [parts(number, sample) for number, sample in pairs])
 
-    async def add_scores(self, part, values):
-        verdicts = [Score.failed("no") if value is None else Score.ok(float(value)) for value in values]
+    async def add_scores(self, part, values, components=None):
+        given = zip(values, components or [{}] * len(values), strict=True)
+        verdicts = [Score.failed("no") if value is None else Score.ok(float(value), one) for value, one in given]
         names = [f"{n}/{s}" for n, s in zip(part.number, part.sample_index, strict=True)]
         frame = self.scores.append(scores_batch(names, part.branch, verdicts, scorer="reward", scored_ns=0)).result()
         rows = ScoredRows(
@@ -98,6 +101,7 @@ class Parts:
             part.attempt,
             np.array([value is not None for value in values]),
             np.array([np.nan if value is None else value for value in values], np.float64),
+            component_columns(verdicts, self.components) if self.components else None,
         )
         self.scored += 1
         await self.queue.add_scores("reward", self.epoch, self.scored - 1, frame, rows)

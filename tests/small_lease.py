@@ -19,6 +19,7 @@ def lease(*, rows: int, seed: int, group_size: int = 4) -> Lease:
         sample_index=np.arange(rows) % group_size,
         branch=np.zeros(rows, np.int32),
         rewards=np.where(valid, random.random(rows), np.nan),
+        components=np.zeros((rows, 0)),
         valid=valid,
         num_tokens=sampled + random.integers(1, 8, rows),
         sampled_tokens=sampled,

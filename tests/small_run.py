@@ -59,6 +59,11 @@ def token_ids(number: int, sample: int) -> list[int]:
     return [1000 * number + 10 * sample + place for place in range(1 + sample)]
 
 
+def components_of(number: int, sample: int) -> dict[str, float]:
+    """Of a score, in the log alone: the queue is told of them only where its settings name them."""
+    return {"place": float(number % 3 * sample), "sample": float(sample)}
+
+
 def reward_of(number: int, sample: int) -> float:
     return number + sample / 10
 
@@ -154,7 +159,7 @@ class SmallRun:
     async def _score(self, log: SegmentWriter, epoch: int, sequence: int, part: UnscoredFrame) -> None:
         keys = list(zip(part.number.tolist(), part.sample_index.tolist(), strict=True))
         rewards = [reward_of(*key) for key in keys]
-        verdicts = [Score.ok(reward) for reward in rewards]
+        verdicts = [Score.ok(reward, components_of(*key)) for key, reward in zip(keys, rewards, strict=True)]
         names = [f"{number}/{sample}" for number, sample in keys]
         batch = scores_batch(names, part.branch, verdicts, scorer=SCORER, scored_ns=0)
         frame = await asyncio.wrap_future(log.append(batch))

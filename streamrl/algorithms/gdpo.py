@@ -1,11 +1,10 @@
-"""GDPO: every component of a reward is normalised by itself, so that a large one does not drown a small one.
+"""GDPO: every component of a reward is normalised by itself, so that a large one does not drown a small one. Pure.
 
-A pure function that no key of the configuration chooses: the learner's lease carries one reward for each row, and the
-components stay in the log of the scores.
+The sum of the components, which is what the row's reward usually is, has no part: rewards (0, 2) and (1, 1) are two
+things here, and one to every estimator that is given the sum.
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from streamrl.algorithms.advantages import GRPO_EPS, grpo
 from streamrl.algorithms.batch_advantages import whiten
@@ -18,7 +17,7 @@ def gdpo(
     valid_N: BoolArray,
     group_N: LongArray,
     tokens_N: LongArray,
-    weights_C: npt.NDArray[np.float64],
+    weights_C: DoubleArray,
     *,
     whitened: bool = True,
     eps: float = GRPO_EPS,
@@ -28,7 +27,7 @@ def gdpo(
 
     components_NC: float64 [N, C], ignored where not valid. valid_N: bool [N]. group_N, tokens_N: int64 [N]. weights_C:
     float64 [C]. Returns float64 [N]; a component that is equal over a group adds exactly 0 to its sum. Raises
-    NonFiniteError for a component of a valid row that is not finite.
+    NonFiniteError for a component of a valid row that is not finite, ValueError where there are not C columns.
     """
     total_N = np.zeros(len(components_NC))
     for component_N, weight in zip(components_NC.T, weights_C, strict=True):

@@ -79,11 +79,24 @@ class AlgorithmConfig(Table, frozen=True):
     """From rewards to a loss: advantage, proximal, correction, loss and aggregation are independent choices
     (docs/algorithms.md has their formulas)."""
 
-    advantage: Literal["grpo", "dr_grpo", "rloo", "opo", "maxrl", "reinforce_pp", "reinforce_pp_baseline", "gae"] = (
-        "grpo"
-    )
+    advantage: Literal[
+        "grpo",
+        "dr_grpo",
+        "rloo",
+        "opo",
+        "maxrl",
+        "reinforce_pp",
+        "reinforce_pp_baseline",
+        "gdpo",
+        "remax",
+        "gae",
+    ] = "grpo"
     """How a rollout is judged against the others of its group; by the `reinforce_pp` forms against the whole batch; by
-    `gae` each of its tokens against a critic (`learner.critic`)."""
+    `gdpo` in each of its reward's `components`; by `remax` against a greedy rollout, which is the last of the group and
+    not trained; by `gae` each of its tokens against a critic (`learner.critic`)."""
+    components: dict[str, float] | None = None
+    """Of `gdpo`: the components of the reward and what each weighs, `{ correct = 1.0, format = 0.2 }`. The reward
+    function returns a dict that has them all; a score that lacks one has failed."""
     loss: Literal["ppo", "reinforce", "gspo", "cispo", "sapo", "gmpo", "dppo", "clip_cov", "kl_cov", "opd"] = "ppo"
     """`ppo` is the clipped surrogate. `reinforce` is the plain policy gradient, without ratio and clip: only
     `correction` stands between it and rows of older versions, so it needs `proximal = "recompute"`. `gspo` and `gmpo`
@@ -179,6 +192,20 @@ class AlgorithmConfig(Table, frozen=True):
         return not terms and self.loss != "opd" and not self.has_critic
 
     @property
+    def component_names(self) -> tuple[str, ...]:
+        """What each score must have a number for, beside the reward; in the order of every column of them."""
+        return tuple(self.components or {})
+
+    @property
+    def component_weights(self) -> tuple[float, ...]:
+        return tuple((self.components or {}).values())
+
+    @property
+    def has_greedy_sample(self) -> bool:
+        """Whether the last sample of each group is generated greedily."""
+        return self.advantage == "remax"
+
+    @property
     def has_critic(self) -> bool:
         """Whether tokens are judged by a critic."""
         return self.advantage == "gae"
@@ -228,7 +255,7 @@ class FilterConfig(Table, frozen=True):
     score is there, and the next one of the data is generated in its place. Drops are counted by reason."""
 
     zero_variance: bool = False
-    """Drop groups whose rewards are all equal (`zero_variance`)."""
+    """Drop groups whose rewards are all equal (`zero_variance`); under `gdpo` those of which each component is."""
     low: float | None = None
     """Drop groups whose mean reward is below it (`too_hard`). No bound when absent."""
     high: float | None = None

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from streamrl.config.algorithm_rules import ALGORITHM_RULES
+from streamrl.config.component_rules import COMPONENT_RULES
 from streamrl.config.critic_rules import CRITIC_RULES
 from streamrl.config.filter_rules import FILTER_RULES
 from streamrl.config.gateway_rules import GATEWAY_RULES
@@ -193,6 +194,7 @@ RULES: tuple[Rule, ...] = (
     _synchronous_mode,
     _algorithm_ranges,
     *ALGORITHM_RULES,
+    *COMPONENT_RULES,
     *CRITIC_RULES,
     *FILTER_RULES,
     *OVERLONG_RULES,

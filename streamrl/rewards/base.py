@@ -5,12 +5,14 @@ Guarantees that a failure is never a number: only a finite number becomes an `ok
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
-from streamrl.types import Score
+from streamrl.types import Score, ScoreStatus
 
 REASON_LENGTH = 300  # a reason is one line in a table, not a report
 
@@ -43,6 +45,29 @@ def to_score(value: object) -> Score:
         return _from_parts(value)
     number = _number(value)
     return Score.failed(f"returned {number}") if isinstance(number, str) else Score.ok(number)
+
+
+def with_components(score: Score, names: Sequence[str]) -> Score:
+    """The score itself, or a failed one where it is valid and lacks a finite number under one of `names`."""
+    if score.status is not ScoreStatus.OK:
+        return score
+    for name in names:
+        value = score.components.get(name)
+        if value is None:
+            there = ", ".join(map(repr, score.components)) or "none"
+            return Score.failed(shorten(f"no component {name!r}; the reward function gave {there}"))
+        if not math.isfinite(value):
+            return Score.failed(shorten(f"component {name!r} is {value}"))
+    return score
+
+
+def component_columns(scores: Sequence[Score], names: Sequence[str]) -> npt.NDArray[np.float64]:
+    """float64 [N, C], the components of that name of each score; NaN for all of a failed one."""
+    failed = [math.nan] * len(names)
+    rows = [
+        [score.components[name] for name in names] if score.status is ScoreStatus.OK else failed for score in scores
+    ]
+    return np.array(rows, np.float64).reshape(len(scores), len(names))
 
 
 def shorten(reason: str) -> str:

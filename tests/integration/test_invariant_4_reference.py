@@ -109,6 +109,50 @@ def test_invariant_4_holds_with_a_critic_that_learns_alone_at_first(synchronous,
     assert system[0]["critic/value_mean"] == 0.0 != system[1]["critic/value_mean"]
 
 
+IN_PARTS = '''
+"""Two components, of which one is much larger; their sum says nothing. Few prompts have no format at all."""
+
+
+def reward(completion, *, finish_reason, **_):
+    if completion.startswith("9"):
+        return {"small": 1.0, "reward": 0.5}
+    small = sum(character in "01234" for character in completion) / 6
+    return {"length": 100.0 - len(completion), "small": small, "reward": 0.5}
+'''
+COMPONENTS = (
+    *("--learner.algorithm.advantage", "gdpo", "--reward.function", "in_parts:reward"),
+    *("--learner.algorithm.components", "{ small = 1.0, length = -0.2 }", "--reward.max_failed", "0.9"),
+    *("--learner.filter.zero_variance", "true"),
+)
+
+
+def test_invariant_4_holds_with_components_of_which_some_are_missing(synchronous, user_folder, monkeypatch) -> None:
+    (user_folder / "in_parts.py").write_text(IN_PARTS)
+    run = synchronous("components", *COMPONENTS, *SEVERAL_UPDATES, "--learner.steps", "5")
+    monkeypatch.syspath_prepend(user_folder)
+    records, system = list(Reference(load(run.folder / "config.toml")).steps()), run.metrics()
+    assert [record.loss for record in records] == [row["loss/policy"] for row in system]
+    assert [record.grad_norm for record in records] == [row["grad/norm"] for row in system]
+    assert [record.digest for record in records] == [row["weights/digest"] for row in system]
+    assert sum(row["reward/failed"] for row in system) > 0
+    # Each reward is 0.5, so that whatever is learned is of the components.
+    assert {row["reward/mean"] for row in system} == {0.5}
+    assert min(row["grad/norm"] for row in system) > 1e-3
+    assert all(row["reward/zero_variance_share"] == 0.0 for row in system)
+
+
+def test_invariant_4_holds_with_a_greedy_rollout_in_each_group(synchronous, monkeypatch) -> None:
+    run = synchronous("greedy", "--learner.algorithm.advantage", "remax", *SEVERAL_UPDATES, "--learner.steps", "5")
+    monkeypatch.syspath_prepend(run.folder.parents[1])
+    records, system = list(Reference(load(run.folder / "config.toml")).steps()), run.metrics()
+    assert {name: ids for record in records for name, ids in record.token_ids.items()} == sampled_ids(run.folder)
+    assert [record.loss for record in records] == [row["loss/policy"] for row in system]
+    assert [record.grad_norm for record in records] == [row["grad/norm"] for row in system]
+    assert [record.digest for record in records] == [row["weights/digest"] for row in system]
+    assert [record.reward_mean for record in records] == [row["reward/mean"] for row in system]
+    assert min(row["grad/norm"] for row in system) > 1e-3
+
+
 def test_invariant_4_holds_where_groups_are_filtered(synchronous, monkeypatch) -> None:
     window = ("--learner.filter.zero_variance", "true", "--learner.filter.low", "0.2", "--learner.filter.high", "0.4")
     overlong = ("--learner.overlong.buffer", "4", "--learner.overlong.mask_truncated", "true")

@@ -363,6 +363,12 @@ KEYS: dict[str, Key] = {
     "learner.optimizer.decay": Key(learner.learn, "constant", "linear", RATE),
     "learner.optimizer.min_lr_ratio": Key(learner.learn, 0.1, 0.5, RATE),
     "learner.algorithm.advantage": Key(learner.learn, "grpo", "rloo", RATE),
+    "learner.algorithm.components": Key(
+        learner.learn,
+        {"correct": 1.0, "format": 1.0},
+        {"correct": 1.0, "format": 3.0},
+        {**RATE, "learner.algorithm.advantage": "gdpo"},
+    ),
     "learner.algorithm.loss": Key(learner.learn, "ppo", "reinforce", NO_RATIO),
     "learner.algorithm.clip_low": Key(learner.learn, 0.2, 0.01, PPO),
     "learner.algorithm.clip_high": Key(learner.learn, 0.28, 0.01, PPO),

@@ -38,7 +38,7 @@ def test_no_group_is_taken_while_the_server_says_that_its_cache_is_full(tmp_path
         while not replica._room.tight:
             replica._news.clear()
             replica._state.accepted(1)
-            replica._thread.submit([GenerationRequest("other", prompt, 0, replica._sampling, ())])
+            replica._thread.submit([GenerationRequest("other", prompt, 0, replica._log.sampling.drawn, ())])
             await replica._news.wait()
         room = asyncio.create_task(replica._wait_for_room())
         await asyncio.wrap_future(replica._thread.stats())

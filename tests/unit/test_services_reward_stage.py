@@ -11,6 +11,7 @@ import pytest
 from probe_learner import finished, open_run
 from probe_parts import Handle
 
+from buffers.columns import map_columns
 from buffers.gather import score_columns
 from buffers.records import ScoredRows, UnscoredFrame
 from buffers.segment_reader import SegmentReader
@@ -18,19 +19,24 @@ from services.completions import CompletionLog
 from services.reward import RewardActor
 from services.rollout_rows import Finished, Issued
 from streamrl.config import Config
+from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig
 from streamrl.config.schema import ModelConfig, QueueConfig, RewardConfig
 from streamrl.logs import release
 from streamrl.models.load import prepare_model_folder
 from streamrl.types import FrameRef
 
 MODULE = '''
-"""A reward that fails in three ways."""
+"""Rewards that fail: in three ways, and for want of a component."""
 
 
 def by_number(completion, *, n, **_):
     if n % 4 == 0:
         raise ValueError("no")
     return {1: float("nan"), 2: "two"}.get(n % 4, n / 2)
+
+
+def in_parts(completion, *, n, **_):
+    return {"format": n / 4, "correct": float(n)} if n % 3 else {"correct": float(n)}
 '''
 ROWS = 8
 
@@ -92,3 +98,26 @@ def test_invariant_8_a_failed_verdict_is_told_as_failed_with_the_row_that_it_is_
     assert written.column("rollout_id").to_pylist() == [f"g{number}/0" for number in range(ROWS)]
     reasons = written.column("reason").to_pylist()
     assert ["ValueError: no" in reason for reason in reasons] == [number % 4 == 0 for number in range(ROWS)]
+
+
+def test_the_components_are_told_and_a_score_that_lacks_one_is_written_as_failed(config, tmp_path) -> None:
+    algorithm = AlgorithmConfig(advantage="gdpo", components={"correct": 1.0, "format": 0.2})
+    config = msgspec.structs.replace(
+        config,
+        reward=RewardConfig(function="failing_reward:in_parts", max_failed=1.0),
+        learner=LearnerConfig(algorithm=algorithm),
+    )
+    frame, rows = asyncio.run(scored(config, tmp_path / "run"))
+    valid = [number % 3 != 0 for number in range(ROWS)]
+    assert rows.valid.tolist() == valid
+    expected = [[n, n / 4] if has else [np.nan] * 2 for n, has in enumerate(valid)]
+    np.testing.assert_array_equal(rows.components, expected)
+    written = SegmentReader(tmp_path / "run").read(frame)
+    np.testing.assert_array_equal(map_columns(written.column("components"), ("correct", "format")), expected)
+    assert ["no component 'format'" in reason for reason in written.column("reason").to_pylist()] == [
+        not v for v in valid
+    ]
+
+
+def test_without_components_the_queue_is_told_of_none(config, tmp_path) -> None:
+    assert asyncio.run(scored(config, tmp_path / "run"))[1].components is None

@@ -32,8 +32,8 @@ from buffers.schema import COMPLETIONS, SCORES
 from buffers.segment_writer import SegmentWriter
 from services.run_folder import RunFolder
 from services.sql_tables import TABLES, ledger_of, steps_table, tables_for, weights
-from services.step_plan import make_plan
-from streamrl.config import load
+from services.step_plan import make_plan, shares_of
+from streamrl.config import Config, load
 from streamrl.errors import DataError
 from streamrl.types import FrameRef, Ticket
 
@@ -77,6 +77,39 @@ def test_advantages_and_weights_are_those_of_the_learner_to_the_bit(run: RunFold
             assert told[key]["advantage"] == advantages[place]
             # Of `token_mean`, the default: every trained token of the batch weighs the same.
             assert told[key]["loss_weight"] == pytest.approx(advantages[place] / plan.total_tokens, rel=1e-6)
+
+
+def judged_by(advantage: str, components: dict[str, float] | None, run: RunFolder) -> Config:
+    config = load(run.config_path)
+    algorithm = msgspec.structs.replace(config.learner.algorithm, advantage=advantage, components=components)
+    return msgspec.structs.replace(config, learner=msgspec.structs.replace(config.learner, algorithm=algorithm))
+
+
+@pytest.mark.parametrize(("advantage", "components"), [("gdpo", {"sample": 2.0, "place": 1.0}), ("remax", None)])
+def test_so_are_those_of_components_and_of_greedy_rollouts(
+    advantage: str, components: dict | None, run: RunFolder
+) -> None:
+    config = judged_by(advantage, components, run)
+    table, facts = tables_for(run, "rollouts", pytest.fail)["rollouts"], ledger_facts(ledger_of(run.path))
+    found = dict(zip(table["rollout_id"].to_pylist(), weights(table, facts, config).T.tolist(), strict=True))
+    settings = msgspec.structs.replace(queue_settings(), components=tuple(components or ()))
+    seen = []
+    for lease in recorded_leases(run.path, settings, Order()):
+        plan = make_plan(lease, config, 64)
+        (share,) = shares_of(plan, 0, config)[0]
+        for place, key in enumerate(zip(lease.group.tolist(), lease.sample_index.tolist(), strict=True)):
+            advantage_of_row, weight = found[f"{key[0]}/{key[1]}"]
+            assert advantage_of_row == share.advantages[place]
+            expected = advantage_of_row / plan.total_tokens[0] if share.valid[place] else 0.0
+            assert weight == pytest.approx(expected, rel=1e-6)
+            seen.append(advantage_of_row)
+    assert len(seen) == len(found)
+    assert len(set(seen)) > 2
+
+
+def test_a_step_whose_scores_lack_a_component_that_is_named_now_has_no_weights(run: RunFolder) -> None:
+    table, facts = tables_for(run, "rollouts", pytest.fail)["rollouts"], ledger_facts(ledger_of(run.path))
+    assert np.isnan(weights(table, facts, judged_by("gdpo", {"sample": 1.0, "style": 1.0}, run))).all()
 
 
 def test_what_the_ledger_did_not_accept_is_in_completions_only(tmp_path: Path) -> None:

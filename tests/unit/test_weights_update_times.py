@@ -76,7 +76,7 @@ def test_a_replica_tells_each_update_once_with_a_stall_where_there_were_requests
             answers = [encode(publisher.publish(TENSORS, V1)), encode(publisher.publish(TENSORS, V2)), None]
             replica._store = Handle(newer_than=lambda name, version, took: (heard.append(took), answers.pop(0))[1])
             if busy:
-                request = GenerationRequest("r", np.array([1], np.int32), 0, replica._sampling, ())
+                request = GenerationRequest("r", np.array([1], np.int32), 0, replica._log.sampling.drawn, ())
                 await asyncio.wrap_future(
                     replica._thread.call(lambda engine: (engine.submit([request]), engine.step()))
                 )
