@@ -83,7 +83,7 @@ def first_values(config: Config, folder: Path) -> str:
     critic = msgspec.structs.replace(config.learner.critic, path=str(folder / name))
     learner = msgspec.structs.replace(config.learner, critic=critic)
     with built(msgspec.structs.replace(config, learner=learner), folder / "run") as core:
-        return weight_digest(core._critic.state_tensors())
+        return weight_digest(core._judge.state_tensors())
 
 
 def other_reference(config: Config, folder: Path) -> Learned:

@@ -55,7 +55,7 @@ def train(core: LearnerCore, written: list[FrameRef], steps: range) -> list[dict
 
 
 def critic_weights(core: LearnerCore) -> dict[str, torch.Tensor]:
-    return {name: whole.clone() for name, whole in core._critic._model.iter_weights()}
+    return {name: whole.clone() for name, whole in core._judge._model.iter_weights()}
 
 
 def policy_weights(core: LearnerCore) -> dict[str, torch.Tensor]:
@@ -79,7 +79,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         train(core, written, range(3))
         core.save()
         later = train(core, written, range(3, 6))
-        return Trained(folder, written, later, [core.weight_digest(), core._critic._model.weight_digest()])
+        return Trained(folder, written, later, [core.weight_digest(), core._judge._model.weight_digest()])
 
 
 def test_a_checkpoint_holds_policy_and_critic_with_their_moments_and_counts_both(trained: Trained) -> None:
@@ -101,7 +101,7 @@ def test_a_resumed_learner_with_a_critic_goes_on_to_the_bit(trained: Trained) ->
     with built(config_of(), trained.folder) as core:
         again = train(core, trained.written, range(3, 6))
         assert again == trained.later
-        assert [core.weight_digest(), core._critic._model.weight_digest()] == trained.digests
+        assert [core.weight_digest(), core._judge._model.weight_digest()] == trained.digests
     assert trained.later[-1]["critic/loss"] < trained.later[0]["critic/loss"]
 
 

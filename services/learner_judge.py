@@ -1,4 +1,4 @@
-"""The critic of one learner rank, made from the configuration."""
+"""The judge of one learner rank, made from the configuration."""
 
 from pathlib import Path
 
@@ -6,28 +6,37 @@ from services.layout import model_folder, start_folder
 from streamrl.config import Config
 from streamrl.errors import ConfigError
 from streamrl.learner.critic import Critic
+from streamrl.learner.frozen import FrozenPolicy
+from streamrl.learner.judge import Judge
 from streamrl.learner.process_group import LearnerGroup
 from streamrl.learner.value_model import ShardedCritic, decoder_of
 from streamrl.models.load import DTYPES, load_model
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
 
 
-def make_critic(run_folder: Path, config: Config, group: LearnerGroup, tokenizer: TextTokenizer) -> Critic | None:
-    """Collective. None where the advantage needs none. It begins with `learner.critic.path`, or else with the weights
-    that the stream begins with, as far as they are there: before a warm-up, with those before it.
+def make_judge(
+    run_folder: Path, config: Config, group: LearnerGroup, tokenizer: TextTokenizer, reference: FrozenPolicy | None
+) -> Judge | None:
+    """Collective. None where the advantage needs none. reference: the policy that stands still, where there is one.
 
-    Raises ConfigError for a critic of another vocabulary than `tokenizer`'s.
+    A judge begins with the weights that the stream begins with, as far as they are there: before a warm-up, with those
+    before it; a critic with `learner.critic.path`, if it is set. Raises ConfigError for one of another vocabulary than
+    `tokenizer`'s.
     """
+    start = start_folder(run_folder, config)
+    if not start.is_dir():
+        start = model_folder(run_folder, config)
+    if config.learner.algorithm.has_critic:
+        return _make_critic(start, config, group, tokenizer)
+    return None
+
+
+def _make_critic(start: Path, config: Config, group: LearnerGroup, tokenizer: TextTokenizer) -> Critic:
     learner, dtype = config.learner, config.model.dtype
-    if not learner.algorithm.has_critic:
-        return None
-    folder = start_folder(run_folder, config)
     if learner.critic.path is not None:
-        folder = Path(learner.critic.path).expanduser().resolve()
-        require_same_vocabulary(folder, tokenizer)
-    elif not folder.is_dir():
-        folder = model_folder(run_folder, config)
-    model = ShardedCritic(decoder_of(load_model(folder, dtype)), group, DTYPES[dtype])
+        start = Path(learner.critic.path).expanduser().resolve()
+        require_same_vocabulary(start, tokenizer)
+    model = ShardedCritic(decoder_of(load_model(start, dtype)), group, DTYPES[dtype])
     return Critic(model, learner.critic, learner.steps)
 
 
