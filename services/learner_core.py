@@ -34,7 +34,8 @@ from streamrl.learner.averaged import AveragedPolicy
 from streamrl.learner.checkpoint_retention import oldest_step
 from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.fsdp import MOMENTS, FsdpBackend, on_policy
-from streamrl.learner.judge import Judge, Part, step_of_both
+from streamrl.learner.judge import Judge, step_of_both
+from streamrl.learner.judged import Part
 from streamrl.learner.mini_batches import MiniBatch
 from streamrl.learner.packing import PackedBatch, pack
 from streamrl.learner.process_group import LearnerGroup, open_group

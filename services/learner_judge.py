@@ -8,7 +8,9 @@ from streamrl.errors import ConfigError
 from streamrl.learner.critic import Critic
 from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.judge import Judge
+from streamrl.learner.prime import ImplicitRewardModel
 from streamrl.learner.process_group import LearnerGroup
+from streamrl.learner.sharding import ShardedPolicy
 from streamrl.learner.value_model import ShardedCritic, decoder_of
 from streamrl.models.load import DTYPES, load_model
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
@@ -28,6 +30,9 @@ def make_judge(
         start = model_folder(run_folder, config)
     if config.learner.algorithm.has_critic:
         return _make_critic(start, config, group, tokenizer)
+    if config.learner.algorithm.has_implicit_rewards:
+        assert reference is not None
+        return _make_implicit_reward_model(start, config, group, reference)
     return None
 
 
@@ -38,6 +43,14 @@ def _make_critic(start: Path, config: Config, group: LearnerGroup, tokenizer: Te
         require_same_vocabulary(start, tokenizer)
     model = ShardedCritic(decoder_of(load_model(start, dtype)), group, DTYPES[dtype])
     return Critic(model, learner.critic, learner.steps)
+
+
+def _make_implicit_reward_model(
+    start: Path, config: Config, group: LearnerGroup, reference: FrozenPolicy
+) -> ImplicitRewardModel:
+    learner, dtype = config.learner, config.model.dtype
+    model = ShardedPolicy(load_model(start, dtype), group, DTYPES[dtype], learner.execution)
+    return ImplicitRewardModel(model, reference, learner.prime, learner.steps)
 
 
 def require_same_vocabulary(folder: Path, tokenizer: TextTokenizer) -> None:

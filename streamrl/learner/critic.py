@@ -14,7 +14,8 @@ from streamrl.clock import Clock
 from streamrl.config.learner_tables import CriticConfig
 from streamrl.learner.estimates import ScoredPack, with_estimates
 from streamrl.learner.fsdp import FsdpBackend
-from streamrl.learner.judge import Judge, Judged, Part, by_mini_batch, by_share
+from streamrl.learner.judge import Judge
+from streamrl.learner.judged import Judged, Part, by_mini_batch, by_share
 from streamrl.learner.mini_batches import MiniBatch
 from streamrl.learner.packing import PackedBatch
 from streamrl.learner.value_model import ShardedCritic

@@ -20,7 +20,8 @@ from streamrl.learner.balance import split_rows
 from streamrl.learner.critic import Critic
 from streamrl.learner.digest import weight_digest
 from streamrl.learner.fsdp import FsdpBackend, on_policy
-from streamrl.learner.judge import Part, step_of_both
+from streamrl.learner.judge import step_of_both
+from streamrl.learner.judged import Part
 from streamrl.learner.mini_batches import MiniBatch, mini_batch_of
 from streamrl.learner.packing import pack
 from streamrl.learner.process_group import LearnerGroup, open_group

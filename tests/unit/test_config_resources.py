@@ -9,7 +9,7 @@ import pytest
 
 from streamrl.config import ConfigProblems, ResourceProblems, check_resources, load, load_args
 from streamrl.config.capacity import check_capacity
-from streamrl.config.limits import critic_parameters, human_bytes, kv_request_bytes, row_bytes, version_bytes
+from streamrl.config.limits import human_bytes, judge_parameters, kv_request_bytes, row_bytes, version_bytes
 from streamrl.config.machine import Machine, cgroup_memory_left, read_machine
 from streamrl.config.model_of import preset_facts, run_facts
 from streamrl.config.resources import estimate, shortages
@@ -173,7 +173,7 @@ def test_a_critic_of_another_size_is_counted_by_its_own_folder(tmp_path):
     facts, problems = run_facts(config)
     assert problems == []
     assert facts is not None
-    assert critic_parameters(config, facts) == 15
+    assert judge_parameters(config, facts) == 15
 
 
 def test_tensorboard_that_is_not_installed_is_named_with_its_command():

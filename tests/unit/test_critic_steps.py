@@ -14,7 +14,8 @@ from streamrl.config.learner_tables import AlgorithmConfig, CriticConfig, Optimi
 from streamrl.errors import DataError, NonFiniteError
 from streamrl.learner.critic import Critic
 from streamrl.learner.fsdp import FsdpBackend, on_policy
-from streamrl.learner.judge import Part, step_of_both
+from streamrl.learner.judge import step_of_both
+from streamrl.learner.judged import Part
 from streamrl.learner.mini_batches import MiniBatch, mini_batch_of
 from streamrl.learner.packing import pack
 from streamrl.learner.process_group import LearnerGroup, open_group
