@@ -162,6 +162,17 @@ def warm(config: Config, folder: Path) -> list[tuple[Any, ...]]:
     return seen
 
 
+def rows_in(config: Config, folder: Path) -> list[FrameRef]:
+    """Seeded rows, in one frame."""
+    return asyncio.run(write_rows(config, folder, 1))
+
+
+def train(core: LearnerCore, written: list[FrameRef], steps: range) -> list[dict[str, float]]:
+    """Steps on these rows, without a checkpoint; the metrics of each."""
+    timer = StepTimer(SystemClock(), ("read", "pack", "forward_backward", "optimizer"))
+    return [core.train(core.plan(lease(step, written)), timer) for step in steps]
+
+
 async def write_rows(config: Config, folder: Path, frames: int) -> list[FrameRef]:
     """Row i is in frame i % frames."""
     log = CompletionLog(folder, config, "rollout-0", 0)

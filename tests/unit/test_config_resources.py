@@ -162,6 +162,16 @@ def test_a_critic_takes_memory_and_disk_as_a_second_model_that_is_trained():
         quickstart(gae, "--checkpoint.byte_budget", str(enough - 1))
 
 
+def test_an_implicit_reward_model_takes_as_much_and_a_reference_beside_it():
+    """The reference is not trained, and in no checkpoint."""
+    without, beside = (estimate(quickstart(*args), TINY) for args in ((), ("--learner.algorithm.advantage=prime",)))
+    weights = 4 * TINY.num_parameters
+    more = beside.memory["learner.num_workers"] - without.memory["learner.num_workers"]
+    assert more == (4 + 3 + 1) * weights
+    assert beside.disk - without.disk == (quickstart().checkpoint.keep + 1) * 3 * weights
+    assert beside.shared_memory == without.shared_memory
+
+
 def test_a_critic_of_another_size_is_counted_by_its_own_folder(tmp_path):
     header = json.dumps({"w": {"dtype": "F32", "shape": [3, 5], "data_offsets": [0, 60]}}).encode()
     shape = {"model_type": "qwen3", "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1}

@@ -1,19 +1,17 @@
 """A learner rank with a critic: what it begins with, what its checkpoints hold, and what it refuses."""
 
-import asyncio
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from probe_learner import built, lease, open_run, write_rows
+from probe_learner import built, open_run, rows_in, train
 from turns import make_model
 
 from services.export import export_newest
 from services.learner_core import LearnerCore
 from services.run_folder import RunFolder
-from streamrl.clock import SystemClock
 from streamrl.config import dump
 from streamrl.config.learner_tables import AlgorithmConfig, CriticConfig, LearnerConfig, OptimizerConfig
 from streamrl.config.schema import CheckpointConfig, Config, ModelConfig, WarmupConfig
@@ -23,7 +21,6 @@ from streamrl.learner.digest import tensor_digest
 from streamrl.learner.value_model import HEAD
 from streamrl.models.load import load_model, prepare_model_folder
 from streamrl.models.tokenizer import write_character_tokenizer
-from streamrl.timeline import StepTimer
 from streamrl.types import FrameRef
 
 RATE = OptimizerConfig(lr=1e-3, warmup_steps=1)
@@ -43,15 +40,6 @@ def config_of(*, steps: int = 6, critic: CriticConfig | None = None, warmup: War
         ),
         checkpoint=CheckpointConfig(keep=1),
     )
-
-
-def rows_in(config: Config, folder: Path) -> list[FrameRef]:
-    return asyncio.run(write_rows(config, folder, 1))
-
-
-def train(core: LearnerCore, written: list[FrameRef], steps: range) -> list[dict[str, float]]:
-    timer = StepTimer(SystemClock(), ("read", "pack", "forward_backward", "optimizer"))
-    return [core.train(core.plan(lease(step, written)), timer) for step in steps]
 
 
 def critic_weights(core: LearnerCore) -> dict[str, torch.Tensor]:
