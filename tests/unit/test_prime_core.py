@@ -8,10 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from probe_learner import built, lease, rows_in, train
+from probe_learner import REWARDS, built, lease, rows_in, train
 
 from services.learner_core import LearnerCore
 from services.step_plan import make_plan
+from streamrl.clock import SystemClock
 from streamrl.config.learner_tables import (
     AlgorithmConfig,
     LearnerConfig,
@@ -23,9 +24,11 @@ from streamrl.config.schema import CheckpointConfig, Config, ModelConfig, Warmup
 from streamrl.errors import ConfigError, DataError
 from streamrl.learner.checkpoint import CheckpointInfo, find_newest
 from streamrl.learner.digest import tensor_digest
+from streamrl.timeline import StepTimer
 from streamrl.types import FrameRef
 
 NORM = "prime/model/model.norm.weight"
+PHASES = ("read", "pack", "forward_backward", "optimizer")
 UNREAD = FrameRef("nowhere", 0, 0, 0, 0, 0)
 RATE = OptimizerConfig(lr=1e-3, warmup_steps=1)
 
@@ -102,6 +105,16 @@ def test_it_learns_from_what_it_is_given_and_tells(trained: Trained) -> None:
     assert metrics[-1]["prime/accuracy"] > 0.5
 
 
+def test_groups_of_equal_rewards_learn_from_the_rewards_of_tokens_alone(tmp_path: Path) -> None:
+    config, folder = config_of(), tmp_path / "run"
+    with built(config, folder) as core:
+        written, timer = rows_in(config, folder), StepTimer(SystemClock(), PHASES)
+        leases = [replace(lease(step, written), rewards=np.ones_like(REWARDS)) for step in range(2)]
+        first, second = (core.train(core.plan(one), timer) for one in leases)
+    assert (first["grad/norm"], first["prime/grad_norm"] > 0.0) == (0.0, True)
+    assert second["grad/norm"] > 0.0
+
+
 def test_a_tensor_of_the_model_that_is_lost_on_its_way_is_named(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +156,7 @@ def test_a_checkpoint_of_a_run_without_it_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_lease_with_a_reward_that_is_no_probability_is_refused_before_anything_is_read() -> None:
-    wrong = replace(lease(0, [UNREAD]), rewards=np.full(12, 2.0))
+    wrong = replace(lease(0, [UNREAD]), rewards=np.full_like(REWARDS, 2.0))
     with pytest.raises(ConfigError, match=r'row 0 \(group 0\) is 2.0.*"prime" learns rewards from 0 to 1'):
         make_plan(wrong, config_of(), 32)
 
