@@ -20,7 +20,7 @@ from buffers.records import Lease
 from buffers.segment_reader import SegmentReader
 from services import warm_up
 from services.layout import model_folder, start_folder
-from services.learner_critic import make_critic
+from services.learner_judge import make_judge
 from services.reference_rewards import pay_divergence
 from services.run_folder import RunFolder
 from services.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, num_shares, shares_of
@@ -32,9 +32,10 @@ from streamrl.errors import ConfigError
 from streamrl.learner import checkpoint
 from streamrl.learner.averaged import AveragedPolicy
 from streamrl.learner.checkpoint_retention import oldest_step
-from streamrl.learner.critic import Critic, step_of_both
 from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.fsdp import MOMENTS, FsdpBackend, on_policy
+from streamrl.learner.judge import Judge, step_of_both
+from streamrl.learner.judged import Part
 from streamrl.learner.mini_batches import MiniBatch
 from streamrl.learner.packing import PackedBatch, pack
 from streamrl.learner.process_group import LearnerGroup, open_group
@@ -90,9 +91,9 @@ class LearnerCore:
         model = load_model(model_folder(self._run.path, self._config), self._config.model.dtype)
         self._load_task(model.config.get_text_config().max_position_embeddings)
         self._policy = self._make_policy(model)
-        self._critic = self._make_critic()
         self._versions = VersionWriter(self._run, self._config, self._rank, self._policy)
         self._backend = self._make_backend()
+        self._judge = self._make_judge()
         found = self._load_newest() if resume else {}
         return {**found, "longest_prompt": self._longest_prompt}
 
@@ -124,7 +125,7 @@ class LearnerCore:
         torch.set_num_threads(self._config.learner.threads)
         self._export(start_folder(self._run.path, self._config))
         self._group.barrier()
-        self._critic = self._make_critic()
+        self._judge = self._make_judge()
 
     # ---- a step
 
@@ -152,11 +153,11 @@ class LearnerCore:
         totals = map(Denominators, plan.total_tokens, plan.total_rows)
         mini_batches = list(map(MiniBatch, packs, totals))
         with timer.phase("forward_backward"):
-            if self._critic is None:
+            if self._judge is None:
                 metrics = self._backend.step_batch(mini_batches, learner.ppo_epochs)
             else:
-                parts = [[rows for rows, _ in mini_batch] for mini_batch in read]
-                metrics = step_of_both(self._backend, self._critic, mini_batches, parts, learner.ppo_epochs)
+                parts = [[Part(rows, share.place) for rows, share in mini_batch] for mini_batch in read]
+                metrics = step_of_both(self._backend, self._judge, mini_batches, parts, learner.ppo_epochs)
         metrics.pop("time/forward_backward")
         timer.move("forward_backward", "optimizer", metrics.pop("time/optimizer"))
         return {**metrics, **paid}
@@ -198,7 +199,7 @@ class LearnerCore:
     def state_bytes(self) -> int:
         """Bytes of the tensors of a checkpoint: what is trained and its moments, in float32."""
         trained = self._policy.num_parameters * (1 + len(MOMENTS) + limits.averages(self._config))
-        judging = 0 if self._critic is None else self._critic.num_parameters * (1 + len(MOMENTS))
+        judging = 0 if self._judge is None else self._judge.num_parameters * (1 + len(MOMENTS))
         return 4 * (trained + judging)
 
     def save(self) -> None:
@@ -246,7 +247,7 @@ class LearnerCore:
         self._group.close()
         # The group's threads end with the last reference to it, and the policy holds some. A thread that still puts its
         # last tensor away when the interpreter ends would abort the process.
-        for held in ("_backend", "_critic", "_held", "_policy", "_group"):
+        for held in ("_backend", "_judge", "_held", "_policy", "_group"):
             vars(self).pop(held, None)
         gc.collect()
         if self._rank == 0:
@@ -299,8 +300,8 @@ class LearnerCore:
             idle_steps=learner.critic.warmup_steps,
         )
 
-    def _make_critic(self) -> Critic | None:
-        return make_critic(self._run.path, self._config, self._group, self._tokenizer)
+    def _make_judge(self) -> Judge | None:
+        return make_judge(self._run.path, self._config, self._group, self._tokenizer, self._held)
 
     def _reference(self) -> FrozenPolicy:
         """The policy that the trained one is held to, or that teaches it; loaded when it is first called."""
@@ -321,20 +322,20 @@ class LearnerCore:
         if found is None:
             return {"checkpoint": None, "skipped": list(search.skipped)}
         self._backend.load_state(found.tensor, found.extra["backend"])
-        if self._critic is not None:
-            self._critic.load_state(found.tensor, found.extra.get("critic"))
+        if self._judge is not None:
+            self._judge.load_state(found.tensor, found.extra.get(self._judge.name))
         checkpoint.prove_loaded(found, self._state_tensors())
         self._versions.published = found.extra.get("published")
         return {"checkpoint": found.version.step, "skipped": list(search.skipped)}
 
     def _state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._backend.state_tensors()
-        if self._critic is not None:
-            yield from self._critic.state_tensors()
+        if self._judge is not None:
+            yield from self._judge.state_tensors()
 
     def _state_extra(self) -> dict[str, Any]:
-        critic = {} if self._critic is None else {"critic": self._critic.state_extra()}
-        return {"backend": self._backend.state_extra(), **critic}
+        judge = {} if self._judge is None else {self._judge.name: self._judge.state_extra()}
+        return {"backend": self._backend.state_extra(), **judge}
 
     def _packs(self, step: int, rows: RolloutRows, share: Share) -> list[PackedBatch]:
         learner = self._config.learner

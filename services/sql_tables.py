@@ -114,11 +114,11 @@ def weights(rollouts: pa.Table, facts: LedgerFacts, config: Config) -> npt.NDArr
     """float64 [2, N]: advantage, and weight in the loss of each of the row's sampled tokens; NaN where not trained.
 
     By the learner's own functions, over the rows of each step; a step of which a row or a verdict is not here, or a
-    component that the configuration names now, has none, and neither has a run whose critic judges each token. The
+    component that the configuration names now, has none, and neither has a run whose tokens are judged one by one. The
     correction of the loss for the version that sampled is another factor, of each token, and not in it.
     """
     found = np.full((2, rollouts.num_rows), np.nan)
-    if config.learner.algorithm.has_critic:
+    if config.learner.algorithm.has_judge:
         return found
     # In the order of the learner's batches, so that sums are the same to the bit.
     order = np.lexsort([_numbers(rollouts, name) for name in ("branch", "sample_index", "group_number", "step")])

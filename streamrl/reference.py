@@ -3,9 +3,10 @@
     python -m streamrl.reference configs/quickstart.toml --model.path FOLDER --learner.steps 20
 
 One process, one thing after the other, plain PyTorch. It uses the engine, the packing and the losses of streamrl and
-nothing else of it: no Ray, no queue, no services. With `rollout.deterministic = true`, `rollout.update_mode = "drain"`
-and `learner.max_staleness = 0` the running system gives the same ids, losses, gradient norms and weights as this loop,
-to the bit; `tests/integration/test_invariant_4_*` holds them together.
+nothing else of it: no Ray, no queue, no services; a second model that judges tokens is in `reference_judges`. With
+`rollout.deterministic = true`, `rollout.update_mode = "drain"` and `learner.max_staleness = 0` the running system gives
+the same ids, losses, gradient norms and weights as this loop, to the bit; `tests/integration/test_invariant_4_*` holds
+them together.
 
 Left out, because it is the system's business and not the algorithm's: durability, staleness, in-flight updates,
 evaluation beside the stream, resuming, killable rewards, more than one rank, adapters, warm-up. Start it from a model
@@ -31,7 +32,6 @@ from streamrl.config.load import load_args
 from streamrl.dynamic_sampling import reason_to_filter
 from streamrl.engines.torch.engine import TorchEngine
 from streamrl.errors import ComponentError, ConfigError
-from streamrl.learner.estimates import ScoredPack, with_estimates
 from streamrl.learner.finite import require_finite
 from streamrl.learner.mini_batches import mini_batch_of
 from streamrl.learner.objectives import policy_loss
@@ -40,10 +40,9 @@ from streamrl.learner.packing import PackedBatch, empty_pack, pack
 from streamrl.learner.policy import PREFIX, PolicyModel
 from streamrl.learner.rows import count_targets, row_targets, select_rows
 from streamrl.learner.schedule import learning_rate
-from streamrl.learner.value_model import ValueModel, decoder_of
-from streamrl.learner.values import value_loss
 from streamrl.models.load import load_model
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
+from streamrl.reference_judges import Cut, make_plain_judge
 from streamrl.rewards.base import RewardItem, component_columns, with_components
 from streamrl.rewards.scorer import Scorer, resolve_reward
 from streamrl.sampling import GroupSampling
@@ -67,9 +66,6 @@ from streamrl.types import (
     rollout_seed,
 )
 from streamrl.weights.tensors import weights_digest
-
-Cut = tuple[list[PackedBatch], Denominators]
-"""A mini-batch: its packs, and the counts over all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +138,7 @@ class Reference:
             self.policy = PolicyModel(load_model(self.folder, config.model.dtype).to(torch.float32))
             self.optimizer = make_optimizer(self.policy.parameters(), config.learner.optimizer)
             self.start = self._start() if algorithm.has_reference else None
-            self.critic = PlainCritic(config, self.folder) if algorithm.has_critic else None
+            self.judge = make_plain_judge(config, self.folder, self.start)
 
     def steps(self) -> Iterator[StepRecord]:
         """Every step, each as it is done."""
@@ -227,8 +223,9 @@ class Reference:
         learner = self.config.learner
         rows = self.shape(rows)
         mini_batches, idle = self.cut(step, rows, truncated, components), learner.critic.warmup_steps
-        if self.critic is not None:
-            mini_batches = self.critic.learn(step, mini_batches, rows)
+        if self.judge is not None:
+            mini_batches = self.judge.judge(mini_batches, rows)
+            self.judge.learn(step, mini_batches)
         if step < idle:
             return 0.0, 0.0
         set_learning_rate(self.optimizer, learning_rate(step - idle, learner.optimizer, learner.steps - idle))
@@ -309,49 +306,6 @@ class Reference:
                 device=rollout.device,
                 deterministic=rollout.batch_invariant,
             )
-
-
-class PlainCritic:
-    """The critic of `learner.algorithm.advantage = "gae"`: values of the step's tokens, advantages made of them, and
-    what it learns from the returns."""
-
-    def __init__(self, config: Config, start: Path) -> None:
-        """start: the folder that it begins with, where the configuration names none."""
-        self.config, settings = config, config.learner.critic
-        model = load_model(settings.path or start, config.model.dtype).to(torch.float32)
-        self.model = ValueModel(decoder_of(model))
-        self.optimizer = make_optimizer(self.model.parameters(), settings.optimizer)
-
-    def learn(self, step: int, mini_batches: list[Cut], rows: RolloutRows) -> list[Cut]:
-        """Judge the batch by the values as they are, then make the critic's updates; the batch with advantages."""
-        learner, settings = self.config.learner, self.config.learner.critic
-        set_learning_rate(self.optimizer, learning_rate(step, settings.optimizer, learner.steps))
-        mini_batch_N = mini_batch_of(rows.group, learner.mini_batches)
-        scored = [
-            ScoredPack(self.valued(one), rows.rewards[mini_batch_N == number])
-            for number, (packs, _) in enumerate(mini_batches)
-            for one in packs
-        ]
-        (judged,), _ = with_estimates([scored], settings, total=lambda sums: sums)
-        waiting = iter(judged)
-        mini_batches = [([next(waiting) for _ in packs], total) for packs, total in mini_batches]
-        for _ in range(learner.ppo_epochs):
-            for packs, total in mini_batches:
-                self.update(packs, total)
-        return mini_batches
-
-    def valued(self, one: PackedBatch) -> PackedBatch:
-        with torch.no_grad():
-            return replace(one, values=self.model(one))
-
-    def update(self, packs: list[PackedBatch], total: Denominators) -> None:
-        settings = self.config.learner.critic
-        for one in packs:
-            loss, _ = value_loss(self.model, one, total, settings.value_clip)
-            loss.backward()
-        clip_gradients(list(self.model.parameters()), settings.optimizer.max_grad_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
 
 
 def lay_out(step: int, samples: list[Sample], scores: list[Score]) -> RolloutRows:

@@ -84,7 +84,7 @@ def first_values(config: Config, folder: Path) -> str:
     critic = msgspec.structs.replace(config.learner.critic, path=str(folder / name))
     learner = msgspec.structs.replace(config.learner, critic=critic)
     with built(msgspec.structs.replace(config, learner=learner), folder / "run") as core:
-        return weight_digest(core._critic.state_tensors())
+        return weight_digest(core._judge.state_tensors())
 
 
 def other_reference(config: Config, folder: Path) -> Learned:
@@ -161,6 +161,17 @@ def warm(config: Config, folder: Path) -> list[tuple[Any, ...]]:
     with built(config, folder) as core:
         core.warm_up(lambda one: seen.append((one.step, repr(one.loss), one.score, torch.get_num_threads())))
     return seen
+
+
+def rows_in(config: Config, folder: Path) -> list[FrameRef]:
+    """Seeded rows, in one frame."""
+    return asyncio.run(write_rows(config, folder, 1))
+
+
+def train(core: LearnerCore, written: list[FrameRef], steps: range) -> list[dict[str, float]]:
+    """Steps on these rows, without a checkpoint; the metrics of each."""
+    timer = StepTimer(SystemClock(), ("read", "pack", "forward_backward", "optimizer"))
+    return [core.train(core.plan(lease(step, written)), timer) for step in steps]
 
 
 async def write_rows(config: Config, folder: Path, frames: int) -> list[FrameRef]:

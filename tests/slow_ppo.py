@@ -1,8 +1,9 @@
-"""PPO with a critic as its formulas say it: float64, token by token, row by row, torch's own optimizer and attention.
+"""PPO with a judge as its formulas say it: float64, token by token, row by row, torch's own optimizer and attention.
 
 What the learner's step is compared with. It packs nothing, shares no prompt, and knows no sums but Python's.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -23,25 +24,78 @@ class SlowRow:
         self.places = [t for t in range(1, end - start) if rows.token_origin[start + t] == TokenOrigin.SAMPLED]
         self.rollout = torch.from_numpy(rows.rollout_logprobs[start:end].astype(np.float64))[self.places]
         self.score = float(rows.rewards[number])
+        self.group = int(rows.group[number])
         self.advantages: list[float] = []
         self.returns: list[float] = []
         self.values: list[float] = []
 
 
-class SlowPpo:
-    """A policy and a critic; `step` makes one step of both on one mini-batch or several."""
+def logprobs(model: PreTrainedModel, row: SlowRow, temperature: float) -> torch.Tensor:
+    logits = model(input_ids=row.ids[None]).logits[0] / temperature
+    places = torch.tensor(row.places)
+    return logits.log_softmax(-1)[places - 1, row.ids[places]]
+
+
+class SlowStep(ABC):
+    """A policy and a judge; `step` makes one step of both on one mini-batch or several."""
+
+    def __init__(self, policy: PreTrainedModel, algorithm: AlgorithmConfig, judge_optimizer: OptimizerConfig) -> None:
+        self.policy = policy.double().eval()
+        self.algorithm, self.judge_optimizer = algorithm, judge_optimizer
+
+    @abstractmethod
+    def judge(self, rows: list[SlowRow]) -> None:
+        """Give the rows their advantages."""
+
+    @abstractmethod
+    def judge_params(self) -> list[nn.Parameter]: ...
+
+    @abstractmethod
+    def judge_loss(self, rows: list[SlowRow]) -> torch.Tensor: ...
+
+    def policy_loss(self, rows: list[SlowRow], before: dict[int, torch.Tensor], temperature: float) -> torch.Tensor:
+        """Decoupled PPO against the policy before the step, weighed by truncated importance."""
+        terms = []
+        for row in rows:
+            start, advantages = before[id(row)], torch.tensor(row.advantages, dtype=torch.float64)
+            ratio = (logprobs(self.policy, row, temperature) - start).exp()
+            bounded = ratio.clamp(1 - self.algorithm.clip_low, 1 + self.algorithm.clip_high)
+            weight = (start - row.rollout).exp().clamp(max=self.algorithm.tis_cap)
+            terms.append(-weight * torch.minimum(ratio * advantages, bounded * advantages))
+        return torch.cat(terms).mean()
+
+    def step(
+        self,
+        mini_batches: list[list[SlowRow]],
+        optimizer: OptimizerConfig,
+        temperature: float,
+        epochs: int,
+    ) -> None:
+        """All updates of one step, the first that the optimizers make."""
+        rows = [row for mini_batch in mini_batches for row in mini_batch]
+        self.judge(rows)
+        before = {id(row): logprobs(self.policy, row, temperature).detach() for row in rows}
+        policy = _adamw(list(self.policy.parameters()), optimizer)
+        judge = _adamw(self.judge_params(), self.judge_optimizer)
+        for _ in range(epochs):
+            for mini_batch in mini_batches:
+                _update(policy, self.policy_loss(mini_batch, before, temperature), optimizer.max_grad_norm)
+                _update(judge, self.judge_loss(mini_batch), self.judge_optimizer.max_grad_norm)
+
+
+class SlowPpo(SlowStep):
+    """The judge is a critic."""
 
     def __init__(
         self, policy: PreTrainedModel, decoder: PreTrainedModel, algorithm: AlgorithmConfig, critic: CriticConfig
     ) -> None:
-        self.policy, self.decoder = policy.double().eval(), decoder.double().eval()
+        super().__init__(policy, algorithm, critic.optimizer)
+        self.decoder = decoder.double().eval()
         self.head = nn.Parameter(torch.zeros(policy.config.hidden_size, dtype=torch.float64))
-        self.algorithm, self.settings = algorithm, critic
+        self.settings = critic
 
-    def logprobs(self, row: SlowRow, temperature: float) -> torch.Tensor:
-        logits = self.policy(input_ids=row.ids[None]).logits[0] / temperature
-        places = torch.tensor(row.places)
-        return logits.log_softmax(-1)[places - 1, row.ids[places]]
+    def judge_params(self) -> list[nn.Parameter]:
+        return [*self.decoder.parameters(), self.head]
 
     def value(self, row: SlowRow) -> torch.Tensor:
         hidden = self.decoder(input_ids=row.ids[None]).last_hidden_state[0]
@@ -66,24 +120,9 @@ class SlowPpo:
                 row.advantages.insert(0, for_policy)
                 row.returns.insert(0, for_value + after)
         if settings.whiten:
-            every = [one for row in rows for one in row.advantages]
-            mean = sum(every) / len(every)
-            variance = sum((one - mean) ** 2 for one in every) / (len(every) - 1)
-            for row in rows:
-                row.advantages = [(one - mean) / (variance + 1e-8) ** 0.5 for one in row.advantages]
+            whiten(rows)
 
-    def policy_loss(self, rows: list[SlowRow], before: dict[int, torch.Tensor], temperature: float) -> torch.Tensor:
-        """Decoupled PPO against the policy before the step, weighed by truncated importance."""
-        terms = []
-        for row in rows:
-            start, advantages = before[id(row)], torch.tensor(row.advantages, dtype=torch.float64)
-            ratio = (self.logprobs(row, temperature) - start).exp()
-            bounded = ratio.clamp(1 - self.algorithm.clip_low, 1 + self.algorithm.clip_high)
-            weight = (start - row.rollout).exp().clamp(max=self.algorithm.tis_cap)
-            terms.append(-weight * torch.minimum(ratio * advantages, bounded * advantages))
-        return torch.cat(terms).mean()
-
-    def value_loss(self, rows: list[SlowRow]) -> torch.Tensor:
+    def judge_loss(self, rows: list[SlowRow]) -> torch.Tensor:
         terms, clip = [], self.settings.value_clip
         for row in rows:
             values, old, returns = self.value(row), torch.tensor(row.values), torch.tensor(row.returns)
@@ -94,24 +133,14 @@ class SlowPpo:
             terms.append(0.5 * loss)
         return torch.cat(terms).mean()
 
-    def step(
-        self,
-        mini_batches: list[list[SlowRow]],
-        optimizer: OptimizerConfig,
-        temperature: float,
-        epochs: int,
-    ) -> None:
-        """All updates of one step, the first that the optimizers make."""
-        rows = [row for mini_batch in mini_batches for row in mini_batch]
-        self.judge(rows)
-        before = {id(row): self.logprobs(row, temperature).detach() for row in rows}
-        critic_params = [*self.decoder.parameters(), self.head]
-        policy = _adamw(list(self.policy.parameters()), optimizer)
-        critic = _adamw(critic_params, self.settings.optimizer)
-        for _ in range(epochs):
-            for mini_batch in mini_batches:
-                _update(policy, self.policy_loss(mini_batch, before, temperature), optimizer.max_grad_norm)
-                _update(critic, self.value_loss(mini_batch), self.settings.optimizer.max_grad_norm)
+
+def whiten(rows: list[SlowRow]) -> None:
+    """Over all tokens, by the unbiased variance."""
+    every = [one for row in rows for one in row.advantages]
+    mean = sum(every) / len(every)
+    variance = sum((one - mean) ** 2 for one in every) / (len(every) - 1)
+    for row in rows:
+        row.advantages = [(one - mean) / (variance + 1e-8) ** 0.5 for one in row.advantages]
 
 
 def _adamw(params: list[Any], config: OptimizerConfig) -> torch.optim.AdamW:

@@ -11,7 +11,9 @@ GROUP_SIZE = 2
 VOCAB = 19
 
 
-def make_model(*, hidden_size: int = 24, intermediate_size: int = 35, head_dim: int = 8) -> Qwen3ForCausalLM:
+def make_model(
+    *, hidden_size: int = 24, intermediate_size: int = 35, head_dim: int = 8, tied: bool = True
+) -> Qwen3ForCausalLM:
     """The same weights at each call."""
     torch.manual_seed(5)
     return Qwen3ForCausalLM(
@@ -24,24 +26,24 @@ def make_model(*, hidden_size: int = 24, intermediate_size: int = 35, head_dim: 
             num_key_value_heads=1,
             head_dim=head_dim,
             max_position_embeddings=64,
-            tie_word_embeddings=True,
+            tie_word_embeddings=tied,
         )
     )
 
 
-def make_turns(*seed: int, step: int, groups: int = 6, lag: int = 0) -> RolloutRows:
-    """Groups of two with a shared prompt; log-probs near those of a model that was just made."""
+def make_turns(*seed: int, step: int, groups: int = 6, lag: int = 0, group_size: int = GROUP_SIZE) -> RolloutRows:
+    """Groups with a shared prompt; log-probs near those of a model that was just made."""
     random = np.random.default_rng(seed)
     ids, origins, lengths = [], [], []
     for _ in range(groups):
         prompt = random.integers(0, VOCAB, random.integers(1, 5))
-        for _ in range(GROUP_SIZE):
+        for _ in range(group_size):
             turns = [(TokenOrigin.PROMPT, len(prompt)), *_turns(random)]
             own = np.concatenate([np.full(count, origin) for origin, count in turns])
             ids += [prompt, random.integers(0, VOCAB, len(own) - len(prompt))]
             origins.append(own)
             lengths.append(len(own))
-    count, rows = sum(lengths), groups * GROUP_SIZE
+    count, rows = sum(lengths), groups * group_size
     valid = random.random(rows) > 0.15
     return RolloutRows(
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
@@ -49,8 +51,8 @@ def make_turns(*seed: int, step: int, groups: int = 6, lag: int = 0) -> RolloutR
         token_origin=np.concatenate(origins).astype(np.uint8),
         rollout_logprobs=random.normal(-3.0, 0.2, count).astype(np.float32),
         token_steps=np.full(count, step - lag),
-        group=np.repeat(np.arange(groups), GROUP_SIZE),
-        sample_index=np.tile(np.arange(GROUP_SIZE), groups),
+        group=np.repeat(np.arange(groups), group_size),
+        sample_index=np.tile(np.arange(group_size), groups),
         rewards=np.where(valid, random.integers(0, 3, rows) / 2.0, np.nan),
         valid=valid,
         replica=[f"rollout-{row % 2}" for row in range(rows)],

@@ -72,6 +72,21 @@ def maxrl(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray) -> Dou
     return groups.centred() / np.where(groups.varied_G, groups.mean_G, 1.0)[groups.place_N]
 
 
+def prime(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray) -> DoubleArray:
+    """`rloo`, of rewards that are outcomes: the part of PRIME's advantages that all tokens of a row share. What each
+    token adds is `streamrl.algorithms.prime`'s. Arguments, result and errors as `dr_grpo`. Raises ConfigError for a
+    reward that is not from 0 to 1, which no implicit reward model can learn."""
+    wrong_N = valid_N & ((rewards_N < 0.0) | (rewards_N > 1.0)) & np.isfinite(rewards_N)
+    if wrong_N.any():
+        row = int(np.flatnonzero(wrong_N)[0])
+        raise ConfigError(
+            f'the reward of row {row} (group {int(group_N[row])}) is {rewards_N[row]}, and "prime" learns rewards from '
+            "0 to 1, as the probability that a row is right; scale the rewards, or set learner.algorithm.advantage = "
+            '"rloo"'
+        )
+    return rloo(rewards_N, valid_N, group_N)
+
+
 def by_token(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray) -> DoubleArray:
     """0 for every row, since each of its tokens gets an advantage of its own (`gae`). Arguments and errors as
     `dr_grpo`."""
@@ -84,6 +99,7 @@ ADVANTAGES: dict[str, Callable[[DoubleArray, BoolArray, LongArray], DoubleArray]
     "rloo": rloo,
     "maxrl": maxrl,
     "gae": by_token,
+    "prime": prime,
 }
 
 

@@ -1,45 +1,52 @@
-"""The rules about the critic, `[learner.critic]`. Pure: a configuration in, problems out."""
+"""The rules about the critic, `[learner.critic]`, and about any judge of tokens. Pure: a configuration in, problems
+out."""
 
 from collections.abc import Iterator
 
 from streamrl.config.algorithm_rules import ROW_LOSSES
 from streamrl.config.fields import leaves
-from streamrl.config.learner_tables import CriticConfig
+from streamrl.config.learner_tables import CriticConfig, OptimizerConfig
 from streamrl.config.problems import Problem
 from streamrl.config.schema import Config
+from streamrl.config.table import Table
 from streamrl.config.toml_text import quoted
 
-_CRITIC, _ADVANTAGE = "learner.critic", "learner.algorithm.advantage"
+_CRITIC, ADVANTAGE = "learner.critic", "learner.algorithm.advantage"
 
 
 def critic_without_gae(config: Config) -> Iterator[Problem]:
     """What is said of a critic that is not there would do nothing."""
     algorithm = config.learner.algorithm
-    if algorithm.has_critic:
-        return
-    for leaf in leaves(CriticConfig):
-        value = _value(config.learner.critic, leaf.name)
+    if not algorithm.has_critic:
+        what = f'"{algorithm.advantage}" has no critic; set {ADVANTAGE} = "gae", or leave this key out'
+        yield from unused_keys(config.learner.critic, _CRITIC, what)
+
+
+def unused_keys(table: Table, name: str, what: str) -> Iterator[Problem]:
+    """`what` of every key of a judge's table that is not as it is by default."""
+    for leaf in leaves(type(table)):
+        value = _value(table, leaf.name)
         if value != leaf.default:
-            what = f'"{algorithm.advantage}" has no critic; set {_ADVANTAGE} = "gae", or leave this key out'
-            yield Problem(key=f"{_CRITIC}.{leaf.name}", what=what, given=quoted(value), involves=(_ADVANTAGE,))
+            yield Problem(key=f"{name}.{leaf.name}", what=what, given=quoted(value), involves=(ADVANTAGE,))
 
 
-def _value(table: CriticConfig, name: str) -> object:
+def _value(table: Table, name: str) -> object:
     value: object = table
     for part in name.split("."):
         value = getattr(value, part)
     return value
 
 
-def gae_judges_tokens(config: Config) -> Iterator[Problem]:
+def tokens_are_judged(config: Config) -> Iterator[Problem]:
     """A row loss has one ratio, and so one direction, for all tokens of a row."""
     algorithm = config.learner.algorithm
-    if algorithm.has_critic and algorithm.loss in ROW_LOSSES:
+    if algorithm.has_judge and algorithm.loss in ROW_LOSSES:
         what = (
-            f'"gae" judges each token by itself, and the ratio of "{algorithm.loss}" is the row\'s; set a loss of '
-            'tokens ("ppo"), or an advantage of rows'
+            f'"{algorithm.advantage}" judges each token by itself, and the ratio of "{algorithm.loss}" is the row\'s; '
+            'set a loss of tokens ("ppo"), or an advantage of rows'
         )
-        yield Problem(key=_ADVANTAGE, what=what, given='"gae"', involves=("learner.algorithm.loss",))
+        given = quoted(algorithm.advantage)
+        yield Problem(key=ADVANTAGE, what=what, given=given, involves=("learner.algorithm.loss",))
 
 
 def values_before_the_policy(config: Config) -> Iterator[Problem]:
@@ -60,10 +67,14 @@ def one_lambda(config: Config) -> Iterator[Problem]:
 
 
 def betas_of_the_critic(config: Config) -> Iterator[Problem]:
-    betas = config.learner.critic.optimizer.betas
-    if max(betas) >= 1.0:
+    yield from betas_below_1(config.learner.critic.optimizer, _CRITIC)
+
+
+def betas_below_1(optimizer: OptimizerConfig, name: str) -> Iterator[Problem]:
+    """name: of the table that the optimizer is of."""
+    if max(optimizer.betas) >= 1.0:
         what = "a beta of 1 never forgets, and the bias correction divides by zero; set both below 1"
-        yield Problem(key=f"{_CRITIC}.optimizer.betas", what=what, given=quoted(betas))
+        yield Problem(key=f"{name}.optimizer.betas", what=what, given=quoted(optimizer.betas))
 
 
-CRITIC_RULES = (critic_without_gae, gae_judges_tokens, values_before_the_policy, one_lambda, betas_of_the_critic)
+CRITIC_RULES = (critic_without_gae, tokens_are_judged, values_before_the_policy, one_lambda, betas_of_the_critic)

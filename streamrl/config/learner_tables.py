@@ -90,10 +90,12 @@ class AlgorithmConfig(Table, frozen=True):
         "gdpo",
         "remax",
         "gae",
+        "prime",
     ] = "grpo"
     """How a rollout is judged against the others of its group; by the `reinforce_pp` forms against the whole batch; by
     `gdpo` in each of its reward's `components`; by `remax` against a greedy rollout, which is the last of the group and
-    not trained; by `gae` each of its tokens against a critic (`learner.critic`)."""
+    not trained; by `gae` each of its tokens against a critic (`learner.critic`); by `prime` against its group, and so
+    is each of its tokens, by rewards that a second model gives to tokens (`learner.prime`)."""
     components: dict[str, float] | None = None
     """Of `gdpo`: the components of the reward and what each weighs, `{ correct = 1.0, format = 0.2 }`. The reward
     function returns a dict that has them all; a score that lacks one has failed."""
@@ -173,7 +175,7 @@ class AlgorithmConfig(Table, frozen=True):
     @property
     def has_reference(self) -> bool:
         """Whether the learner holds a second policy."""
-        return self.kl_coef > 0.0 or self.loss == "opd"
+        return self.kl_coef > 0.0 or self.loss == "opd" or self.has_implicit_rewards
 
     @property
     def loss_divergence(self) -> str:
@@ -189,7 +191,12 @@ class AlgorithmConfig(Table, frozen=True):
     def learns_from_advantages_alone(self) -> bool:
         """Whether a row without advantage gives no gradient."""
         terms = self.entropy_coef > 0.0 or self.kl_in_loss
-        return not terms and self.loss != "opd" and not self.has_critic
+        return not terms and self.loss != "opd" and not self.has_judge
+
+    @property
+    def has_judge(self) -> bool:
+        """Whether a second model is trained, which gives each token an advantage of its own."""
+        return self.has_critic or self.has_implicit_rewards
 
     @property
     def component_names(self) -> tuple[str, ...]:
@@ -209,6 +216,11 @@ class AlgorithmConfig(Table, frozen=True):
     def has_critic(self) -> bool:
         """Whether tokens are judged by a critic."""
         return self.advantage == "gae"
+
+    @property
+    def has_implicit_rewards(self) -> bool:
+        """Whether tokens are rewarded by an implicit reward model."""
+        return self.advantage == "prime"
 
 
 class CriticConfig(Table, frozen=True):
@@ -233,6 +245,27 @@ class CriticConfig(Table, frozen=True):
     value_lambda: Fraction = 1.0
     """Of the returns that the critic learns."""
     whiten: bool = True
+    """Whether advantages are brought to mean 0 and variance 1, over all trained tokens of the batch."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+
+class PrimeConfig(Table, frozen=True):
+    """The implicit reward model of `learner.algorithm.advantage = "prime"`: a model of its own, over the same ranks,
+    which begins as the policy and learns the rewards of rollouts, from 0 to 1. By how much a token is likelier under it
+    than under `learner.algorithm.reference` is the token's reward. Without that advantage there is none."""
+
+    beta: PositiveFloat = 0.05
+    """Reward of a token for each nat by which its log-prob is above the reference's."""
+    process_coef: PositiveFloat = 1.0
+    """What the rewards of tokens count for in an advantage."""
+    outcome_coef: NonNegativeFloat = 1.0
+    """What the reward of the rollout counts for in it."""
+    gamma: Fraction = 1.0
+    """Discount of a token's reward for each token between; the rollout's is not discounted."""
+    normalise: bool = False
+    """Whether rewards of tokens are divided by the largest sum, whatever its sign, from a token to the end of its
+    rollout in the batch: so they come to as much as rewards of rollouts from the beginning."""
+    whiten: bool = False
     """Whether advantages are brought to mean 0 and variance 1, over all trained tokens of the batch."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
@@ -318,6 +351,7 @@ class LearnerConfig(Table, frozen=True):
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
+    prime: PrimeConfig = field(default_factory=PrimeConfig)
     overlong: OverlongConfig = field(default_factory=OverlongConfig)
     filter: FilterConfig = field(default_factory=FilterConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)

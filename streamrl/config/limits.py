@@ -134,18 +134,21 @@ def log_parts(config: Config) -> int:
     return 3 + config.gateway.enabled + config.rollout.replicas + config.learner.num_workers
 
 
-def critic_parameters(config: Config, model: ModelFacts) -> int:
-    """Elements of the critic, 0 without one: as many as the policy's model has, where it does not say otherwise."""
-    if not config.learner.algorithm.has_critic:
+def judge_parameters(config: Config, model: ModelFacts) -> int:
+    """Elements of the critic or the implicit reward model, 0 without one: as many as the policy's model has, where a
+    critic's own does not say otherwise."""
+    algorithm = config.learner.algorithm
+    if not algorithm.has_judge:
         return 0
-    return model.num_parameters if model.critic_parameters is None else model.critic_parameters
+    own = model.critic_parameters if algorithm.has_critic else None
+    return model.num_parameters if own is None else own
 
 
 def checkpoint_bytes(config: Config, model: ModelFacts) -> int:
     """Bytes of one checkpoint: what is trained and two moments of it in float32, a reference that moves, and what
     describes them."""
-    trained, critic = trained_parameters(config, model), critic_parameters(config, model)
-    return (trained * (4 if averages(config) else 3) + critic * 3) * 4 + CHECKPOINT_HEAD_BYTES
+    trained, judge = trained_parameters(config, model), judge_parameters(config, model)
+    return (trained * (4 if averages(config) else 3) + judge * 3) * 4 + CHECKPOINT_HEAD_BYTES
 
 
 def averages(config: Config) -> bool:

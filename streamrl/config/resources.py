@@ -88,8 +88,8 @@ def _memory(config: Config, model: ModelFacts | None, weights: int) -> dict[str,
         memory["learner.micro_batch_tokens"] = ranks * _activations(config, model)
         # Copies that are not trained: the base of adapters, and the reference of the divergence.
         frozen = limits.base_bytes(config, model) + (weights if config.learner.algorithm.has_reference else 0)
-        critic = limits.critic_parameters(config, model) * 4
-        memory["learner.num_workers"] += _OPTIMIZER_COPIES * (limits.version_bytes(config, model) + critic) + frozen
+        judge = limits.judge_parameters(config, model) * 4
+        memory["learner.num_workers"] += _OPTIMIZER_COPIES * (limits.version_bytes(config, model) + judge) + frozen
     # The snapshot that a checkpoint is written from while the next steps run.
     memory["learner.num_workers"] += limits.checkpoint_bytes(config, model)
     # What a replica makes of adapters and their base, until its engine has copied it.

@@ -16,6 +16,7 @@ from streamrl.config.known import REWARDS, TASK_LONGEST_PROMPT
 from streamrl.config.limits import INVARIANT_ROWS
 from streamrl.config.lora_rules import adapters_of_a_warm_model, adapters_without_rank, known_targets
 from streamrl.config.overlong_rules import OVERLONG_RULES
+from streamrl.config.prime_rules import PRIME_RULES
 from streamrl.config.problems import Problem
 from streamrl.config.rank_rules import RANK_RULES
 from streamrl.config.schema import Config
@@ -196,6 +197,7 @@ RULES: tuple[Rule, ...] = (
     *ALGORITHM_RULES,
     *COMPONENT_RULES,
     *CRITIC_RULES,
+    *PRIME_RULES,
     *FILTER_RULES,
     *OVERLONG_RULES,
     _warmup,

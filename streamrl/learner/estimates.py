@@ -40,8 +40,8 @@ def estimate(pack: PackedBatch, scores_N: DoubleArray, config: CriticConfig) -> 
     """
     assert pack.values is not None
     rows_K = pack.rows.numpy()
-    ends = np.flatnonzero(np.diff(rows_K, append=-1))
-    offsets = np.concatenate([np.zeros(1, np.int64), ends + 1])
+    offsets = pack.row_offsets()
+    ends = offsets[1:] - 1
     rewards_K = np.zeros(len(rows_K))
     rewards_K[ends] = scores_N[rows_K[ends]]
     policy_lambda_R = np.full(len(ends), config.policy_lambda)
@@ -65,14 +65,13 @@ def with_estimates(
     say of the values. shares: of each share of this rank its packs, with `values`.
     """
     estimates = [[estimate(*scored, config) for scored in share] for share in shares]
-    advantages = [_joined([one.advantages_T for one in share]) for share in estimates]
+    advantages = [[one.advantages_T for one in share] for share in estimates]
     if config.whiten:
-        advantages = whitened(advantages, total)
-    judged = []
-    for share, found, whole in zip(shares, estimates, advantages, strict=True):
-        ends = np.cumsum([scored.pack.num_targets for scored in share], dtype=np.int64)
-        parts = np.split(whole, ends)[:-1]
-        judged.append([_judged(*one) for one in zip((scored.pack for scored in share), parts, found, strict=True)])
+        advantages = whitened_packs(advantages, total)
+    judged = [
+        [_judged(*one) for one in zip((scored.pack for scored in share), parts, found, strict=True)]
+        for share, parts, found in zip(shares, advantages, estimates, strict=True)
+    ]
     return judged, value_facts(judged, total)
 
 
@@ -82,6 +81,13 @@ def _judged(pack: PackedBatch, advantages_K: DoubleArray, found: Estimate) -> Pa
         advantages=torch.from_numpy(advantages_K.astype(np.float32)),
         returns=torch.from_numpy(found.returns_T.astype(np.float32)),
     )
+
+
+def whitened_packs(shares: Sequence[Sequence[DoubleArray]], total: Total) -> list[list[DoubleArray]]:
+    """`whitened`, of each share an array for each of its packs. Collective where `total` is."""
+    whole = whitened([_joined(share) for share in shares], total)
+    ends = [np.cumsum([len(pack_K) for pack_K in share], dtype=np.int64) for share in shares]
+    return [np.split(joined, end)[:-1] for joined, end in zip(whole, ends, strict=True)]
 
 
 def whitened(parts: Sequence[DoubleArray], total: Total) -> list[DoubleArray]:

@@ -35,6 +35,8 @@ class PackedBatch:
     as numbered in the rows that were packed. start_logprobs: float32 [K], the targets' log-probs before the first
     update of the step; None where that is the policy that is differentiated, or nothing asks for them. values, returns:
     float32 [K], what a critic gave for the targets before the step, and what it is to learn; None without a critic.
+    reference_logprobs, outcomes: float32 [K], what an implicit reward model is measured against, and the reward of the
+    row that the target is of, which it is to learn; None without one.
     """
 
     ids: torch.Tensor
@@ -50,6 +52,8 @@ class PackedBatch:
     start_logprobs: torch.Tensor | None = None
     values: torch.Tensor | None = None
     returns: torch.Tensor | None = None
+    reference_logprobs: torch.Tensor | None = None
+    outcomes: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -58,6 +62,12 @@ class PackedBatch:
     @property
     def num_targets(self) -> int:
         return len(self.targets)
+
+    def row_offsets(self) -> LongArray:
+        """int64 [R + 1]: row i of the R in this pack owns the targets offsets[i]:offsets[i + 1]. For a pack on the
+        CPU."""
+        ends = np.flatnonzero(np.diff(self.rows.numpy(), append=-1))
+        return np.concatenate([np.zeros(1, np.int64), ends + 1])
 
     def to(self, device: torch.device) -> "PackedBatch":
         """The same pack with every tensor on `device`; itself where it lies there already."""
@@ -74,7 +84,7 @@ def empty_pack() -> PackedBatch:
     no_index = nothing.to(torch.int64)
     layout = lay_out(np.ones(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
     one = PackedBatch(zero, zero, layout, no_index, no_index, nothing, nothing, nothing, nothing, no_index)
-    return replace(one, values=nothing, returns=nothing)
+    return replace(one, values=nothing, returns=nothing, reference_logprobs=nothing, outcomes=nothing)
 
 
 def pack(

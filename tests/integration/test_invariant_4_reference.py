@@ -153,6 +153,23 @@ def test_invariant_4_holds_with_a_greedy_rollout_in_each_group(synchronous, monk
     assert min(row["grad/norm"] for row in system) > 1e-3
 
 
+PRIME = (
+    *("--learner.algorithm.advantage", "prime"),
+    *("--learner.prime.optimizer.lr", "1e-3", "--learner.prime.beta", "0.5"),
+    *("--learner.prime.normalise", "true", "--learner.prime.whiten", "true"),
+)
+
+
+def test_invariant_4_holds_with_rewards_of_tokens(synchronous, monkeypatch) -> None:
+    run = synchronous("prime", *PRIME, *SEVERAL_UPDATES, "--learner.steps", "5")
+    monkeypatch.syspath_prepend(run.folder.parents[1])
+    records, system = list(Reference(load(run.folder / "config.toml")).steps()), run.metrics()
+    assert [record.loss for record in records] == [row["loss/policy"] for row in system]
+    assert [record.grad_norm for record in records] == [row["grad/norm"] for row in system]
+    assert [record.digest for record in records] == [row["weights/digest"] for row in system]
+    assert system[0]["prime/reward_mean"] == 0.0 != system[1]["prime/reward_mean"]
+
+
 def test_invariant_4_holds_where_groups_are_filtered(synchronous, monkeypatch) -> None:
     window = ("--learner.filter.zero_variance", "true", "--learner.filter.low", "0.2", "--learner.filter.high", "0.4")
     overlong = ("--learner.overlong.buffer", "4", "--learner.overlong.mask_truncated", "true")

@@ -14,16 +14,19 @@ import numpy as np
 import torch
 from turns import make_model, make_turns
 
+from streamrl.algorithms.advantages import advantage_of
 from streamrl.config.learner_tables import AlgorithmConfig, CriticConfig, OptimizerConfig
 from streamrl.errors import NonFiniteError
 from streamrl.learner.balance import split_rows
-from streamrl.learner.critic import Critic, step_of_both
+from streamrl.learner.critic import Critic
 from streamrl.learner.digest import weight_digest
 from streamrl.learner.fsdp import FsdpBackend, on_policy
+from streamrl.learner.judge import step_of_both
+from streamrl.learner.judged import Part
 from streamrl.learner.mini_batches import MiniBatch, mini_batch_of
 from streamrl.learner.packing import pack
 from streamrl.learner.process_group import LearnerGroup, open_group
-from streamrl.learner.rows import count_targets, select_rows
+from streamrl.learner.rows import count_targets, row_targets, select_rows
 from streamrl.learner.sharding import ShardedPolicy
 from streamrl.learner.value_model import HEAD, ShardedCritic, decoder_of
 from streamrl.types import RolloutRows
@@ -49,17 +52,22 @@ def make_both(group: LearnerGroup, **sizes: int) -> tuple[FsdpBackend, Critic, S
     return policy, Critic(model, CRITIC, TOTAL_STEPS), model
 
 
-def cut_of(rows: RolloutRows, shares: int, group: LearnerGroup) -> tuple[list[MiniBatch], list[list[RolloutRows]]]:
+def cut_of(
+    rows: RolloutRows, shares: int, group: LearnerGroup, advantage: str = "gae"
+) -> tuple[list[MiniBatch], list[list[Part]]]:
     """This rank's part; two packs a share and more."""
+    advantages_N = advantage_of(advantage, rows.rewards, rows.valid, rows.group, row_targets(rows))
     number_N, each = mini_batch_of(rows.group, MINI_BATCHES), shares // group.world_size
     mini_batches, parts = [], []
     for number in range(MINI_BATCHES):
-        whole = select_rows(rows, np.flatnonzero(number_N == number))
+        places = np.flatnonzero(number_N == number)
+        whole = select_rows(rows, places)
         split = split_rows(whole.lengths(), whole.group, shares, 24)[group.rank * each : (group.rank + 1) * each]
         mine = [select_rows(whole, share) for share in split]
-        packs = [pack(part, np.zeros(part.num_rows), 24) for part in mine]
+        own = [Part(part, places[share]) for part, share in zip(mine, split, strict=True)]
+        packs = [pack(part.rows, advantages_N[part.places], 24) for part in own]
         mini_batches.append(MiniBatch(packs, count_targets(whole)))
-        parts.append(mine)
+        parts.append(own)
     return mini_batches, parts
 
 

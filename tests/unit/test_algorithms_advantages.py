@@ -60,7 +60,7 @@ def test_a_group_of_equal_rewards_gets_exactly_zero(name: str, count: int, value
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
 def test_a_single_row_has_nothing_to_be_compared_with(name: str) -> None:
-    got = ADVANTAGES[name](np.array([5.0, 1.0]), np.array([True, False]), np.zeros(2, np.int64))
+    got = ADVANTAGES[name](np.array([0.5, 1.0]), np.array([True, False]), np.zeros(2, np.int64))
     assert (got == 0.0).all()
 
 

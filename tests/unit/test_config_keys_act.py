@@ -122,6 +122,12 @@ GAE = {
     "learner.critic.optimizer.lr": 1e-3,
     "learner.critic.optimizer.warmup_steps": 1,
 }
+PRIME = {
+    **RATE,
+    "learner.algorithm.advantage": "prime",
+    "learner.prime.optimizer.lr": 1e-3,
+    "learner.prime.optimizer.warmup_steps": 1,
+}
 SHORT = {"rollout.sampling.max_new_tokens": 5}
 KL = {**RATE, "learner.algorithm.kl_coef": 1.0}
 REFERENCE = "learner.algorithm.reference.kind"
@@ -435,6 +441,22 @@ KEYS: dict[str, Key] = {
     "learner.critic.optimizer.warmup_steps": Key(learner.learn, 1, 3, GAE),
     "learner.critic.optimizer.decay": Key(learner.learn, "constant", "linear", GAE),
     "learner.critic.optimizer.min_lr_ratio": Key(learner.learn, 0.1, 0.5, GAE),
+    "learner.prime.beta": Key(learner.learn, 0.05, 0.5, PRIME),
+    "learner.prime.process_coef": Key(learner.learn, 1.0, 3.0, PRIME),
+    "learner.prime.outcome_coef": Key(learner.learn, 0.0, 1.0, PRIME),
+    "learner.prime.gamma": Key(learner.learn, 0.5, 1.0, PRIME),
+    "learner.prime.normalise": Key(learner.learn, False, True, PRIME),
+    "learner.prime.whiten": Key(learner.learn, False, True, PRIME),
+    "learner.prime.optimizer.lr": Key(learner.learn, 1e-4, 1e-3, PRIME),
+    "learner.prime.optimizer.betas": Key(learner.learn, (0.9, 0.95), (0.5, 0.95), PRIME),
+    "learner.prime.optimizer.eps": Key(learner.learn, 1e-8, 1e-2, PRIME),
+    "learner.prime.optimizer.weight_decay": Key(learner.learn, 0.0, 0.5, PRIME),
+    "learner.prime.optimizer.max_grad_norm": Key(
+        learner.learn, 1e-3, 1e3, {**PRIME, "learner.prime.optimizer.eps": 1e-2}
+    ),
+    "learner.prime.optimizer.warmup_steps": Key(learner.learn, 1, 3, PRIME),
+    "learner.prime.optimizer.decay": Key(learner.learn, "constant", "linear", PRIME),
+    "learner.prime.optimizer.min_lr_ratio": Key(learner.learn, 0.1, 0.5, PRIME),
     "learner.overlong.buffer": Key(learner.learn, 0, 3, {**RATE, **SHORT}),
     "learner.overlong.penalty": Key(learner.learn, 1.0, 2.0, {**RATE, **SHORT, "learner.overlong.buffer": 3}),
     "learner.overlong.mask_truncated": Key(learner.learn, False, True, RATE),

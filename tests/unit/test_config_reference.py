@@ -55,7 +55,10 @@ def test_every_key_appears_on_the_page():
 def test_every_key_and_name_of_the_algorithm_is_on_its_page():
     page = (ROOT / "docs" / "algorithms.md").read_text()
     for leaf in fields.leaves():
-        if leaf.name.startswith(("learner.algorithm.", "learner.critic.")) and ".optimizer." not in leaf.name:
+        if (
+            leaf.name.startswith(("learner.algorithm.", "learner.critic.", "learner.prime."))
+            and ".optimizer." not in leaf.name
+        ):
             missing = [
                 name for name in (leaf.name.rpartition(".")[2], *fields.literals(leaf.type)) if f"`{name}" not in page
             ]

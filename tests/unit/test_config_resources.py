@@ -9,7 +9,7 @@ import pytest
 
 from streamrl.config import ConfigProblems, ResourceProblems, check_resources, load, load_args
 from streamrl.config.capacity import check_capacity
-from streamrl.config.limits import critic_parameters, human_bytes, kv_request_bytes, row_bytes, version_bytes
+from streamrl.config.limits import human_bytes, judge_parameters, kv_request_bytes, row_bytes, version_bytes
 from streamrl.config.machine import Machine, cgroup_memory_left, read_machine
 from streamrl.config.model_of import preset_facts, run_facts
 from streamrl.config.resources import estimate, shortages
@@ -162,6 +162,16 @@ def test_a_critic_takes_memory_and_disk_as_a_second_model_that_is_trained():
         quickstart(gae, "--checkpoint.byte_budget", str(enough - 1))
 
 
+def test_an_implicit_reward_model_takes_as_much_and_a_reference_beside_it():
+    """The reference is not trained, and in no checkpoint."""
+    without, beside = (estimate(quickstart(*args), TINY) for args in ((), ("--learner.algorithm.advantage=prime",)))
+    weights = 4 * TINY.num_parameters
+    more = beside.memory["learner.num_workers"] - without.memory["learner.num_workers"]
+    assert more == (4 + 3 + 1) * weights
+    assert beside.disk - without.disk == (quickstart().checkpoint.keep + 1) * 3 * weights
+    assert beside.shared_memory == without.shared_memory
+
+
 def test_a_critic_of_another_size_is_counted_by_its_own_folder(tmp_path):
     header = json.dumps({"w": {"dtype": "F32", "shape": [3, 5], "data_offsets": [0, 60]}}).encode()
     shape = {"model_type": "qwen3", "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1}
@@ -173,7 +183,7 @@ def test_a_critic_of_another_size_is_counted_by_its_own_folder(tmp_path):
     facts, problems = run_facts(config)
     assert problems == []
     assert facts is not None
-    assert critic_parameters(config, facts) == 15
+    assert judge_parameters(config, facts) == 15
 
 
 def test_tensorboard_that_is_not_installed_is_named_with_its_command():

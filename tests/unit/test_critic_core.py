@@ -1,19 +1,17 @@
 """A learner rank with a critic: what it begins with, what its checkpoints hold, and what it refuses."""
 
-import asyncio
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from probe_learner import built, lease, open_run, write_rows
+from probe_learner import built, open_run, rows_in, train
 from turns import make_model
 
 from services.export import export_newest
 from services.learner_core import LearnerCore
 from services.run_folder import RunFolder
-from streamrl.clock import SystemClock
 from streamrl.config import dump
 from streamrl.config.learner_tables import AlgorithmConfig, CriticConfig, LearnerConfig, OptimizerConfig
 from streamrl.config.schema import CheckpointConfig, Config, ModelConfig, WarmupConfig
@@ -23,7 +21,6 @@ from streamrl.learner.digest import tensor_digest
 from streamrl.learner.value_model import HEAD
 from streamrl.models.load import load_model, prepare_model_folder
 from streamrl.models.tokenizer import write_character_tokenizer
-from streamrl.timeline import StepTimer
 from streamrl.types import FrameRef
 
 RATE = OptimizerConfig(lr=1e-3, warmup_steps=1)
@@ -45,17 +42,8 @@ def config_of(*, steps: int = 6, critic: CriticConfig | None = None, warmup: War
     )
 
 
-def rows_in(config: Config, folder: Path) -> list[FrameRef]:
-    return asyncio.run(write_rows(config, folder, 1))
-
-
-def train(core: LearnerCore, written: list[FrameRef], steps: range) -> list[dict[str, float]]:
-    timer = StepTimer(SystemClock(), ("read", "pack", "forward_backward", "optimizer"))
-    return [core.train(core.plan(lease(step, written)), timer) for step in steps]
-
-
 def critic_weights(core: LearnerCore) -> dict[str, torch.Tensor]:
-    return {name: whole.clone() for name, whole in core._critic._model.iter_weights()}
+    return {name: whole.clone() for name, whole in core._judge._model.iter_weights()}
 
 
 def policy_weights(core: LearnerCore) -> dict[str, torch.Tensor]:
@@ -79,7 +67,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         train(core, written, range(3))
         core.save()
         later = train(core, written, range(3, 6))
-        return Trained(folder, written, later, [core.weight_digest(), core._critic._model.weight_digest()])
+        return Trained(folder, written, later, [core.weight_digest(), core._judge._model.weight_digest()])
 
 
 def test_a_checkpoint_holds_policy_and_critic_with_their_moments_and_counts_both(trained: Trained) -> None:
@@ -101,7 +89,7 @@ def test_a_resumed_learner_with_a_critic_goes_on_to_the_bit(trained: Trained) ->
     with built(config_of(), trained.folder) as core:
         again = train(core, trained.written, range(3, 6))
         assert again == trained.later
-        assert [core.weight_digest(), core._critic._model.weight_digest()] == trained.digests
+        assert [core.weight_digest(), core._judge._model.weight_digest()] == trained.digests
     assert trained.later[-1]["critic/loss"] < trained.later[0]["critic/loss"]
 
 

@@ -12,8 +12,10 @@ from turns import make_model, make_turns
 
 from streamrl.config.learner_tables import AlgorithmConfig, CriticConfig, OptimizerConfig
 from streamrl.errors import DataError, NonFiniteError
-from streamrl.learner.critic import Critic, step_of_both
+from streamrl.learner.critic import Critic
 from streamrl.learner.fsdp import FsdpBackend, on_policy
+from streamrl.learner.judge import step_of_both
+from streamrl.learner.judged import Part
 from streamrl.learner.mini_batches import MiniBatch, mini_batch_of
 from streamrl.learner.packing import pack
 from streamrl.learner.process_group import LearnerGroup, open_group
@@ -68,10 +70,11 @@ class Both:
         self.critic.load_state(tensors.__getitem__, other.critic.state_extra())
 
 
-def cut_of(rows: RolloutRows, mini_batches: int) -> tuple[list[MiniBatch], list[RolloutRows]]:
+def cut_of(rows: RolloutRows, mini_batches: int) -> tuple[list[MiniBatch], list[Part]]:
     number_N = mini_batch_of(rows.group, mini_batches)
-    parts = [select_rows(rows, np.flatnonzero(number_N == number)) for number in range(mini_batches)]
-    return [MiniBatch([pack(part, np.zeros(part.num_rows), 40)], count_targets(part)) for part in parts], parts
+    places = [np.flatnonzero(number_N == number) for number in range(mini_batches)]
+    parts = [Part(select_rows(rows, own), own) for own in places]
+    return [MiniBatch([pack(part, np.zeros(part.num_rows), 40)], count_targets(part)) for part, _ in parts], parts
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -1,0 +1,115 @@
+"""A judge: a second model, trained beside the policy over the same ranks, that gives each token its own advantage.
+
+    judgement of the batch's tokens  ->  advantages  ->  updates of the policy  ->  the judge's own
+
+Guarantees, whatever the judge: the judgements of a step are by the weights that the step before left, however many
+updates it has, so no row is judged by a model that has learned from it; what holds for `FsdpBackend` holds for the
+judge, of which the state has names of its own; a judgement that is not finite stops all ranks before anything is
+applied, and its row is named. Knows nothing of the policy.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from streamrl.algorithms.groups import DoubleArray
+from streamrl.errors import DataError, NonFiniteError
+from streamrl.learner.fsdp import FsdpBackend
+from streamrl.learner.judged import Judged, Part, bad_judgement
+from streamrl.learner.mini_batches import MiniBatch
+
+
+class Judge(ABC):
+    """One rank's part.
+
+    Example:
+        judge = Critic(ShardedCritic(decoder, group, torch.float32), config, total_steps=100)
+        metrics = step_of_both(backend, judge, mini_batches, parts, epochs=1)
+    """
+
+    name: ClassVar[str]
+    """Before the names of its state and of its metrics, and in checkpoints."""
+    called: ClassVar[str]
+    """In messages."""
+    advantage: ClassVar[str]
+    """The `learner.algorithm.advantage` that it makes."""
+    judgement: ClassVar[str]
+    """What it gives for a token, in messages."""
+
+    def __init__(self, backend: FsdpBackend) -> None:
+        self._backend = backend
+        self._group = backend.group
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements, over all ranks."""
+        return self._backend.policy.num_parameters
+
+    @abstractmethod
+    def judge(
+        self, mini_batches: Sequence[MiniBatch], parts: Sequence[Sequence[Part]]
+    ) -> tuple[list[MiniBatch], dict[str, float]]:
+        """Collective. The mini-batches of a whole step with advantages and whatever the judge learns from, and metrics.
+
+        parts: of each mini-batch and share the rows that were packed. Raises NonFiniteError, on every rank, for a
+        judgement that is not finite: which row's it is says the rank that has it.
+        """
+
+    def step_batch(self, mini_batches: Sequence[MiniBatch], epochs: int = 1) -> dict[str, float]:
+        """Collective. The judge's updates of one step, as `FsdpBackend.step_batch`, on what `judge` gave. Returns the
+        metrics of its objective, `<name>/grad_norm`, `<name>/lr` and the seconds of `time/optimizer`."""
+        metrics = self._backend.step_batch(mini_batches, epochs)
+        del metrics["time/forward_backward"]
+        renamed = {"grad/norm": f"{self.name}/grad_norm", "learner/lr": f"{self.name}/lr"}
+        return {renamed.get(name, name): value for name, value in metrics.items()}
+
+    def state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Collective. As `LearnerBackend.state_tensors`, each name behind the judge's."""
+        for name, tensor in self._backend.state_tensors():
+            yield f"{self.name}/{name}", tensor
+
+    def state_extra(self) -> dict[str, Any]:
+        """As `LearnerBackend.state_extra`."""
+        return self._backend.state_extra()
+
+    def load_state(self, tensor: Callable[[str], torch.Tensor], extra: dict[str, Any] | None) -> None:
+        """As `LearnerBackend.load_state`. extra: None where the state has no such judge, which is refused."""
+        if extra is None:
+            raise DataError(
+                f'the learner state has no {self.called}, and learner.algorithm.advantage = "{self.advantage}" needs '
+                "one: it is of a run with another advantage"
+            )
+        self._backend.load_state(lambda name: tensor(f"{self.name}/{name}"), extra)
+
+    def _require_finite(self, judged: Iterable[Judged]) -> None:
+        """One collective for the step: a rank that raised alone would leave the others waiting."""
+        bad = [what for one in judged if (what := bad_judgement(one))]
+        if self._over_ranks(np.array([float(len(bad))]))[0]:
+            where = bad[0] if bad else "another rank has the row, and names it"
+            step = self._backend.steps_done + 1
+            raise NonFiniteError(
+                f"learner step {step}: {self.judgement} is not finite: {where}; nothing was applied. Resume from the "
+                f"last checkpoint with a lower learner.{self.name}.optimizer.lr"
+            )
+
+    def _over_ranks(self, sums: DoubleArray) -> DoubleArray:
+        device = self._group.device
+        return self._group.sum(torch.tensor(sums, device=device)).cpu().numpy()
+
+
+def step_of_both(
+    policy: FsdpBackend,
+    judge: Judge,
+    mini_batches: Sequence[MiniBatch],
+    parts: Sequence[Sequence[Part]],
+    epochs: int,
+) -> dict[str, float]:
+    """Collective. One step of both on the same batch; metrics of both. parts: as `Judge.judge` takes them."""
+    mini_batches, facts = judge.judge(mini_batches, parts)
+    metrics = policy.step_batch(mini_batches, epochs)
+    learned = judge.step_batch(mini_batches, epochs)
+    metrics["time/optimizer"] += learned.pop("time/optimizer")
+    return metrics | learned | facts
