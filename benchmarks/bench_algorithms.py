@@ -4,8 +4,8 @@ The task: after a prompt of one digit, sample its successor, four times. A polic
 weights, is scored by the share of right tokens, and takes optimizer steps on what it sampled: two on each batch, so
 that the second is off policy and ratios, clips and weights have work to do. The figure is the mean reward of the last
 steps less that of the first ones. `opd` has a teacher, which `grpo` with `ppo` made before. Under `gdpo` each of the
-four tokens is a component; under `remax` the last rollout of each prompt is greedy, and in no figure. `gae` is left
-out: there is no critic here.
+four tokens is a component; under `remax` the last rollout of each prompt is greedy, and in no figure. `gae` and
+`prime` are left out: there is no second model here.
 
     make bench-algorithms                  the whole table, some minutes
     make bench-algorithms ARGS=--quick     one loss for each advantage, one advantage for each loss
@@ -181,7 +181,7 @@ def judged(rows: RolloutRows) -> JudgedRows:
 def pairs(quick: bool) -> Iterator[tuple[str, str]]:
     """Advantage and loss of each run; a loss that has no use for advantages runs once."""
     (named,) = (leaf.type for leaf in fields.leaves() if leaf.name == "learner.algorithm.advantage")
-    advantages, losses = sorted({*fields.literals(named)} - {"gae"}), sorted(set(LOSSES) - TEACHER_LOSSES)
+    advantages, losses = sorted({*fields.literals(named)} - {"gae", "prime"}), sorted(set(LOSSES) - TEACHER_LOSSES)
     for advantage in advantages:
         for loss in losses:
             if not quick or advantage == "grpo" or loss == "ppo":
