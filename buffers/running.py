@@ -265,7 +265,7 @@ class RunningGroups:
             self._set_score(group, row, is_valid, value)
             scored.append(row)
             kept.append(place)
-        if components is not None:
+        if components is not None and self._settings.components:
             for row, values in zip(scored, components[kept].tolist(), strict=True):
                 row.components = tuple(values)
         self.board.done(scored)

@@ -27,8 +27,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     -3 ends the run as if all steps were made.
     mini_batch, share: of each row. rewards: as shaped, what advantages are made of. scored: whether there is a score.
     valid: whether it is trained: not without a score, nor if it was cut off where `learner.overlong` says so, nor if it
-    is the greedy one of "remax". tokens:
-    that were sampled. total_tokens, total_rows: what is trained of each mini-batch.
+    is the greedy one of `remax`. tokens: that were sampled. total_tokens, total_rows: what is trained of each
+    mini-batch.
     """
 
     step: int
