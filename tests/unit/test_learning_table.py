@@ -37,8 +37,8 @@ def test_a_score_is_held_against_the_synchronous_run_of_its_own_task_and_seed():
     runs = [
         result(staleness=0, score=0.9, seed=0),
         result(staleness=0, score=0.5, seed=1),
-        result(staleness=4, score=0.8, seed=0),
-        result(staleness=0, score=0.1, task="other"),
+        result(staleness=4, score=0.4, seed=1),
+        result(staleness=0, score=0.1, task="other", seed=1),
     ]
     changes = {(line.task, line.setting.staleness): line.change for line in table_lines(runs)}
     assert changes == {("sums", 0): None, ("sums", 4): pytest.approx(-0.1), ("other", 0): None}
