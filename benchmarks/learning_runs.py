@@ -22,7 +22,7 @@ TASKS: Mapping[str, Sequence[str]] = {
 """The files of each task, in this folder, that are laid over the quickstart's configuration."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Setting:
     """How old rows may be, and what is done about it."""
 

@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from learning_curves import Point, Result, mean_curve
-from learning_runs import DEFAULT, Setting
+from learning_runs import DEFAULT, Setting, settings
 from report import Report
 from rich.table import Table
 
@@ -38,8 +38,9 @@ def table_lines(results: Sequence[Result]) -> list[Line]:
     lines = []
     for task in dict.fromkeys(one.task for one in results):
         of_task = [one for one in results if one.task == task]
-        for setting in sorted({one.setting for one in of_task}):
-            lines.append(_line([one for one in of_task if one.setting == setting], synchronous))
+        for setting in settings([one.setting.staleness for one in of_task]):
+            if runs := [one for one in of_task if one.setting == setting]:
+                lines.append(_line(runs, synchronous))
     return lines
 
 
@@ -64,7 +65,7 @@ def add_rows(report: Report, lines: Sequence[Line]) -> None:
     for line in lines:
         name = f"{line.task}, {line.setting}"
         report.add(f"{name}: held-out score", line.score, "")
-        report.add(f"{name}: largest less smallest of the seeds", line.spread, "")
+        report.add(f"{name}: spread over the seeds", line.spread, "")
         report.add(f"{name}: staleness of the rows, mean", line.staleness, "steps")
         report.add(f"{name}: the learner's loop", line.seconds, "s")
         if line.change is not None:
@@ -73,14 +74,15 @@ def add_rows(report: Report, lines: Sequence[Line]) -> None:
 
 
 def as_table(lines: Sequence[Line]) -> Table:
-    """For a reader: a row for each line."""
-    columns = ("task", "bound", "correction", "staleness", "score", "spread", "against 0", "seconds")
+    """For a reader: a row for each line; the age is the staleness that rows had."""
+    columns = ("task", "bound", "correction", "age", "score", "spread", "against 0", "seconds")
     table = Table(*columns, title="held-out score after equal samples, mean over seeds")
+    table.columns[0].no_wrap = table.columns[2].no_wrap = True
     for line in lines:
         table.add_row(
             line.task,
             str(line.setting.staleness),
-            line.setting.correction if line.setting.staleness else "(all the same)",
+            line.setting.correction if line.setting.staleness else "any",
             f"{line.staleness:.2f}",
             f"{line.score:.3f}",
             f"{line.spread:.3f}",

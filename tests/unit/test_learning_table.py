@@ -49,16 +49,18 @@ def test_without_synchronous_runs_there_is_no_change_to_tell():
     assert line.change is None
 
 
-def test_tasks_keep_their_order_and_settings_are_sorted():
+def test_tasks_keep_their_order_and_settings_come_by_bound_and_correction():
     runs = [
         result(staleness=8, score=0.5, task="late"),
+        result(staleness=8, score=0.5, task="late", correction="plain"),
         result(staleness=1, score=0.5, task="late"),
         result(staleness=0, score=0.5, task="early"),
     ]
-    assert [(line.task, line.setting.staleness) for line in table_lines(runs)] == [
-        ("late", 1),
-        ("late", 8),
-        ("early", 0),
+    assert [(line.task, str(line.setting)) for line in table_lines(runs)] == [
+        ("late", "staleness 1, decoupled"),
+        ("late", "staleness 8, plain"),
+        ("late", "staleness 8, decoupled"),
+        ("early", "staleness 0"),
     ]
 
 
