@@ -22,7 +22,7 @@ DASHES = {DEFAULT: "-", "tis": "--", "plain": ":"}
 def draw(lines: Sequence[Line], path: Path) -> None:
     """Write the picture; the end of `path` says in which format."""
     tasks = list(dict.fromkeys(line.task for line in lines))
-    figure = Figure(figsize=(13, 4.5 * len(tasks)), layout="constrained")
+    figure = Figure(figsize=(14, 4.5 * len(tasks)), layout="constrained")
     panels = figure.subplots(len(tasks), 2, squeeze=False, sharey="row")
     for task, (by_step, by_time) in zip(tasks, panels, strict=True):
         of_task = [line for line in lines if line.task == task]
@@ -30,7 +30,8 @@ def draw(lines: Sequence[Line], path: Path) -> None:
         _panel(by_time, of_task, "seconds")
         by_step.set_title(task, loc="left")
         by_step.set_ylabel("held-out score")
-    panels[0][1].legend(frameon=False, fontsize=8, loc="lower right")
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize=8, loc="outside right center")
     figure.savefig(path)
 
 
