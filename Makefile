@@ -9,7 +9,7 @@
 #   make test-engines        the tests that start those engines
 #   make check               formatting, lint, types, layers
 #   make fmt                 format the code and repair what lint can
-#   make bench               all figures of the README; bench-quickstart, -engine, -queue, -weights, -learner, -algorithms and -e2e make one part each
+#   make bench               all figures of the README; bench-quickstart, -engine, -queue, -weights, -learner, -algorithms, -learning and -e2e make one part each
 #   make clean               remove caches and build leftovers; runs/, .venv and .venvs stay
 #
 # pip is used as this machine configures it (index, proxy, wheels). PYTHON=... chooses the interpreter.
@@ -21,7 +21,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKSTART := $(if $(SEED),--seed $(SEED) --name quickstart-seed$(SEED)) $(ARGS)
 
 .PHONY: quickstart test test-faults engines test-engines check fmt clean
-.PHONY: bench bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-e2e
+.PHONY: bench bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-e2e
 
 quickstart: $(VENV)/.installed
 	$(BIN)/streamrl up configs/quickstart.toml $(QUICKSTART)
@@ -49,7 +49,7 @@ fmt: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-e2e
+bench: bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-e2e
 
 bench-quickstart: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench_quickstart.py $(if $(SEED),-- --seed $(SEED))
@@ -62,6 +62,9 @@ bench-weights: $(VENV)/.installed
 
 bench-algorithms: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_algorithms.py $(ARGS)
+
+bench-learning: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/bench_learning.py $(ARGS)
 
 bench-learner: $(VENV)/.installed
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/bench_learner.py
@@ -90,6 +93,11 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing what the tests need"
 	$(PIP_INSTALL) --editable '.[dev]'
+	touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed
+	@echo "installing what bench-learning needs"
+	$(PIP_INSTALL) --editable '.[bench]'
 	touch $@
 
 # The peer of bench-e2e, in an environment of its own: its pins are not ours.
