@@ -8,7 +8,7 @@ from dataclasses import replace
 import psutil
 import pytest
 import torch
-from real_engines import BFLOAT16, LONG, SEPARATE, TIED, Served, requests_of, step_until_it_raises
+from real_engines import BFLOAT16, LONG, SEPARATE, TIED, Served, requests_of, step_until_it_raises, still_running
 
 from streamrl.engines.server.engine import ServerEngine
 from streamrl.errors import ComponentError, ProcessDiedError
@@ -84,5 +84,5 @@ def test_a_server_that_is_killed_while_it_takes_a_version_is_told_and_leaves_not
 
 def assert_nothing_is_left(server: Served, processes: list[psutil.Process]) -> None:
     server.engine.close()
-    assert not any(process.is_running() for process in processes)
+    assert still_running(processes) == []
     assert not server.engine._server.folder.exists()

@@ -1,8 +1,7 @@
 """Real servers that cut the model over two ranks: every version is whole on both, and all of them end together."""
 
-import psutil
 import pytest
-from real_engines import LONG, RUNNING, SHARDED, Served, requests_of, step_until_it_raises
+from real_engines import LONG, RUNNING, SHARDED, Served, requests_of, step_until_it_raises, still_running
 
 from streamrl.errors import ProcessDiedError
 from streamrl.types import UpdateMode
@@ -34,5 +33,4 @@ def test_a_rank_that_is_killed_ends_the_server(server: Served) -> None:
     with pytest.raises(ProcessDiedError, match=rf"^{server.name}"):
         step_until_it_raises(server.engine)
     server.engine.close()
-    # A killed rank is a zombie until whoever inherits it has looked.
-    assert psutil.wait_procs(processes, timeout=10)[1] == []
+    assert still_running(processes) == []
