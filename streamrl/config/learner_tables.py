@@ -61,8 +61,8 @@ class RejectionConfig(Table, frozen=True):
 
 
 class ReferenceConfig(Table, frozen=True):
-    """The policy that `kl_coef` holds the trained one to, or that teaches it (`loss = "opd"`): a second copy of the
-    weights at the learner."""
+    """The policy that `kl_coef` holds the trained one to, that teaches it (`loss = "opd"`), or that rewards of tokens
+    are measured from (`advantage = "prime"`): a second copy of the weights at the learner."""
 
     kind: Literal["initial", "path", "average"] = "initial"
     """`initial` is what the run began with, after a warm-up; `path` a model of the same vocabulary; `average` a moving

@@ -214,6 +214,13 @@ def test_a_step_of_which_a_row_or_a_verdict_is_missing_has_no_weights(run: RunFo
         assert (found[:, kept] == whole[:, -part.num_rows :][:, kept]).all()
 
 
+@pytest.mark.parametrize("advantage", ["gae", "prime"])
+def test_a_run_whose_tokens_are_judged_one_by_one_has_no_weight_of_a_row(run: RunFolder, advantage: str) -> None:
+    table = tables_for(run, "rollouts", pytest.fail)["rollouts"]
+    config = load(run.config_path, overrides={"learner.algorithm.advantage": advantage})
+    assert np.isnan(weights(table, ledger_facts(ledger_of(run.path)), config)).all()
+
+
 def test_rows_are_told_apart_when_they_were_accepted_in_another_order_than_written() -> None:
     """Two segments, of two replicas: the later name was accepted first."""
     written = [completion_rows(Ticket(number, 0, 0, 0, 1), 0) for number in (0, 1)]
