@@ -79,6 +79,7 @@ class LearnerRank:
         self._filtered = FilteredShare()
         self._checkpoint_wanted = False
         self._guard = ShareGuard(self._config.learner.algorithm)
+        self._replicas = self._config.rollout.replicas
         self._observer = Observer(self._run, self._config, self._name)
         limit = self._config.deadlines.checkpoint_s
         self._saver = Saver(
@@ -108,6 +109,11 @@ class LearnerRank:
         self._core.incarnation = incarnation
         if self._rank == 0:
             self._core.keep_only(await self._store.kept.remote())
+
+    async def expect_replicas(self, count: int) -> None:
+        """So many rollout replicas follow the versions from now on."""
+        self._replicas = count
+        self._core.expect_replicas(count)
 
     async def warm_up(self) -> None:
         """The supervised phase of a fresh run, then the checkpoint that a resume begins with."""
@@ -322,7 +328,7 @@ class LearnerRank:
             "queue/bytes": counts["bytes_used"],
             "queue/wait_s": lease.waited_s,
             "rollout/tokens_per_s": tokens_per_s,
-            "rollout/replicas": self._config.rollout.replicas,
+            "rollout/replicas": self._replicas,
         }
 
 
