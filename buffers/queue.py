@@ -44,6 +44,7 @@ from buffers.records import (
     UnscoredFrame,
 )
 from buffers.signals import Signal
+from buffers.takers import Takers
 from streamrl.clock import Clock
 from streamrl.errors import ComponentError, DataError
 from streamrl.types import FrameRef, Ticket, Version
@@ -74,7 +75,7 @@ class ReplayQueue:
         self._data_changed = opened.data_changed
         self._closed = False
         self._held = False
-        self._serving: dict[str, Version] = {}
+        self._takers = Takers()
         self._room = Signal()
         self._rows = Signal()
         self._batch = Signal()
@@ -131,16 +132,16 @@ class ReplayQueue:
     # Replicas
 
     async def take(self, replica: str, writer_epoch: int, serving: Version, room: int) -> list[Ticket]:
-        """At least one group to generate and at most `room`, as soon as admission allows; [] once closed.
+        """At least one group to generate and at most `room`, as soon as admission allows; [] once closed or retired.
 
         Raises:
             FencedError: this replica was replaced.
         """
         while True:
             self._enter(replica, writer_epoch)
-            if self._closed:
+            if self._closed or self._takers.is_retired(replica):
                 return []
-            newest = max(serving, self._serving.get(replica, serving))
+            newest = self._takers.newest(replica, serving)
             tickets = [] if self._held else self._index.issue(replica, newest.step, room)
             if tickets:
                 self._journal.write(Issued(replica, tickets))
@@ -149,13 +150,16 @@ class ReplayQueue:
             await self._room.wait()
 
     def serving(self, replica: str, writer_epoch: int, version: Version) -> None:
-        """The replica answers under `version` now: a `take` of its that waits is looked at again.
-
-        Raises:
-            FencedError: this replica was replaced.
-        """
+        """The replica answers under `version` now: a `take` of its that waits is looked at again. Raises FencedError
+        where it was replaced."""
         self._enter(replica, writer_epoch)
-        self._serving[replica] = version
+        self._takers.serves(replica, version)
+        self._room.notify()
+
+    def retire(self, replica: str, writer_epoch: int) -> None:
+        """The replica takes no more groups, and may still hand in what it has. Raises FencedError as `serving`."""
+        self._enter(replica, writer_epoch)
+        self._takers.retire(replica)
         self._room.notify()
 
     def hold(self, on: bool) -> None:
@@ -381,7 +385,7 @@ class ReplayQueue:
     def _replace(self, writer: str, epoch: int) -> list[int]:
         if not self._fence.raise_epoch(writer, epoch):
             return []
-        self._serving.pop(writer, None)
+        self._takers.forget(writer)
         numbers = self._index.release(writer)
         self._index.requeue_unscored(writer)
         self._journal.write(Writer(writer, epoch))

@@ -13,16 +13,13 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
+from services.cli_look import queue, sql
+from services.cli_words import Flag, Json, Rest, find
 from services.printed import print_facts
 from streamrl.errors import ConfigError, StreamRLError
 
 EXIT_USAGE = 2
-EXIT_FAILED = 4
 EXIT_INTERRUPTED = 130
-
-Rest = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
-Json = Annotated[bool, Parameter(name="--json", negative="")]
-Flag = Annotated[bool, Parameter(negative="")]
 
 app = App(
     name="streamrl",
@@ -35,6 +32,8 @@ app = App(
 )
 doctor = App(name="doctor", help="Measure what a configuration's own parts do, before a run.")
 app.command(doctor)
+app.command(queue)
+app.command(sql)
 
 
 @app.command
@@ -114,7 +113,7 @@ def status(run: str | None = None, *, as_json: Json = False) -> int:
     """
     from services import commands
 
-    facts = commands.status(_find(run))
+    facts = commands.status(find(run))
     print_facts(facts, as_json)
     return 0
 
@@ -145,7 +144,7 @@ def logs(
     def show(part: str, line: str) -> None:
         print(f"{part:<12} {line}")
 
-    commands.show_logs(_find(run), component, count=lines, follow=follow, show=show)
+    commands.show_logs(find(run), component, count=lines, follow=follow, show=show)
     return 0
 
 
@@ -160,7 +159,7 @@ def why(run: str | None = None, *, as_json: Json = False) -> int:
     """
     from services import commands
 
-    findings = commands.why(_find(run))
+    findings = commands.why(find(run))
     if as_json:
         print(json.dumps(findings))
         return 0
@@ -182,61 +181,7 @@ def evaluate(run: str | None = None, *, as_json: Json = False) -> int:
     """
     from services import commands
 
-    print_facts(commands.evaluate(_find(run)), as_json)
-    return 0
-
-
-@app.command
-def queue(run: str | None = None, *, verify: Flag = False, as_json: Json = False) -> int:
-    """Say how a run's replay queue stands, or check every byte of it.
-
-    Parameters
-    ----------
-    run
-        A run folder, or a name under `runs/`; the newest when absent.
-    verify
-        Check every checksum of segments, indexes, ledger and checkpoints instead; exit code 4 for damage.
-    """
-    found = _find(run)
-    if verify:
-        from services.verify import show as show_verdict
-
-        return EXIT_FAILED if show_verdict(found, as_json=as_json) else 0
-    from services.look_queue import show
-
-    show(found, as_json=as_json)
-    return 0
-
-
-@app.command
-def sql(
-    *words: Annotated[str, Parameter(name="[RUN] QUERY", show_default=False)],
-    file: str | None = None,
-    csv: Flag = False,
-    as_json: Json = False,
-) -> int:
-    """Query a run's rows with DuckDB (the extra `sql`).
-
-    The tables are completions, scores, rollouts, ledger and steps.
-
-    Parameters
-    ----------
-    words
-        A run folder, or a name under `runs/` (the newest run when absent), then the query.
-    file
-        Read the query from this file.
-    csv
-        Print comma-separated values.
-    as_json
-        Print a list of objects as JSON.
-    """
-    from services.sql_output import show
-
-    def tell(line: str) -> None:
-        print(f"streamrl: {line}", file=sys.stderr)
-
-    name, query = _run_and_query(words, file)
-    show(_find(name), query, "json" if as_json else "csv" if csv else "text", tell)
+    print_facts(commands.evaluate(find(run)), as_json)
     return 0
 
 
@@ -257,7 +202,7 @@ def export(
     """
     from services import commands
 
-    found = _find(run)
+    found = find(run)
     place = found.export_path if format == "hf" else found.adapters_path
     print_facts(commands.export(found, Path(to) if to else place, format), as_json)
     return 0
@@ -276,7 +221,7 @@ def replay(run: str | None = None, *, steps: int | None = None, num_workers: int
     num_workers
         Learner ranks; the run's own number when absent.
     """
-    found = _find(run)
+    found = find(run)
     # Behind the search: this one takes seconds to import.
     from services.replay import main as replay_run
 
@@ -307,6 +252,22 @@ def parity(config: str, *rest: Rest, prompts: int = 64, as_json: Json = False) -
 
 
 @app.command
+def scale(*words: Annotated[str, Parameter(name="[RUN] rollout=N", show_default=False)], as_json: Json = False) -> int:
+    """Have more or fewer rollout replicas in a live run, from now on and after a restart.
+
+    Parameters
+    ----------
+    words
+        A run folder, or a name under `runs/` (the newest run when absent), then the part and its number.
+    """
+    from services import commands
+
+    run, asked = _run_and_numbers(words)
+    print_facts(commands.scale(find(run), asked), as_json)
+    return 0
+
+
+@app.command
 def down(run: str | None = None, *, as_json: Json = False) -> int:
     """End a run: a clean stop with a checkpoint, then nothing of it left.
 
@@ -317,7 +278,7 @@ def down(run: str | None = None, *, as_json: Json = False) -> int:
     """
     from services import commands
 
-    print_facts(commands.down(_find(run)), as_json)
+    print_facts(commands.down(find(run)), as_json)
     return 0
 
 
@@ -359,17 +320,15 @@ def _checked(path: str, rest: tuple[str, ...], name: str | None) -> Any:
     return config
 
 
-def _run_and_query(words: tuple[str, ...], file: str | None) -> tuple[str | None, str]:
-    """The run, None for the newest, and the query. Raises ConfigError."""
-    given = list(words)
-    if file is not None:
-        try:
-            given.append(Path(file).read_text())
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the query in {file}: {error}") from error
-    if len(given) not in (1, 2):
-        raise ConfigError(f"give one query in quotes or by --file, after the run if it is not the newest: got {given}")
-    return (given[0] if len(given) == 2 else None), given[-1]
+def _run_and_numbers(words: tuple[str, ...]) -> tuple[str | None, dict[str, str]]:
+    """The run, None for the newest, and the number of each part. Raises ConfigError."""
+    asked = dict(word.split("=", 1) for word in words if "=" in word)
+    names = [word for word in words if "=" not in word]
+    if len(names) > 1 or not asked or len(asked) + len(names) < len(words):
+        raise ConfigError(
+            f"give a part and its number, as rollout=4, after the run if it is not the newest: got {words}"
+        )
+    return (names[0] if names else None), asked
 
 
 def _usage(error: CycloptsError, arguments: list[str]) -> str:
@@ -379,12 +338,6 @@ def _usage(error: CycloptsError, arguments: list[str]) -> str:
     if isinstance(error, UnusedCliTokensError):
         what = f"{' '.join(known)} has no use for {', '.join(map(repr, error.unused_tokens))}."
     return f"{what} See `{' '.join(['streamrl', *known, '--help'])}`."
-
-
-def _find(run: str | None) -> Any:
-    from services.run_folder import find_run
-
-    return find_run(run)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Light: neither Ray nor torch is imported, but for `export`.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,6 +60,13 @@ def evaluate(run: RunFolder) -> dict[str, Any]:
         return {"run": run.name, "eval/score": summary.get("eval_after"), "step": summary.get("steps")}
     with ControlClient.of(run, _EVAL_S) as client:
         return {"run": run.name, **client.ask("eval")}
+
+
+def scale(run: RunFolder, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Have more or fewer of a part of a live run, by its name; returns when that is ordered, and waits for none of them
+    to come or go."""
+    with ControlClient.of(run) as client:
+        return {"run": run.name, **client.ask("scale", **asked)}
 
 
 def down(run: RunFolder) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""The owner's side of the control socket: `status`, `events`, `stop` and `eval`, one JSON object a line.
+"""The owner's side of the control socket: `status`, `events`, `eval` and `scale`, one JSON object a line.
 
 Guarantees: a slow or dead client holds nobody up (its backlog is bounded, the oldest step events go first),
 and a late subscriber first gets what it missed that still matters. Who may connect is the socket's file
 mode.
 
     -> {"op": "status"}          <- {"result": {...}}  or  {"error": {"type", "message", "exit_code"}}
+    -> {"op": "scale", "args": {"rollout": 4}}
     -> {"op": "events"}          <- {"event": {...}}, {"event": {...}}, ... end of file
 """
 
@@ -20,7 +21,7 @@ from typing import Any
 from streamrl.errors import ComponentError, StreamRLError
 
 Event = dict[str, Any]
-Handler = Callable[[], Awaitable[dict[str, Any]]]
+Handler = Callable[..., Awaitable[dict[str, Any]]]
 # Steps come and go; a client that is this many events behind loses the oldest.
 BACKLOG = 4096
 
@@ -82,8 +83,8 @@ def _put(queue: "asyncio.Queue[Event | None]", event: Event | None) -> None:
 class ControlServer:
     """Serves the control socket of one owner until closed.
 
-    handlers: what to await for each operation but `events`; a StreamRLError that one raises goes to the
-    client.
+    handlers: what to await for each operation but `events`, given its arguments by name; a StreamRLError that one
+    raises goes to the client.
     """
 
     def __init__(self, listener: socket.socket, hub: EventHub, handlers: Mapping[str, Handler]) -> None:
@@ -122,14 +123,14 @@ class ControlServer:
             writer.close()
 
     async def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> None:
-        op = _op(line)
+        op, arguments = _asked(line)
         if op == "events":
             async for event in self._hub.subscribe():
                 await _write(writer, {"event": event})
             writer.close()
             return
         try:
-            await _write(writer, {"result": finite(await self._handler(op)())})
+            await _write(writer, {"result": finite(await self._handler(op)(**arguments))})
         except StreamRLError as error:
             await _write(writer, {"error": described(error)})
 
@@ -155,12 +156,16 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _op(line: bytes) -> str:
+def _asked(line: bytes) -> tuple[str, dict[str, Any]]:
+    """(operation, its arguments) of a request; of what is none, itself and nothing."""
     try:
         request = json.loads(line)
     except ValueError:
-        return line.decode(errors="replace").strip()
-    return str(request.get("op")) if isinstance(request, dict) else str(request)
+        return line.decode(errors="replace").strip(), {}
+    if not isinstance(request, dict):
+        return str(request), {}
+    arguments = request.get("args")
+    return str(request.get("op")), arguments if isinstance(arguments, dict) else {}
 
 
 async def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:

@@ -46,9 +46,9 @@ class ControlClient:
     def close(self) -> None:
         self._socket.close()
 
-    def ask(self, op: str) -> dict[str, Any]:
+    def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         """Send one request and wait for its answer. Raises what the run raised, or DeadlineError."""
-        self.send(op)
+        self.send(op, **arguments)
         try:
             while (line := self._line()) is None:
                 self._receive()
@@ -56,9 +56,10 @@ class ControlClient:
             raise DeadlineError(f"the run did not answer `{op}` within {self._timeout_s:g} s") from error
         return _result(json.loads(line))
 
-    def send(self, op: str) -> None:
+    def send(self, op: str, **arguments: Any) -> None:
         """Send a request and do not wait for its answer."""
-        self._socket.sendall(json.dumps({"op": op}).encode() + b"\n")
+        request = {"op": op, "args": arguments} if arguments else {"op": op}
+        self._socket.sendall(json.dumps(request).encode() + b"\n")
 
     def events(self, tick_s: float = 0.25) -> Iterator[dict[str, Any] | None]:
         """Subscribe: yields each event, and None after `tick_s` seconds without one. Ends with the owner."""

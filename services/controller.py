@@ -3,7 +3,7 @@
     learner    consumes nothing here; waits for the learner's last step; the finite clock of the run. Ranks that die are
                replaced: the newest checkpoint, a new incarnation, the same batches again
     reward     keeps the reward stage; unblocked by its death
-    rollout-i  keeps one replica: on the death of its process the queue fences it and issues its groups again
+    rollout    keeps the replicas, as many as are wanted (`services.replicas`)
     evaluation see `services.evaluator`
     gateway    keeps the door for clients, if the run has one; waits for the queue to open; never ends a run that had it
     controller asks, once a second, the store and the queue who is past a deadline, and fences who is; has the queue
@@ -36,6 +36,7 @@ from services.named_tasks import run_until
 from services.nodes import Nodes
 from services.observe import Observer, write_trace
 from services.parts import Parts
+from services.replicas import ReplicaPool
 from services.restarts import RestartBudget
 from services.resumed import EVENT, resumed_event, worth_telling
 from services.run_folder import RunFolder
@@ -59,21 +60,19 @@ class Controller:
         self._config = msgspec.convert(config, Config)
         self._run = RunFolder.open(Path(run_folder))
         self._parts = Parts(run_folder, self._config)
-        self._nodes = Nodes(self._parts, self._run, self._config, self._tell)
+        self._nodes = Nodes(self._parts, self._run, self._config, self.tell)
         self._book = RunBook(self._run, self._config)
         self._observer = Observer(self._run, self._config, "controller")
         self._restarts = RestartBudget()
         self._gateway = GatewayKeeper(
             self._parts, self._run, self._config, self._restarts, lambda: self._book.newest_step, self._book.report
         )
-        self._replicas: dict[int, ActorHandle] = {}
         self._reward_seat = Seat()
         self._opened = asyncio.Event()
         self._training = False
         self._stopping = False
         self._finishing = False
         self._ended = asyncio.Event()
-        self._fenced: dict[str, str] = {}
 
     # ---- called by the owner
 
@@ -106,6 +105,12 @@ class Controller:
         score = await self._evaluator.score(Version(*version))
         return {"version": str(Version(*version)), "eval/score": score}
 
+    async def scale(self, replicas: int) -> None:
+        """Have so many rollout replicas from now on. Waits for none of them."""
+        before = self._pool.scale(replicas)
+        await self._learners.expect_replicas(replicas)
+        self.tell(f"rollout replicas: {before} -> {replicas}")
+
     async def stop(self) -> None:
         """End cleanly: the learner finishes its step and commits a checkpoint, then every part closes."""
         self._stopping = True
@@ -132,11 +137,11 @@ class Controller:
     async def rows_lost(self, segments: list[str], groups: int, rows: int) -> None:
         """Rows that cannot be read any more: the queue has given them up, and issues their groups again."""
         nodes = ", ".join(sorted({node_of(path) for path in segments}))
-        self._tell(f"node {nodes} is gone: {rows} rows of {groups} groups are lost with it, and are generated again")
+        self.tell(f"node {nodes} is gone: {rows} rows of {groups} groups are lost with it, and are generated again")
 
     # ---- the run
 
-    async def _owned(self, component: str, work: Coroutine[Any, Any, T]) -> T:
+    async def owned(self, component: str, work: Coroutine[Any, Any, T]) -> T:
         """Await the work of a component. What fails is written down with its name before anything reacts to it."""
         try:
             return await work
@@ -158,9 +163,9 @@ class Controller:
         }
         if self._config.gateway.enabled:
             loops["gateway"] = self._keep_gateway()
-        for index in range(self._config.rollout.replicas):
-            loops[_replica_name(index)] = self._keep_replica(index)
-        named = {name: self._owned(name, loop) for name, loop in loops.items()}
+        named = {name: self.owned(name, loop) for name, loop in loops.items()}
+        # Each replica has a name of its own in what is written down.
+        named["rollout"] = self._pool.loop()
         result = await run_until("learner", named)
         return self._book.summary(result)
 
@@ -168,16 +173,24 @@ class Controller:
         """Make all actors at once, so that their imports overlap; they open in the order in which they need each
         other."""
         self._queue = self._parts.queue()
-        self._disk = DiskWatch(self._run.path, self._config, self._queue, self._tell)
+        self._disk = DiskWatch(self._run.path, self._config, self._queue, self.tell)
         self._store = self._parts.weight_store()
         self._nodes.make(self._queue, self._store)
         self._reward = self._parts.reward(self._queue, self._nodes.home)
         ranks = self._config.learner.num_workers
         self._learners = Learners(self._parts, self._run, self._queue, self._store, ranks, self._nodes.home)
         self._learners.make()
-        for index in range(self._config.rollout.replicas):
-            self._replicas[index] = self._parts.replica(index, self._queue, self._store)
         self._evaluator = Evaluator(self._config, self._store, self._reward_seat, self._book, self._finish_at)
+        self._pool = ReplicaPool(
+            self._run.record.replicas or self._config.rollout.replicas,
+            lambda index: self._parts.replica(index, self._queue, self._store),
+            self._queue,
+            self._store,
+            self._nodes,
+            supervisor=self,
+            listeners=(self._evaluator, self._gateway),
+            leave_s=self._config.deadlines.stop_s,
+        )
 
     async def _close_parts(self) -> None:
         """Let each part put its things in order; one that does not answer ends with this process."""
@@ -189,11 +202,21 @@ class Controller:
             await asyncio.to_thread(write_trace, self._run)
         self._book.close()
 
-    async def _in_time(self, who: str, call: Any) -> Any:
+    async def in_time(self, who: str, call: Any) -> Any:
+        """Await the start of a part."""
         return await within(self._config.deadlines.start_s, call, who=who, what="the start")
 
-    def _restart_or_raise(self, name: str, error: BaseException) -> None:
-        why = self._fenced.pop(name, None)
+    async def ready(self) -> int:
+        """Wait until replicas may start; the longest prompt, in tokens."""
+        await self._opened.wait()
+        return self._longest_prompt
+
+    def served(self, name: str) -> None:
+        """A part does its work from now on."""
+        self._restarts.served(name, self._book.newest_step)
+
+    def restart_or_raise(self, name: str, error: BaseException, why: str | None = None) -> None:
+        """Count the death of a part, and raise it when it was once too often. why: it was ended by us."""
         death = explain_death(name, error) if why is None else DeadlineError(f"{name} was ended: {why}")
         if not (isinstance(error, ProcessDiedError) or process_died(error)) or self._stopping:
             raise death from error
@@ -211,7 +234,7 @@ class Controller:
                 await self._start_learner()
                 return await self._learn()
             except ProcessDiedError as death:
-                self._restart_or_raise("learner", death)
+                self.restart_or_raise("learner", death)
                 self._learners.make()
 
     async def _start_learner(self) -> None:
@@ -224,8 +247,9 @@ class Controller:
         else:
             accepted = self._run.record.accept_changed_data
             opened = self._queue.open.remote(step or 0, built["longest_prompt"], accepted)
-            incarnation = await self._in_time("the queue", opened)
+            incarnation = await self.in_time("the queue", opened)
         await self._learners.first("enter", incarnation)
+        await self._learners.expect_replicas(self._pool.wanted)
         await self._tell_resumed(step, built["skipped"])
         self._longest_prompt = built["longest_prompt"]
         # The other parts get ready meanwhile: loading an engine takes seconds, and it is idle until there is a version.
@@ -241,12 +265,12 @@ class Controller:
             return
         self._book.resume(step or 0)
         for skipped in passed_over:
-            self._tell(f"checkpoint passed over: {skipped}")
+            self.tell(f"checkpoint passed over: {skipped}")
         self._book.report(EVENT, resumed_event(step, found, passed_over))
         self._book.report("phase", {"name": f"resuming from step {step or 0}"})
 
     async def _learn(self) -> dict[str, Any]:
-        self._restarts.served("learner", self._book.newest_step)
+        self.served("learner")
         self._training = True
         if self._finishing:
             await self._learners.finish()
@@ -269,34 +293,10 @@ class Controller:
         if not self._finishing:
             self._finishing = True
             target = self._config.eval.target_score
-            self._tell(f"version {version} has a score of {score:.3f}, eval.target_score is {target:g}: the run ends")
+            self.tell(f"version {version} has a score of {score:.3f}, eval.target_score is {target:g}: the run ends")
             await self._learners.finish()
 
-    # ---- replicas and rewards
-
-    async def _keep_replica(self, index: int) -> None:
-        """Run one replica; after the death of its process fence it and start another under the same name."""
-        name = _replica_name(index)
-        await self._opened.wait()
-        while True:
-            # Whatever had this name before can write no more, and its groups are issued again.
-            epoch = await self._queue.next_epoch.remote(name)
-            handle = self._replicas[index]
-            try:
-                seat = await self._nodes.seat(name, handle, lambda: bool(self._evaluator.serving))
-                await self._in_time(name, handle.start.remote(epoch, self._longest_prompt, seat))
-                self._restarts.served(name, self._book.newest_step)
-                self._evaluator.serves(index, handle)
-                self._gateway.serves(name, handle)
-                return await handle.run.remote()
-            except (ray.exceptions.RayError, ProcessDiedError) as error:
-                self._evaluator.left(index)
-                self._gateway.left(name)
-                self._restart_or_raise(name, error)
-                # It may only be cut off from us: then it ends when Ray reaches it.
-                ray.kill(handle)
-                await self._store.leave.remote(name)
-                self._replicas[index] = self._parts.replica(index, self._queue, self._store)
+    # ---- rewards, gateway
 
     async def _keep_reward(self) -> None:
         """The same for the reward stage: what it had not scored is handed out again."""
@@ -305,13 +305,13 @@ class Controller:
             epoch = await self._queue.next_epoch.remote("reward")
             reward = self._reward
             try:
-                await self._in_time("reward", reward.start.remote(epoch))
-                self._restarts.served("reward", self._book.newest_step)
+                await self.in_time("reward", reward.start.remote(epoch))
+                self.served("reward")
                 self._reward_seat.take(reward)
                 return await reward.run.remote()
             except ray.exceptions.RayError as error:
                 self._reward_seat.leave(reward)
-                self._restart_or_raise("reward", error)
+                self.restart_or_raise("reward", error)
                 await self._queue.requeue_unscored.remote("reward")
                 self._reward = self._parts.reward(self._queue, self._nodes.home)
 
@@ -320,20 +320,15 @@ class Controller:
         await self._gateway.keep(ray.get_runtime_context().current_actor, self._longest_prompt)
 
     async def _replica_statuses(self) -> list[dict[str, Any]]:
-        replicas = list(self._evaluator.serving.values())
-        statuses = await asyncio.gather(*(_quick(handle.status.remote()) for handle in replicas))
+        statuses = await asyncio.gather(*(_quick(handle.status.remote()) for handle in self._pool.serving))
         return [status for status in statuses if status is not None]
 
     # ---- deadlines
 
     def _fence(self, name: str, why: str) -> None:
         """End a replica that is past a deadline; its keeper starts another, and the others go on meanwhile."""
-        index = next((index for index in self._replicas if _replica_name(index) == name), None)
-        if index is None:
+        if not self._pool.fence(name, why):
             raise DeadlineError(f"{name or 'the queue'}: {why}")
-        if name not in self._fenced:
-            self._fenced[name] = why
-            ray.kill(self._replicas[index])
 
     async def _watch(self) -> None:
         """The heartbeat: tells the view how the replicas are, fences those that are past a deadline, and has the run
@@ -353,13 +348,9 @@ class Controller:
                     self._fence(name, f"{why}; deadlines.rollout_s is {limit:g}")
             self._book.replicas(replicas, time.monotonic())
 
-    def _tell(self, text: str) -> None:
+    def tell(self, text: str) -> None:
         self._book.report("notice", {"text": text})
         self._observer.log.warning("notice", text=text)
-
-
-def _replica_name(index: int) -> str:
-    return f"rollout-{index}"
 
 
 async def _quick(call: Any) -> dict[str, Any] | None:

@@ -43,20 +43,17 @@ class Evaluator:
         self._book = book
         self._due: asyncio.Queue[Version] = asyncio.Queue()
         self._one = asyncio.Lock()
-        self._serving: dict[int, ActorHandle] = {}
+        self._serving: dict[str, ActorHandle] = {}
         self._serves = asyncio.Event()
 
-    @property
-    def serving(self) -> dict[int, ActorHandle]:
-        """The replicas that serve, by index."""
-        return self._serving
-
-    def serves(self, index: int, replica: ActorHandle) -> None:
-        self._serving[index] = replica
+    def serves(self, name: str, replica: ActorHandle) -> None:
+        """A replica serves from now on, or soon."""
+        self._serving[name] = replica
         self._serves.set()
 
-    def left(self, index: int) -> None:
-        self._serving.pop(index, None)
+    def left(self, name: str) -> None:
+        """It does not any more."""
+        self._serving.pop(name, None)
 
     def due(self, version: Version) -> None:
         """Score this version, which is pinned already, when the ones before it are scored."""
@@ -114,11 +111,11 @@ class Evaluator:
             while not self._serving:
                 self._serves.clear()
                 await self._serves.wait()
-            index = next(iter(self._serving))
+            name = next(iter(self._serving))
             try:
-                return await self._serving[index].evaluate.remote(manifest)
+                return await self._serving[name].evaluate.remote(manifest)
             except (ray.exceptions.ActorDiedError, ray.exceptions.RayTaskError) as error:
                 # It ends, too, when its server does, and can still say so.
                 if not (process_died(error) or isinstance(cause_of(error), ProcessDiedError)):
                     raise
-                self.left(index)
+                self.left(name)

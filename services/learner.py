@@ -18,7 +18,7 @@ from ray.actor import ActorHandle
 
 from buffers.records import Lease
 from services.deadline import within
-from services.due import checkpoint_due, evaluation_due, share_notice
+from services.due import checkpoint_due, evaluation_due
 from services.far_rows import FarRows
 from services.filtered_share import FilteredShare
 from services.observe import Observer
@@ -34,6 +34,8 @@ from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.disk import free_bytes
 from streamrl.disk_room import LOOK_EVERY_S
+from streamrl.errors import ComponentError
+from streamrl.share_guard import ShareGuard
 from streamrl.timeline import StepTimer
 
 if TYPE_CHECKING:
@@ -76,8 +78,8 @@ class LearnerRank:
         self._generated = 0
         self._filtered = FilteredShare()
         self._checkpoint_wanted = False
-        self._share = 1.0
-        """Of the last step's tokens, by the spread of their weights."""
+        self._guard = ShareGuard(self._config.learner.algorithm)
+        self._replicas = self._config.rollout.replicas
         self._observer = Observer(self._run, self._config, self._name)
         limit = self._config.deadlines.checkpoint_s
         self._saver = Saver(
@@ -108,6 +110,11 @@ class LearnerRank:
         if self._rank == 0:
             self._core.keep_only(await self._store.kept.remote())
 
+    async def expect_replicas(self, count: int) -> None:
+        """So many rollout replicas follow the versions from now on."""
+        self._replicas = count
+        self._core.expect_replicas(count)
+
     async def warm_up(self) -> None:
         """The supervised phase of a fresh run, then the checkpoint that a resume begins with."""
         loop = asyncio.get_running_loop()
@@ -122,7 +129,11 @@ class LearnerRank:
         await self._told()
 
     async def run(self) -> dict[str, Any]:
-        """Train to the last step, or until the queue is closed. Returns `finished` and the step reached."""
+        """Train to the last step, or until the queue is closed. Returns `finished` and the step reached.
+
+        Raises:
+            ComponentError: the guard has the run pause; a checkpoint of its step is committed.
+        """
         try:
             return await self._saver.unless_failed(self._publisher.unless_failed(self._train()))
         finally:
@@ -141,6 +152,8 @@ class LearnerRank:
             await self._in_thread(self._core.export)
             await self._have_last_scored()
         await self._told()
+        if self._guard.pause and not finished:
+            raise ComponentError(f"{self._name}: {self._guard.pause}")
         return {"finished": finished, "step": self._core.step}
 
     async def _have_last_scored(self) -> None:
@@ -198,9 +211,11 @@ class LearnerRank:
         return True
 
     def _watch_share(self, metrics: dict[str, float]) -> None:
-        before, self._share = self._share, metrics.get("correction/effective_share", 1.0)
-        if text := share_notice(self._config, self._core.step, before, self._share):
+        """Tell of it, and stop after the step where the guard says so."""
+        if text := self._guard.look(self._core.step, metrics.get("correction/effective_share", 1.0)):
             self._tell("notice", {"text": text})
+        if self._guard.pause:
+            self._stop.set()
 
     async def _tell_step(self, facts: dict[str, Any], publication: "asyncio.Task[dict[str, Any]]") -> None:
         """The step's line of metrics, with what its version took to publish. None when that failed: the run ends."""
@@ -313,7 +328,7 @@ class LearnerRank:
             "queue/bytes": counts["bytes_used"],
             "queue/wait_s": lease.waited_s,
             "rollout/tokens_per_s": tokens_per_s,
-            "rollout/replicas": self._config.rollout.replicas,
+            "rollout/replicas": self._replicas,
         }
 
 

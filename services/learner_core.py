@@ -97,6 +97,11 @@ class LearnerCore:
         found = self._load_newest() if resume else {}
         return {**found, "longest_prompt": self._longest_prompt}
 
+    def expect_replicas(self, count: int) -> None:
+        """So many replicas follow the versions from now on. Nothing is done before it is built."""
+        if self._versions is not None:
+            self._versions.expect_replicas(count)
+
     def warm_up(self, report: Callable[[WarmupProgress], None]) -> None:
         """Collective. The supervised phase, if the configuration has one."""
         settings = self._config.warmup

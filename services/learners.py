@@ -7,6 +7,7 @@ all. What a rank raises because another one died is told from an error of its ow
 import asyncio
 import secrets
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -76,6 +77,12 @@ class Learners:
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
+
+    async def expect_replicas(self, count: int) -> None:
+        """Tell rank 0, which makes room for as many versions as replicas may hold. A rank that dies over it is told
+        when it is back."""
+        with suppress(ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError):
+            await self._ranks[0].expect_replicas.remote(count)
 
     async def stop(self) -> None:
         """Have the ranks finish their step, commit a checkpoint of it, and end `run`."""

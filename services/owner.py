@@ -31,6 +31,7 @@ from services.ray_processes import end_orphans, ray_processes, unless_ray_dies
 from services.restarts import RESTARTS, RestartBudget
 from services.run_folder import Launch, RunFolder
 from services.run_lock import RunLock
+from services.scaling import replicas_asked
 from services.system_api import StartSystem, System
 from streamrl.append_file import AppendFile
 from streamrl.config import load
@@ -73,7 +74,7 @@ class Owner:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop.set)
         listener = socket.socket(fileno=self._order.control_fd)
-        handlers = {"status": self._status, "eval": self._evaluate}
+        handlers = {"status": self._status, "eval": self._evaluate, "scale": self._scale}
         async with ControlServer(listener, self._hub, handlers):
             try:
                 return await self._own()
@@ -216,6 +217,16 @@ class Owner:
         if self._system is None:
             raise RunFolderError(f"run {self._run.name} is still {self._phase}; evaluate when it is running")
         return await self._system.evaluate()
+
+    async def _scale(self, **asked: Any) -> dict[str, Any]:
+        """Have more or fewer of a part, also after a restart: the run folder remembers it."""
+        if self._system is None:
+            raise RunFolderError(f"run {self._run.name} is still {self._phase}; scale it when it is running")
+        before = self._run.record.replicas or self._config.rollout.replicas
+        wanted = await asyncio.to_thread(replicas_asked, self._run.config_path, before, asked)
+        self._run.save(msgspec.structs.replace(self._run.record, replicas=wanted))
+        await self._system.scale(wanted)
+        return {"rollout": wanted, "before": before}
 
 
 async def _end_task(task: "asyncio.Future[Any]") -> None:

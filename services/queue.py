@@ -73,6 +73,9 @@ class QueueActor:
     async def serving(self, replica: str, epoch: int, version: Version) -> None:
         self._queue.serving(replica, epoch, Version(*version))
 
+    async def retire(self, replica: str, epoch: int) -> None:
+        self._queue.retire(replica, epoch)
+
     async def accept(self, replica: str, epoch: int, sequence: int, frame: FrameRef, rows: AcceptedRows) -> None:
         await self._queue.accept(replica, epoch, sequence, frame, rows)
 

@@ -1,10 +1,10 @@
 """A rollout replica: takes groups, samples them, writes what it sampled, and follows the published versions.
 
 Three loops and one engine thread. `_take_loop` asks the queue for as many groups as the engine has room for (waits:
-admission; unblocked by: a new version, a trained batch). `_write_loop` turns what finished into one durable Arrow
-frame and tells the queue (waits: finished rollouts; unblocked by: the engine thread). `_follow_loop` pulls each new
-version and hands it to the engine between two tokens (waits: the weight store; unblocked by: the learner). Beside them
-the journal writes down what has not ended yet (`services.partial_journal`).
+admission; unblocked by: a new version, a trained batch). The row writer turns what finished into durable Arrow frames
+and tells the queue (`services.row_writer`). `_follow_loop` pulls each new version and hands it to the engine between
+two tokens (waits: the weight store; unblocked by: the learner). Beside them the journal writes down what has not ended
+yet (`services.partial_journal`).
 
 The replica answers under one verified version at a time and takes no group before it acknowledged one (invariant 6).
 What it may do when is decided by `streamrl.replica_state`.
@@ -26,6 +26,7 @@ import ray
 import ray.actor
 
 from buffers.places import HOME
+from buffers.records import AcceptedRows
 from services.answers import encode
 from services.completions import CompletionLog
 from services.deadline import within, within_or_paused
@@ -38,6 +39,7 @@ from services.observe import Observer
 from services.partial_journal import PartialJournal
 from services.process_environment import extend_import_path, import_path
 from services.rollout_rows import Finished, Issued, RunningRollouts, finite
+from services.row_writer import RowWriter
 from services.run_folder import RunFolder
 from streamrl.config import Config, limits
 from streamrl.engines.build import build_engine
@@ -49,6 +51,7 @@ from streamrl.room import Room
 from streamrl.tasks.prompts import EncodedPrompts, longest_text
 from streamrl.tasks.resolve import resolve_task
 from streamrl.types import (
+    FrameRef,
     GenerationRequest,
     GenerationResult,
     PartialTokens,
@@ -69,11 +72,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A frame leaves when it holds this many rows, when the engine ran dry, or when its oldest row waited this long:
-# a frame costs about the same for one row as for a hundred, all the way to the learner.
-FRAME_ROWS = 256
-FRAME_WAIT_S = 0.05
-
 
 class RolloutReplica:
     """See the module."""
@@ -93,7 +91,6 @@ class RolloutReplica:
         self._queue = queue
         self._store = store
         self._running = RunningRollouts()
-        self._finished: list[Finished] = []
         self._two_versions = 0
         self._updates_in_flight = 0
         self._took: UpdateTimes | None = None
@@ -121,7 +118,8 @@ class RolloutReplica:
         self._loop = asyncio.get_running_loop()
         self._state = ReplicaStateMachine(self._name, self._epoch)
         self._orders = itertools.count()
-        self._routable, self._news, self._flush = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._routable, self._news = asyncio.Event(), asyncio.Event()
+        self._took_last, self._left = asyncio.Event(), asyncio.Event()
         self._room = Room(self._config.rollout.slots, self._config.rollout.group_size)
         self._death: asyncio.Future[None] = self._loop.create_future()
         folder = model_folder(self._run.path, self._config)
@@ -132,12 +130,13 @@ class RolloutReplica:
         self._evaluation = HeldOut(self._config, folder, max_length, task, tokenizer)
         node = seat.node if seat is not None else HOME
         self._log = CompletionLog(self._run.path, self._config, self._name, self._epoch, node)
-        worst_row = limits.worst_row_bytes(self._config, longest_prompt, longest_text(task))
-        self._frame_room = limits.frame_rows(self._config, worst_row)
         self._versions = ServedVersions(self._run.run_id, self._run.key())
         place = ServerPlace(Path(import_path()), self._run.shared_memory_prefix)
         make_engine = partial(build_engine, self._config, folder, max_length, place)
         self._journal = self._new_journal(node)
+        worst_row = limits.worst_row_bytes(self._config, longest_prompt, longest_text(task))
+        room = limits.frame_rows(self._config, worst_row)
+        self._writer = RowWriter(self._log, room, self._hand_in, self._durably, self._journal.ended, self._observer)
         self._thread = EngineThread(
             make_engine,
             self._deliver,
@@ -163,23 +162,34 @@ class RolloutReplica:
         return PartialJournal(self._run.path, self._config, self._name, self._epoch, node, self._durably, tell)
 
     async def run(self) -> None:
-        """Serve until the queue and the weight store are closed."""
-        write = asyncio.create_task(run_all({"write": self._write_loop(), "journal": self._journal.run()}))
+        """Serve until the queue and the weight store are closed, or until it has left."""
+        write = asyncio.create_task(run_all({"write": self._writer.loop(), "journal": self._journal.run()}))
         loops = asyncio.create_task(run_all({"take": self._take_loop(), "follow": self._follow_loop()}))
+        left = asyncio.create_task(self._left.wait())
         try:
-            await asyncio.wait({write, loops, self._death}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({write, loops, left, self._death}, return_when=asyncio.FIRST_COMPLETED)
             for task in (self._death, write, loops):
                 if task.done():
                     task.result()
         finally:
-            for task in (write, loops):
+            for task in (write, loops, left):
                 task.cancel()
-            await asyncio.gather(write, loops, return_exceptions=True)
+            await asyncio.gather(write, loops, left, return_exceptions=True)
             self._guests.close()
             await asyncio.to_thread(self._thread.stop)
             await asyncio.to_thread(self._log.close)
             await asyncio.to_thread(self._journal.close)
             self._observer.close()
+
+    async def leave(self) -> None:
+        """Take no more groups, let those that it has end, hand them in, and end `run`. Of a replica that serves."""
+        await self._queue.retire.remote(self._name, self._epoch)
+        await self._took_last.wait()
+        while len(self._running):
+            self._news.clear()
+            await self._news.wait()
+        await self._writer.drained()
+        self._left.set()
 
     async def status(self) -> dict[str, Any]:
         """Counters and state, for the live view and for `streamrl status`."""
@@ -239,6 +249,7 @@ class RolloutReplica:
             room = await self._wait_for_room()
             tickets = await self._queue.take.remote(self._name, self._epoch, self._state.version, room)
             if not tickets:
+                self._took_last.set()
                 return
             requests = [request for ticket in tickets for request in self._requests(ticket)]
             requests = await self._journal.go_on(requests, self._running.issued, lambda: self._state.version)
@@ -286,18 +297,16 @@ class RolloutReplica:
 
     def _collect(self, results: list[GenerationResult], idle: bool) -> None:
         results = self._guests.take(results)
-        if results and not self._finished:
-            self._loop.call_later(FRAME_WAIT_S, self._flush.set)
         now = time.time_ns()
         self._state.finished(len(results))
+        finished = []
         for result in results:
             issued = self._running.ended(result.request_id)
             if issued is None:
                 continue  # of a request that was aborted: nobody waits for it
             self._two_versions += len(result.version_spans) > 1
-            self._finished.append(Finished(issued, finite(result, self._name), now))
-        if idle or len(self._finished) >= min(FRAME_ROWS, self._frame_room):
-            self._flush.set()
+            finished.append(Finished(issued, finite(result, self._name), now))
+        self._writer.add(finished, idle)
         self._room.ended(len(results))
         self._news.set()
 
@@ -309,22 +318,8 @@ class RolloutReplica:
         if pieces := self._guests.take_pieces(pieces):
             self._journal.collect(self._running.of_newest(pieces), self._running.issued)
 
-    async def _write_loop(self) -> None:
-        sequence = 0
-        while True:
-            await self._flush.wait()
-            self._flush.clear()
-            finished, self._finished = self._finished, []
-            for start in range(0, len(finished), self._frame_room):
-                with self._observer.span("write", "log"):
-                    await self._write(finished[start : start + self._frame_room], sequence)
-                sequence += 1
-
-    async def _write(self, finished: list[Finished], sequence: int) -> None:
-        frame, rows = await self._durably("the write to disk", self._log.append(finished))
-        accepted = self._queue.accept.remote(self._name, self._epoch, sequence, frame, rows)
-        await self._durably("the queue's receipt", accepted)
-        self._journal.ended([one.result.request_id for one in finished])
+    async def _hand_in(self, sequence: int, frame: FrameRef, rows: AcceptedRows) -> None:
+        await self._queue.accept.remote(self._name, self._epoch, sequence, frame, rows)
 
     async def _durably(self, what: str, work: Awaitable[T]) -> T:
         """Await something that ends on a disk, and may wait for room there."""

@@ -52,6 +52,12 @@ class RaySystem:
         except ray.exceptions.RayError as error:
             raise explain_death("evaluation", error) from error
 
+    async def scale(self, replicas: int) -> None:
+        try:
+            await self._controller.scale.remote(replicas)
+        except ray.exceptions.RayError as error:
+            raise explain_death("controller", error) from error
+
     async def stop(self) -> None:
         """Let the learner commit what it has, then end the controller, and with it every part."""
         try:

@@ -34,6 +34,10 @@ class System(Protocol):
         """Score the held-out items under the newest version."""
         ...
 
+    async def scale(self, replicas: int) -> None:
+        """Have so many rollout replicas from now on, at least one; waits for none of them."""
+        ...
+
     async def stop(self) -> None:
         """End cleanly: a checkpoint of what is trained, then every actor gone. Also called after `run`
         ended.

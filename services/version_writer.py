@@ -72,6 +72,13 @@ class VersionWriter:
         self._base_of: int | None = None
         """The incarnation whose base is published."""
         self._base: WeightManifest | None = None
+        self._replicas = config.rollout.replicas
+
+    def expect_replicas(self, count: int) -> None:
+        """Make room for as many versions as `count` replicas may hold."""
+        self._replicas = count
+        if self._publisher is not None:
+            self._publisher.byte_budget = self._byte_budget()
 
     def publish(self, snapshot: WeightSnapshot, span: Callable[[str], Span] = untold) -> Written | None:
         """Collective. As `LearnerCore.publish`."""
@@ -154,13 +161,15 @@ class VersionWriter:
 
     def _shared_memory(self) -> ShmPublisher:
         if self._publisher is None:
-            budget = self._config.weights.byte_budget
-            if budget is None:
-                versions = SPARE_VERSIONS + self._config.rollout.replicas
-                budget = versions * self._version_bytes() + SPARE_BASES * self._base_bytes()
-            threads = self._config.learner.threads
+            threads, budget = self._config.learner.threads, self._byte_budget()
             self._publisher = ShmPublisher(self._run.run_id, self._run.key(), byte_budget=budget, threads=threads)
         return self._publisher
+
+    def _byte_budget(self) -> int:
+        if self._config.weights.byte_budget is not None:
+            return self._config.weights.byte_budget
+        versions = SPARE_VERSIONS + self._replicas
+        return versions * self._version_bytes() + SPARE_BASES * self._base_bytes()
 
     def _version_bytes(self) -> int:
         """Bytes of one version, each tensor with the gap before it."""

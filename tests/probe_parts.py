@@ -272,7 +272,7 @@ def unanswered_receipt(config: Config, folder: Path) -> str:
     """What a replica says whose frame the queue never acknowledges."""
 
     async def use(replica: RolloutReplica, run: RunFolder) -> str:
-        return await _said_async(replica._write([finished(0, 0)], 0))
+        return await _said_async(replica._writer._write([finished(0, 0)], 0))
 
     return asyncio.run(with_replica(config, folder, use))
 

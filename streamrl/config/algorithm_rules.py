@@ -99,6 +99,13 @@ def correction_bounds(config: Config) -> Iterator[Problem]:
         yield _problem("correction_low", what, algorithm.correction_low, "tis_cap")
 
 
+def guard_warns_first(config: Config) -> Iterator[Problem]:
+    least, pause = config.learner.algorithm.least_effective_share, config.learner.algorithm.pause_effective_share
+    if pause > least:
+        what = f"the run would pause before it warns, at least_effective_share = {least:g}; set at most that"
+        yield _problem("pause_effective_share", what, pause, "least_effective_share")
+
+
 def rejection_bounds(config: Config) -> Iterator[Problem]:
     rejection = config.learner.algorithm.rejection
     low, high = rejection.low, rejection.high
@@ -148,6 +155,7 @@ ALGORITHM_RULES = (
     dual_clip,
     covariance_band,
     correction_bounds,
+    guard_warns_first,
     rejection_bounds,
     rows_are_whole,
     *REFERENCE_RULES,

@@ -144,6 +144,9 @@ class AlgorithmConfig(Table, frozen=True):
     least_effective_share: Fraction = 0.0
     """A notice says so when `correction/effective_share`, the share of tokens that weights of this spread are worth,
     falls under it; 0 never does."""
+    pause_effective_share: Fraction = 0.0
+    """Where it stays under this for three steps in a row, the run commits a checkpoint and ends with exit code 4, for
+    somebody to look at; `streamrl up` goes on from there. 0 never does."""
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"] = (
         "token_mean"
     )

@@ -50,6 +50,28 @@ def check_resources(config: Config) -> list[Problem]:
     return [*shortages(config, estimate(config, model), read_machine(Path(config.runs))), *_shared_folder(config)]
 
 
+def check_growth(before: Config, after: Config) -> list[Problem]:
+    """What this machine has too little of for a run that is `before` to go on as `after`. Nothing on a cluster, or for
+    replicas on nodes of their own."""
+    if after.ray.address != "local" or after.rollout.resources is not None:
+        return []
+    model, problems = run_facts(after)
+    if problems:
+        return problems
+    more = growth(estimate(before, model), estimate(after, model))
+    return list(_memory_shortage(more, read_machine(Path(after.runs))))
+
+
+def growth(before: Estimate, after: Estimate) -> Estimate:
+    """What `after` needs beyond `before`."""
+    memory = {name: size - before.memory.get(name, 0) for name, size in after.memory.items()}
+    return Estimate(
+        memory={name: size for name, size in memory.items() if size > 0},
+        shared_memory=max(0, after.shared_memory - before.shared_memory),
+        disk=max(0, after.disk - before.disk),
+    )
+
+
 def estimate(config: Config, model: ModelFacts | None) -> Estimate:
     """What `config` needs; tensors count as nothing when the model is unknown."""
     weights = limits.weight_bytes(config, model) if model else 0
@@ -148,7 +170,7 @@ def _shared_folder(config: Config) -> Iterator[Problem]:
 
 def _memory_shortage(needed: Estimate, machine: Machine) -> Iterator[Problem]:
     if needed.total_memory > machine.memory_bytes:
-        key = max(needed.memory, key=lambda name: needed.memory[name])
+        key = max(needed.memory, key=lambda name: needed.memory[name], default="ray.object_store_bytes")
         parts = ", ".join(f"{name} {human_bytes(size)}" for name, size in needed.memory.items())
         what = f"{_against(needed.total_memory, machine.memory_bytes)} of memory free"
         yield _problem(key, f"{what}; lower the largest part: {parts}")

@@ -55,7 +55,7 @@ class ShmPublisher:
         self._run_id = run_id
         self._key = key
         self._folder = folder if folder is not None else shm_folder(run_id)
-        self._byte_budget = byte_budget
+        self.byte_budget = byte_budget
         self._threads = threads
         make_folder(self._folder)
         self._files = VersionFiles(self._folder)
@@ -105,8 +105,8 @@ class ShmPublisher:
         together stay below one version in full, the oldest goes first.
         """
         room = after.total_bytes
-        if self._byte_budget is not None:
-            room = min(room, self._byte_budget - self.bytes_held - self._files.spare_bytes)
+        if self.byte_budget is not None:
+            room = min(room, self.byte_budget - self.bytes_held - self._files.spare_bytes)
         size = self._deltas.add(before, after, room, self._threads)
         self._deltas.keep(after.total_bytes)
         return size
@@ -114,16 +114,16 @@ class ShmPublisher:
     def lack(self, num_bytes: int) -> str:
         """Why the budget has no room for a further version of `num_bytes`, with the figures; "" when it has. Deltas
         make room for it."""
-        if self._byte_budget is None:
+        if self.byte_budget is None:
             return ""
         held = self.bytes_held
-        if held + num_bytes <= self._byte_budget:
+        if held + num_bytes <= self.byte_budget:
             # One byte more than there may be: `keep` stays below what it is told.
-            self._deltas.keep(self._byte_budget - held - num_bytes + 1)
+            self._deltas.keep(self.byte_budget - held - num_bytes + 1)
             return ""
         return (
             f"older versions that are still needed hold {held:,} bytes, it takes {num_bytes:,}, and "
-            f"weights.byte_budget is {self._byte_budget:,}"
+            f"weights.byte_budget is {self.byte_budget:,}"
         )
 
     @property

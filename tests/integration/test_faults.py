@@ -8,6 +8,8 @@ import pytest
 from live_run import live_run
 from trained_groups import trained_groups
 
+from streamrl.share_guard import PATIENCE
+
 pytestmark = pytest.mark.ray
 
 # The learner trains, whatever samples: no torch engine to start, and faults on demand.
@@ -59,6 +61,24 @@ def test_a_task_of_which_every_group_is_filtered_ends_the_run_and_says_why(
     assert "all filtered, the latest as zero_variance, and learner.filter.limit is 12" in err
     assert "Traceback" not in err
     assert not run.steps()
+
+
+def test_a_run_whose_rows_are_too_far_from_its_policy_pauses_with_a_checkpoint_and_goes_on_from_it(
+    user_folder: Path, streamrl_path: Path
+) -> None:
+    # What a script samples has log-probs that no model gave it: the weights of its tokens are never all equal.
+    guard = ("--learner.algorithm.least_effective_share", "1.0", "--learner.algorithm.pause_effective_share", "1.0")
+    options = (*SCRIPTED, *guard, "--learner.algorithm.proximal", "recompute", "--checkpoint.every", "100")
+    for first in (0, PATIENCE):
+        with live_run(user_folder, streamrl_path, "far", *options) as run:
+            code, err = run.end()
+        assert code == 4
+        assert f"learner-0: paused at step {first + PATIENCE}: " in err
+        assert "less than learner.algorithm.pause_effective_share = 1 of them" in err
+        assert "Traceback" not in err
+        assert [step["step"] for step in run.steps()] == list(range(first + 1, first + PATIENCE + 1))
+    groups = trained_groups(run.folder)
+    assert len(groups) == len(set(groups)) == 2 * PATIENCE * 8
 
 
 def test_a_reward_module_that_is_not_there_is_a_configuration_error(user_folder: Path, streamrl_path: Path) -> None:

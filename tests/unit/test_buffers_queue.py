@@ -160,6 +160,27 @@ async def test_a_waiting_zombie_is_woken_and_fenced_when_it_is_replaced(tmp_path
     queue.close()
 
 
+async def test_a_retired_replica_takes_no_more_and_hands_in_what_it_has(tmp_path):
+    parts = Parts(open_queue(tmp_path), tmp_path)
+    queue = parts.queue
+    await queue.take("r", 0, Version(0, 0), 4)
+    waiting = asyncio.ensure_future(queue.take("r", 0, Version(0, 0), 1))
+    await turn()
+    queue.retire("r", 0)
+    assert await waiting == []
+    assert await queue.take("r", 0, Version(0, 0), 1) == []
+    await parts.accept(both(0), finish=3)
+    (ticket,) = await queue.take("s", 0, Version(0, 0), 1)
+    assert ticket.number == 4
+    assert await queue.take("r", 0, Version(0, 0), 1) == []
+    assert await queue.next_epoch("r") == 1
+    with pytest.raises(FencedError):
+        queue.retire("r", 0)
+    again = await queue.take("r", 1, Version(0, 0), 9)
+    assert [ticket.number for ticket in again] == [1, 2, 3]
+    queue.close()
+
+
 async def test_epochs_are_given_out_once_each_also_after_a_restart(tmp_path):
     queue = open_queue(tmp_path)
     assert [await queue.next_epoch("r"), await queue.next_epoch("r"), await queue.next_epoch("s")] == [0, 1, 0]

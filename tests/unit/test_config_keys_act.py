@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from services.claim import claim
-from services.due import checkpoint_due, evaluation_due, share_notice, target_reached
+from services.due import checkpoint_due, evaluation_due, target_reached
 from services.launch import owner_grace_s
 from services.layout import model_folder
 from services.parts import placement
@@ -41,6 +41,7 @@ from streamrl.engines.server.programs import server_command
 from streamrl.errors import StreamRLError
 from streamrl.learner.execution import offload_policy
 from streamrl.models.load import prepare_model_folder
+from streamrl.share_guard import PATIENCE, ShareGuard
 from streamrl.tasks.resolve import resolve_task
 from streamrl.types import FrameRef
 from streamrl.weights.shelf import VersionShelf
@@ -249,6 +250,14 @@ def steps_with(due: Callable[[Config, int], bool]) -> Probe:
     return lambda config, folder: [step for step in range(12) if due(config, step)]
 
 
+def paused(config: Config, folder: Path) -> str:
+    """What a guard says after some steps of an effective share of 0.4."""
+    guard = ShareGuard(config.learner.algorithm)
+    for step in range(PATIENCE):
+        guard.look(step, share=0.4)
+    return guard.pause
+
+
 def device_of(config: Config, folder: Path) -> str:
     """What the learner says on a machine without CUDA, or with it."""
     try:
@@ -402,8 +411,9 @@ KEYS: dict[str, Key] = {
     "learner.algorithm.rejection.low": Key(learner.learn, None, 1.0, REJECTION),
     "learner.algorithm.rejection.high": Key(learner.learn, None, 1.0, REJECTION),
     "learner.algorithm.least_effective_share": Key(
-        lambda config, folder: share_notice(config, step=3, before=1.0, share=0.4), 0.0, 0.5
+        lambda config, folder: ShareGuard(config.learner.algorithm).look(step=3, share=0.4), 0.0, 0.5
     ),
+    "learner.algorithm.pause_effective_share": Key(paused, 0.2, 0.5, {"learner.algorithm.least_effective_share": 0.5}),
     "learner.algorithm.horizon": Key(
         learner.learn, 8, 16, {"learner.algorithm.aggregation": "seq_mean_token_sum_norm"}
     ),

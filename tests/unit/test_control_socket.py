@@ -33,6 +33,10 @@ async def fail() -> dict[str, Any]:
     raise ResourceError("no room: 3 bytes free")
 
 
+async def echo(**arguments: Any) -> dict[str, Any]:
+    return {"asked": arguments}
+
+
 async def never() -> dict[str, Any]:
     await asyncio.Event().wait()
     return {}
@@ -40,7 +44,7 @@ async def never() -> dict[str, Any]:
 
 @asynccontextmanager
 async def serving(folder: Path, hub: EventHub) -> AsyncIterator[Path]:
-    handlers = {"status": answer, "fail": fail, "never": never}
+    handlers = {"status": answer, "fail": fail, "never": never, "echo": echo}
     async with ControlServer(listener(folder), hub, handlers):
         try:
             yield folder / "control.sock"
@@ -67,11 +71,23 @@ async def test_an_answer_comes_back_with_nan_as_null(tmp_path: Path) -> None:
         assert await off_loop(ask, path, "status") == {"step": 3, "loss": None}
 
 
+async def test_arguments_reach_what_is_asked(tmp_path: Path) -> None:
+    def ask_with_arguments(path: Path) -> dict[str, Any]:
+        with ControlClient(path) as client:
+            return client.ask("echo", rollout="4", part=None)
+
+    async with serving(tmp_path, EventHub()) as path:
+        assert await off_loop(ask_with_arguments, path) == {"asked": {"rollout": "4", "part": None}}
+        assert await off_loop(ask, path, "echo") == {"asked": {}}
+
+
 async def test_an_error_comes_back_as_its_class_and_the_server_goes_on(tmp_path: Path) -> None:
     async with serving(tmp_path, EventHub()) as path:
         with pytest.raises(ResourceError, match="no room: 3 bytes free"):
             await off_loop(ask, path, "fail")
-        with pytest.raises(ComponentError, match=r"knows no operation 'frob'; it knows events, fail, never, status"):
+        with pytest.raises(
+            ComponentError, match="knows no operation 'frob'; it knows echo, events, fail, never"
+        ):
             await off_loop(ask, path, "frob")
         assert (await off_loop(ask, path, "status"))["step"] == 3
 

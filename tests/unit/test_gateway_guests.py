@@ -76,8 +76,8 @@ async def test_guests_are_in_no_book_of_the_replica(tmp_path: Path) -> None:
         await replica.guest_news(1)
         status = await replica.status()
         assert (status["guests"], status["running"]) == (1, 1)
-        assert (len(replica._running), replica._state.in_flight, replica._finished) == (0, 0, [])
+        assert (len(replica._running), replica._state.in_flight, replica._writer._waiting) == (0, 0, [])
         assert await asyncio.wait_for(replica._wait_for_room(), 1) == 8  # groups, as if it had nothing to do
         await replica.order_guests(1, [], ["guest/a"])
         await gateway.idle()
-        assert replica._finished == []
+        assert replica._writer._waiting == []

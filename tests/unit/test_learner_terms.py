@@ -1,16 +1,13 @@
 """Terms of the loss beside the policy's: entropy with its gradient, and a policy that stands still."""
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.due import share_notice
-from streamrl.config import Config
-from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig, OptimizerConfig
+from streamrl.config.learner_tables import AlgorithmConfig, OptimizerConfig
 from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.fsdp import build
 from streamrl.learner.logprobs import token_logprobs
@@ -159,12 +156,3 @@ def test_a_reference_reads_its_weights_when_it_is_first_called(group: LearnerGro
     for _ in range(2):
         reference(packs[0], 1.0)
     assert len(read) == 1
-
-
-def test_a_fall_of_the_effective_share_is_told_once() -> None:
-    config = Config(learner=LearnerConfig(algorithm=AlgorithmConfig(least_effective_share=0.5)))
-    shares = [1.0, 0.6, 0.4, 0.3, 0.7, 0.2]
-    told = [share_notice(config, step, before, share) for step, (before, share) in enumerate(pairwise(shares))]
-    assert [bool(text) for text in told] == [False, True, False, False, True]
-    assert "40% of them, under learner.algorithm.least_effective_share = 0.5" in told[1]
-    assert not share_notice(Config(), 1, 1.0, 0.0)

@@ -99,7 +99,7 @@ def test_invariant_12_a_result_that_is_not_finite_reaches_the_log_as_an_error_wi
             replica._state.in_flight += 1
             ended = GenerationResult(name, bad.token_ids, logprobs, bad.version_spans, FinishReason.STOP)
             replica._collect([ended], idle=False)
-        return [one.result for one in replica._finished]
+        return [one.result for one in replica._writer._waiting]
 
     async def serve_and_collect(replica: RolloutReplica, run: RunFolder) -> list[GenerationResult]:
         with ShmPublisher(run.run_id, run.key()) as publisher:
@@ -135,7 +135,7 @@ def test_a_fenced_replica_hears_it_from_the_queue(config, tmp_path) -> None:
 
     async def write(replica: RolloutReplica, run: RunFolder) -> None:
         replica._queue = Handle(accept=refuse, pause=lambda: "")
-        await replica._write([finished(0, 0)], 0)
+        await replica._writer._write([finished(0, 0)], 0)
 
     with pytest.raises(FencedError, match="epoch 1 has replaced it"):
         asyncio.run(with_replica(config, tmp_path / "run", write))
