@@ -85,9 +85,7 @@ async def test_an_error_comes_back_as_its_class_and_the_server_goes_on(tmp_path:
     async with serving(tmp_path, EventHub()) as path:
         with pytest.raises(ResourceError, match="no room: 3 bytes free"):
             await off_loop(ask, path, "fail")
-        with pytest.raises(
-            ComponentError, match="knows no operation 'frob'; it knows echo, events, fail, never"
-        ):
+        with pytest.raises(ComponentError, match="knows no operation 'frob'; it knows echo, events, fail, never"):
             await off_loop(ask, path, "frob")
         assert (await off_loop(ask, path, "status"))["step"] == 3
 
