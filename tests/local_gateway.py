@@ -57,10 +57,10 @@ class Direct:
         self._dead.set()
 
     def __getattr__(self, name: str) -> Any:
-        return _Remote(lambda *args: self._called(getattr(self._actor, name)(*args)))
+        return _Remote(lambda *args: self._called(getattr(self._actor, name), args))
 
-    async def _called(self, call: Awaitable[Any]) -> Any:
-        work, death = asyncio.ensure_future(call), asyncio.ensure_future(self._dead.wait())
+    async def _called(self, method: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
+        work, death = asyncio.ensure_future(method(*args)), asyncio.ensure_future(self._dead.wait())
         try:
             await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
             if death.done():
