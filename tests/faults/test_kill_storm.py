@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +46,7 @@ STEPS_BETWEEN = (2, 9)
 
 MORE = {"gateway": ("--gateway.enabled", "true")}
 """What the run of a kind has that the others have not."""
-WITHOUT_GATEWAY = 150
+WITHOUT_GATEWAY = 300
 """Steps that the run makes, at most, while another gateway starts: it waits for none."""
 
 STEPS = KILLS * STEPS_BETWEEN[1] + 6
@@ -72,8 +72,9 @@ def test_invariants_1_and_2_hold_when_processes_of_one_kind_are_killed_again_and
     steps = KILLS * WITHOUT_GATEWAY + STEPS if kind == "gateway" else STEPS
     told = (*OVERRIDES, *MORE.get(kind, ()), "--learner.steps", str(steps))
     storm = Storm(user_folder, streamrl_path, f"storm-{kind}", told)
-    with guests_of(lambda: storm.run.folder) if kind == "gateway" else nullcontext():
+    with closing(storm), guests_of(lambda: storm.run.folder) if kind == "gateway" else nullcontext():
         for _ in range(KILLS):
+            storm.let_serve(kind, rng)
             storm.go_on(int(rng.integers(*STEPS_BETWEEN)))
             storm.kill(kind, rng)
         storm.finish()
