@@ -4,12 +4,16 @@
 #   make quickstart SEED=1   the same with another seed, in a run folder of its own
 #   make quickstart ARGS='--learner.steps 50 --name short'   any key, as `streamrl up` takes it
 #   make test                the layers and all tests that need no GPU
+#   make test-low-bit        the tests of 8-bit optimizer states, which `make test` skips
 #   make test-faults         the long fault tests: parts killed, crash points, damage, full disks; KILLS=500 for more
+#   make test-service        20,000 mutated requests, the OpenAPI description, replicas that come, go and die under load
+#   make test-service FAULT_SCALE=0.02 SERVICE_S=20     a short form of it
 #   make engines             the environments of the engines that are servers, in .venvs (minutes, and GBs)
 #   make test-engines        the tests that start those engines
+#   make test-page           the page of a run, in a headless Chromium; pictures of it in benchmarks/out/page
 #   make check               formatting, lint, types, layers
 #   make fmt                 format the code and repair what lint can
-#   make bench               all figures of the README; bench-quickstart, -engine, -queue, -weights, -learner, -algorithms, -learning and -e2e make one part each
+#   make bench               all figures of the README; bench-quickstart, -engine, -queue, -weights, -learner, -algorithms, -learning, -page, -e2e and -service make one part each
 #   make clean               remove caches and build leftovers; runs/, .venv and .venvs stay
 #
 # pip is used as this machine configures it (index, proxy, wheels). PYTHON=... chooses the interpreter.
@@ -20,8 +24,8 @@ PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKSTART := $(if $(SEED),--seed $(SEED) --name quickstart-seed$(SEED)) $(ARGS)
 
-.PHONY: quickstart test test-faults engines test-engines check fmt clean
-.PHONY: bench bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-e2e
+.PHONY: quickstart test test-low-bit test-faults test-service engines test-engines test-page check fmt clean
+.PHONY: bench bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-page bench-e2e bench-service
 
 quickstart: $(VENV)/.installed
 	$(BIN)/streamrl up configs/quickstart.toml $(QUICKSTART)
@@ -31,13 +35,30 @@ test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist loadfile
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration
 
+test-low-bit: $(VENV)/.installed-dev .venvs/low-bit/.installed
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.venvs/low-bit $(BIN)/python -m pytest tests/unit/test_learner_low_bit.py \
+	  tests/unit/test_learner_low_bit_ranks.py tests/unit/test_learner_core_low_bit.py tests/unit/test_config_keys_act.py -k 'low_bit or optimizer.kind'
+
 test-faults: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults
+
+test-service: export FAULT_SCALE ?= 1
+test-service: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit/test_gateway_fuzz.py tests/service
 
 engines: .venvs/vllm/.installed .venvs/sglang/.installed
 
 test-engines: $(VENV)/.installed-dev engines
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real
+
+# The browser is the system's. Debian's packages are installed where that is allowed; without them the tests skip, by name.
+test-page: $(VENV)/.installed-dev .venvs/browser/.installed
+	@if ! { command -v chromium && command -v chromedriver; } > /dev/null && \
+	   [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	  echo "installing chromium and chromium-driver"; \
+	  apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium chromium-driver > /dev/null || true; \
+	fi
+	OMP_NUM_THREADS=1 PYTHONPATH=.venvs/browser $(BIN)/python -m pytest tests/browser -rs
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -49,7 +70,7 @@ fmt: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-e2e
+bench: bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-e2e bench-service
 
 bench-quickstart: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench_quickstart.py $(if $(SEED),-- --seed $(SEED))
@@ -72,8 +93,14 @@ bench-learner: $(VENV)/.installed
 bench-engine: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench_engine.py
 
+bench-page: $(VENV)/.installed-dev .venvs/browser/.installed
+	OMP_NUM_THREADS=1 PYTHONPATH=.venvs/browser:tests $(BIN)/python benchmarks/bench_page.py
+
 bench-e2e: $(VENV)/.installed .venvs/trl/.installed
 	$(BIN)/python benchmarks/bench_e2e.py
+
+bench-service: $(VENV)/.installed .venvs/serve/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_service.py $(ARGS)
 
 clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info
@@ -100,10 +127,26 @@ $(VENV)/.installed-bench: $(VENV)/.installed
 	$(PIP_INSTALL) --editable '.[bench]'
 	touch $@
 
+# A package without dependencies, beside the environment and not in it: see pyproject.toml.
+.venvs/low-bit/.installed: $(VENV)/.installed
+	$(PIP_INSTALL) --no-deps --upgrade --target .venvs/low-bit 'torchao==0.18.*'
+	touch $@
+
+# What drives a browser, beside the environment as well: nothing else needs it.
+.venvs/browser/.installed: $(VENV)/.installed
+	$(PIP_INSTALL) --upgrade --target .venvs/browser 'selenium==4.*'
+	touch $@
+
 # The peer of bench-e2e, in an environment of its own: its pins are not ours.
 .venvs/trl/.installed: $(VENV)/.installed
 	$(BIN)/python -m venv .venvs/trl
 	.venvs/trl/bin/python -m pip install --quiet --disable-pip-version-check 'trl==1.16.0' 'torch>=2.11,<2.14' datasets
+	touch $@
+
+# The peer of bench-service. streamrl itself is not served by Ray Serve (docs/architecture.md).
+.venvs/serve/.installed: $(VENV)/.installed
+	$(BIN)/python -m venv .venvs/serve
+	.venvs/serve/bin/python -m pip install --quiet --disable-pip-version-check 'ray[serve]==2.60.*'
 	touch $@
 
 # The engines that are servers, each in an environment of its own, with pins of its own. On a machine with GPUs install

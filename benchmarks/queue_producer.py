@@ -110,7 +110,7 @@ def rows_of(tokens: TokenColumns, numbers: list[int], replica: str) -> Completio
         branch=np.zeros(count, np.int32),
         group_id=[group for group in groups for _ in range(GROUP_SIZE)],
         prompt_id=[group for group in groups for _ in range(GROUP_SIZE)],
-        stream="train",
+        stream=["train"] * count,
         data_pass=np.zeros(count, np.int32),
         sample_index=samples,
         attempt=np.zeros(count, np.int32),

@@ -17,7 +17,7 @@ from streamrl.types import IntArray, LongArray, RolloutRows, ScoreStatus, TokenO
 
 _LEARNER_COLUMNS = ("token_ids", "token_origin", "rollout_logprobs", "version_spans", "replica")
 
-_SCORING_COLUMNS = ("rollout_id", "branch", "finish_reason", "payload", "token_ids", "token_origin")
+_SCORING_COLUMNS = ("rollout_id", "branch", "stream", "finish_reason", "payload", "token_ids", "token_origin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class ScoringRows:
 
     rollout_id: list[str]
     branch: IntArray
+    stream: list[str]
     finish_reason: list[str]
     payload: list[str]
     sampled_ids: IntArray
@@ -82,6 +83,7 @@ def scoring_rows(batch: pa.RecordBatch, rows: npt.NDArray[np.integer] | None = N
     return ScoringRows(
         rollout_id=batch.column("rollout_id").to_pylist(),
         branch=batch.column("branch").to_numpy(),
+        stream=batch.column("stream").to_pylist(),
         finish_reason=batch.column("finish_reason").to_pylist(),
         payload=batch.column("payload").to_pylist(),
         sampled_ids=ids[sampled],

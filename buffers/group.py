@@ -49,6 +49,8 @@ class Row(msgspec.Struct, eq=False):
 class Group:
     """A group that was issued and is not forgotten yet.
 
+    position: of its prompt, in the data order; among the submitted ones where `submitted`. step: whose batch it was
+    trained with; None until it is.
     floor: rows of attempts below it come too late. replica: who runs it, None if nobody does. reserved: bytes
     set aside for rollouts that are not there yet. rows: by (sample index, branch). samples: rollouts
     accepted.
@@ -59,9 +61,12 @@ class Group:
     last_step: int
     issued_at: float
     reserved: int
+    position: int
+    submitted: bool = False
     floor: int = 0
     replica: str | None = None
     state: GroupState = GroupState.RUNNING
+    step: int | None = None
     rows: dict[tuple[int, int], Row] = field(default_factory=dict)
     samples: set[int] = field(default_factory=set)
     num_scored: int = 0

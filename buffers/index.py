@@ -12,8 +12,8 @@ of replicas only names; the clock only dates issues.
 """
 
 from collections import Counter
-from collections.abc import Collection
-from itertools import chain
+from collections.abc import Collection, Iterator
+from itertools import chain, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,16 @@ import numpy.typing as npt
 from buffers.budget import ByteBudget
 from buffers.group import Group, GroupState, Tally
 from buffers.group_filter import GroupFilter
+from buffers.offered import OfferedTrajectories
+from buffers.oldest import oldest_row
+from buffers.prompt_sources import PromptSources
+from buffers.recent import RecentGroups
 from buffers.records import DataOrder, Found, Lease, OldestRow, QueueCounts, QueueSettings, Records, UnscoredFrame
 from buffers.running import RunningGroups
 from buffers.stepping import StepBooks
 from streamrl.clock import Clock
 from streamrl.staleness import Admission, Candidate
+from streamrl.streams import StreamShares
 from streamrl.types import FrameRef, Ticket
 
 
@@ -42,7 +47,6 @@ class ReplayIndex:
 
     def __init__(self, settings: QueueSettings, order: DataOrder, clock: Clock) -> None:
         self._settings = settings
-        self._order = order
         self._clock = clock
         self._admission = Admission(
             settings.max_staleness, settings.groups_per_step, settings.total_groups, settings.lead
@@ -53,6 +57,10 @@ class ReplayIndex:
         self._steps = StepBooks(settings, self._tally, self._budget)
         self._dropped: Counter[str] = Counter()
         self._filter = GroupFilter(settings)
+        self._sources = PromptSources(order, StreamShares(settings.streams))
+        self.submissions = self._sources.submissions
+        self.recent = RecentGroups()
+        self.offered = OfferedTrajectories()
         self._unrecorded: dict[int, str] = {}
         """Groups dropped by a rule of its own, with the reason, of which no record is known yet."""
         self.rows_withdrawn = 0
@@ -87,6 +95,8 @@ class ReplayIndex:
         # Not under an older version than before: the group's place in the admission counts on that version.
         again = [group for group in waiting if group.last_step <= last_step][: max(0, room)]
         tickets = [self._again(group, last_step) for group in again]
+        for ticket in tickets:
+            self._running.book(replica, ticket)
         groups = self._tally.groups
         capacity = self._admission.capacity(
             serving_step=serving_step,
@@ -95,26 +105,36 @@ class ReplayIndex:
             running=groups[GroupState.RUNNING],
         )
         fresh = min(room - len(tickets), capacity, self._budget.fits(self._running.group_bytes))
-        first = self._running.next_number
-        tickets += [self._ticket(number, 0, last_step) for number in range(first, first + fresh)]
-        for ticket in tickets:
-            self._running.book(replica, ticket)
-        return tickets
+        return tickets + list(islice(self._fresh(replica, last_step), max(0, fresh)))
 
     def _again(self, group: Group, last_step: int) -> Ticket:
         """Accepted rows keep the group's last step, and so do tokens that a journal may have of it; without either it
         counts from the version served now."""
         kept = bool(group.rows) or self._settings.journalled
-        return self._ticket(group.number, group.attempt + 1, group.last_step if kept else last_step)
+        last_step = group.last_step if kept else last_step
+        return self._sources.ticket(group.number, (group.position, group.submitted), group.attempt + 1, last_step)
 
-    def _ticket(self, number: int, attempt: int, last_step: int) -> Ticket:
-        data_pass, data_index = self._order.at(number)
-        return Ticket(number, data_index, data_pass, attempt, last_step)
+    def _fresh(self, replica: str, last_step: int) -> Iterator[Ticket]:
+        """New groups for a replica, each booked, as long as there are prompts for them."""
+        running = self._running
+        while (prompt := self._sources.draw(running.next_number, running.data_groups)) is not None:
+            ticket = self._sources.ticket(running.next_number, prompt, 0, last_step)
+            running.book(replica, ticket)
+            yield ticket
 
-    def restore_issue(self, replica: str, tickets: list[Ticket]) -> None:
-        """Book tickets that the ledger has."""
-        for ticket in tickets:
-            self._running.book(replica, ticket)
+    def restore_issue(self, replica: str, ticket: Ticket) -> None:
+        """Book a ticket that the ledger has."""
+        if ticket.number >= self._running.next_number:
+            self._sources.drawn(ticket)
+        self._running.book(replica, ticket)
+
+    def skip(self, ticket: Ticket) -> None:
+        """The same of a group of a covered step: it costs no memory any more."""
+        if ticket.number >= self._running.next_number:
+            self._sources.drawn(ticket)
+            self._running.use_up(ticket)
+        if ticket.submitted:
+            self.submissions.covered(ticket.data_index)
 
     def accept(self, frame: FrameRef, rows: Records) -> Records:
         """Take rows (type ACCEPTED) of a frame of completions; returns those that are new.
@@ -154,12 +174,15 @@ class ReplayIndex:
         """A finished group is ready, or dropped by what `group_filter` says."""
         finished, self._running.finished = self._running.finished, []
         for group in finished:
+            self.recent.finished(group)
             if reason := self._filter.judge(group):
                 self.drop(group.number, reason)
                 self._unrecorded[group.number] = reason
             else:
                 self._running.remove(group)
                 self._steps.add(group)
+                if group.submitted:
+                    self.submissions.finished(group.position, group)
 
     def pop_dropped(self) -> dict[str, list[int]]:
         """The groups that `group_filter` dropped since the last call, by reason; without those that `drop` was told
@@ -187,6 +210,8 @@ class ReplayIndex:
         self._budget.free(0, group.num_bytes)
         self._tally.move(group, GroupState.DROPPED)
         self._dropped[reason] += 1
+        if group.submitted:
+            self.submissions.dropped(group.position, reason)
         return True
 
     def withdraw(self, number: int, step: int) -> bool:
@@ -219,6 +244,8 @@ class ReplayIndex:
             if group is not None:
                 rows += len(group.rows)
                 self._running.begin_again(group, last_step)
+                if group.submitted:
+                    self.submissions.begins_again(group.position)
             elif number in self._running.groups:
                 rows += len(self._running.groups[number].rows)
                 self._running.withdraw(number, last_step)
@@ -260,7 +287,9 @@ class ReplayIndex:
 
     def cover(self, step: int) -> None:
         """A durable checkpoint holds every step below `step`."""
-        self._steps.cover(step)
+        for group in self._steps.cover(step):
+            if group.submitted:
+                self.submissions.covered(group.position)
 
     def go_to(self, step: int) -> None:
         """Resume from a checkpoint of `step`: steps trained after it take the same groups again."""
@@ -275,10 +304,6 @@ class ReplayIndex:
         self._steps.start_at(step)
         self._tally.groups[GroupState.TRAINED] += groups
 
-    def skip(self, number: int) -> None:
-        """A group of a covered step: its number is used up."""
-        self._running.next_number = max(self._running.next_number, number + 1)
-
     def add_trained(self, rows: int, tokens: int) -> None:
         """Book rows of covered steps."""
         self._running.accepted_tokens += tokens
@@ -291,6 +316,11 @@ class ReplayIndex:
         self._tally.rows[GroupState.DROPPED] += rows
         self._tally.tokens[GroupState.DROPPED] += tokens
 
+    def replica_of(self, number: int) -> str:
+        """Who runs a group; "" if nobody does."""
+        group = self._running.groups.get(number)
+        return "" if group is None else group.replica or ""
+
     def overdue(self, limit_s: float) -> list[tuple[int, str]]:
         """(number, replica) of running groups issued more than `limit_s` ago; "" once no replica has it."""
         now = self._clock.now()
@@ -302,24 +332,7 @@ class ReplayIndex:
 
         Rows without a sampled token have no version and come last. Looks at every row that waits.
         """
-        never = np.iinfo(np.int64).max
-        rows = (
-            (never if row.oldest_step < 0 else row.oldest_step, group.number, *key, row)
-            for group in chain(self._running.groups.values(), self._steps.waiting())
-            for key, row in group.rows.items()
-        )
-        found = min(rows, key=lambda entry: entry[:4], default=None)
-        if found is None:
-            return None
-        _, number, sample, branch, row = found
-        return OldestRow(
-            number=number,
-            sample_index=sample,
-            branch=branch,
-            oldest_step=row.oldest_step,
-            frame=row.frame,
-            row=row.row,
-        )
+        return oldest_row(chain(self._running.groups.values(), self._steps.waiting()))
 
     def found(self, step: int, data_changed: bool) -> Found:
         """What a learner that begins at `step` finds."""
@@ -377,4 +390,8 @@ class ReplayIndex:
             bytes_trained=self._steps.trained_bytes,
             byte_budget=self._settings.byte_budget,
             checkpoint_wanted=self.checkpoint_wanted,
+            prompts_submitted=len(self.submissions),
+            prompts_waiting=self.submissions.num_waiting,
+            trajectories_offered=len(self.offered),
+            trajectories_waiting=self.offered.num_waiting,
         )

@@ -17,26 +17,29 @@ from streamrl.errors import StreamRLError
 class Journal:
     """The writing side of a queue. One event loop owns it."""
 
-    def __init__(self, ledger: Ledger, on_failure: Callable[[], None], note: Callable[[Record], None]) -> None:
-        """note: sees every record, as it is written."""
+    def __init__(self, ledger: Ledger, on_failure: Callable[[], None], *notes: Callable[[Record], None]) -> None:
+        """notes: each sees every record, as it is written."""
         self._ledger = ledger
-        self._note = note
+        self._notes = notes
         self._on_failure = on_failure
         self._failure: StreamRLError | None = None
         self._last_write: Future[None] | None = None
 
-    def write(self, record: Record) -> None:
-        """Append, in the order of the index's changes: no await may lie between a change and its record.
+    def write(self, *records: Record) -> None:
+        """Append, in the order of the index's changes: no await may lie between a change and its record. Records of one
+        call become durable together or not at all.
 
         Raises:
             StreamRLError: the ledger takes nothing any more.
         """
         try:
-            self._last_write = self._ledger.append(record)
+            self._last_write = self._ledger.append(*records)
         except StreamRLError as error:
             self._fail(error)
             raise
-        self._note(record)
+        for record in records:
+            for note in self._notes:
+                note(record)
 
     async def settled(self) -> None:
         """Wait until everything that was written so far is durable.

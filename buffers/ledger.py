@@ -13,7 +13,7 @@ ended, or where a file that was not closed keeps room. Nothing here knows what a
 import os
 import re
 from concurrent.futures import Future
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -71,23 +71,24 @@ class Ledger:
         self._fd = create_preallocated(self._path, _ALLOCATE_BYTES)
         self._closed = False
         self._room = DiskRoom()
-        self._committer = GroupCommitter[Record, None]("ledger", self._commit, interval_s=commit_interval_s)
+        self._committer = GroupCommitter[tuple[Record, ...], None]("ledger", self._commit, interval_s=commit_interval_s)
         if self._sync:
             sync_folder(folder)
-        self._committer.submit(header).result()
+        self._committer.submit((header,)).result()
 
     @property
     def pause(self) -> str:
         """What a full disk keeps it waiting for, in words; "" while it does not wait."""
         return self._room.pause
 
-    def append(self, record: Record) -> "Future[None]":
-        """Queue a record; the future resolves when it and all before it are durable. A full disk makes it wait.
+    def append(self, *records: Record) -> "Future[None]":
+        """Queue records that stand or fall together; the future resolves when they and all before them are durable. A
+        full disk makes it wait.
 
         Raises:
             ComponentError: closed, or an earlier commit failed.
         """
-        return self._committer.submit(record)
+        return self._committer.submit(records)
 
     def close(self) -> None:
         """Commit what is pending, end the file and cut the preallocated rest. A second call does nothing.
@@ -109,9 +110,10 @@ class Ledger:
             finally:
                 os.close(self._fd)
 
-    def _commit(self, records: list[Record]) -> list[None]:
-        self._put(self._encoder.encode(records))
-        return [None] * len(records)
+    def _commit(self, appended: list[tuple[Record, ...]]) -> list[None]:
+        # One frame, so that no reader ever has a part of what was appended together.
+        self._put(self._encoder.encode(list(chain.from_iterable(appended))))
+        return [None] * len(appended)
 
     def _put(self, payload: bytes) -> None:
         """Write one frame, with room kept behind it for the frame that closes the file."""

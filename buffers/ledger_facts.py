@@ -17,9 +17,12 @@ from buffers.ledger import LedgerFile
 from buffers.ledger_records import (
     Accepted,
     Covered,
+    Declined,
     Dropped,
+    Gathered,
     Incarnation,
     Lost,
+    Offered,
     Record,
     RunHeader,
     Scored,
@@ -53,7 +56,7 @@ class LedgerFacts:
     all files, from 0. score_frame: place of its verdict in `score_frames`, NONE for none; score_row: the place in
     that frame. next_step: the step whose batch comes next; steps: the groups of each step, by its latest record;
     withdrawn: for a group, number of the last record that took its rows back. A lost branch may have steps from
-    `next_step` on.
+    `next_step` on. offered: (frame, score frame) of each trajectory that waits for its group, by number.
     """
 
     group_size: int = 0
@@ -65,6 +68,7 @@ class LedgerFacts:
     withdrawn: dict[int, int] = field(default_factory=dict)
     frames: list[FrameRef] = field(default_factory=list)
     score_frames: list[FrameRef] = field(default_factory=list)
+    offered: dict[int, tuple[FrameRef, FrameRef]] = field(default_factory=dict)
     rows: Records = field(default_factory=lambda: np.zeros(0, ACCEPTED))
     frame: LongArray = field(default_factory=lambda: np.zeros(0, np.int64))
     position: LongArray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -152,6 +156,7 @@ class _Reading:
         self._rows: list[Records] = []
         self._positions: list[int] = []
         self._verdicts: list[Records] = []
+        self._offered = 0
 
     def apply(self, position: int, record: Record) -> None:
         facts = self._facts
@@ -168,6 +173,12 @@ class _Reading:
             case Scored(frame=frame, rows=rows):
                 facts.score_frames.append(frame)
                 self._verdicts.append(unpack(SCORED, rows))
+            case Offered(frame=frame, score_frame=score_frame):
+                facts.offered[self._offered] = frame, score_frame
+                self._offered += 1
+            case Gathered(items=items) | Declined(items=items):
+                for item in items:
+                    del facts.offered[item]
             case Dropped(numbers, reason):
                 facts.dropped.update(dict.fromkeys(numbers, reason))
             case Withdrawn(numbers):

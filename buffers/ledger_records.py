@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from streamrl.tasks.base import SubmittedPrompt
 from streamrl.types import FrameRef, Ticket
 
 LEDGER_SCHEMA: Final = 1
@@ -99,4 +100,71 @@ class Lost(msgspec.Struct, frozen=True, array_like=True, tag=10):
     unplanned: int
 
 
-Record = RunHeader | Incarnation | Writer | Issued | Accepted | Scored | Dropped | Withdrawn | Step | Covered | Lost
+class Submitted(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """Prompts that a client gave to `stream`, none of them known before. They are numbered in the order of the
+    ledger, from 0."""
+
+    stream: str
+    asked: list[SubmittedPrompt]
+
+
+class Cancelled(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """Submitted prompts, by number, that no group was issued for and none will be."""
+
+    items: list[int]
+    reason: str
+
+
+class Offered(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    """A trajectory with its reward, made elsewhere than by a replica's rollout; it waits for the others of its group.
+    They are numbered in the order of the ledger, from 0.
+
+    group: what the client calls its group. key: what it calls the trajectory; digest: of what was said of it. rows:
+    its branches, packed as ACCEPTED, and scores: their verdicts, packed as SCORED, in `frame` and `score_frame`. Number
+    and sample index are those of a group that is not there yet: 0. components: in the order of the run's names.
+    """
+
+    group: str
+    key: str
+    digest: int
+    frame: FrameRef
+    rows: bytes
+    score_frame: FrameRef
+    scores: bytes
+    reward: float
+    components: list[float]
+
+
+class Gathered(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """Offered trajectories, by number, are the samples of a group now, in this order. The records of the group stand
+    behind it, in the same commit."""
+
+    number: int
+    items: list[int]
+
+
+class Declined(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """Offered trajectories, by number, that no group was made of and none will be."""
+
+    items: list[int]
+    reason: str
+
+
+Record = (
+    RunHeader
+    | Incarnation
+    | Writer
+    | Issued
+    | Accepted
+    | Scored
+    | Dropped
+    | Withdrawn
+    | Step
+    | Covered
+    | Lost
+    | Submitted
+    | Cancelled
+    | Offered
+    | Gathered
+    | Declined
+)

@@ -15,15 +15,20 @@ from buffers.ledger import LedgerFile
 from buffers.ledger_facts import numbered
 from buffers.ledger_records import (
     Accepted,
+    Cancelled,
     Covered,
+    Declined,
     Dropped,
+    Gathered,
     Incarnation,
     Issued,
     Lost,
+    Offered,
     Record,
     RunHeader,
     Scored,
     Step,
+    Submitted,
     Withdrawn,
     Writer,
 )
@@ -51,6 +56,8 @@ _ITEM: Final = {
     "data_index": pa.int64(),
     "data_pass": pa.int64(),
     "last_step": pa.int64(),
+    "submitted": pa.bool_(),
+    "key": pa.string(),
     "frame_row": pa.int32(),
     "prompt_tokens": pa.int32(),
     "sampled_tokens": pa.int32(),
@@ -113,6 +120,17 @@ def _described(record: Record) -> tuple[Head, Items]:
             return {"kind": "trained", "step": step}, _groups(numbers)
         case Covered(step):
             return {"kind": "covered", "step": step}, {}
+        case Submitted(stream, asked):
+            return {"kind": "submitted", "who": stream}, {"key": np.array([one.key for one in asked], np.str_)}
+        case Cancelled(items, reason):
+            return {"kind": "cancelled", "reason": reason}, {"data_index": np.array(items, np.int64)}
+        case Offered(group=group, key=key, frame=frame):
+            return {"kind": "offered", "who": group, **_place(frame)}, {"key": np.array([key], np.str_)}
+        case Gathered(number, items):
+            indices = np.array(items, np.int64)
+            return {"kind": "gathered"}, {"group_number": np.full(len(indices), number), "data_index": indices}
+        case Declined(items, reason):
+            return {"kind": "declined", "reason": reason}, {"data_index": np.array(items, np.int64)}
 
 
 def _place(frame: FrameRef) -> Head:
@@ -124,8 +142,10 @@ def _groups(numbers: list[int]) -> dict[str, LongArray]:
 
 
 def _tickets(tickets: list[Any]) -> Items:
-    columns = np.array([[t.number, t.attempt, t.data_index, t.data_pass, t.last_step] for t in tickets], np.int64)
-    names = ("group_number", "attempt", "data_index", "data_pass", "last_step")
+    columns = np.array(
+        [[t.number, t.attempt, t.data_index, t.data_pass, t.last_step, t.submitted] for t in tickets], np.int64
+    )
+    names = ("group_number", "attempt", "data_index", "data_pass", "last_step", "submitted")
     return dict(zip(names, columns.reshape(-1, len(names)).T, strict=True))
 
 

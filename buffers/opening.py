@@ -13,6 +13,7 @@ from buffers.fence import WriterFence
 from buffers.index import ReplayIndex
 from buffers.ledger import Ledger, read_ledger
 from buffers.ledger_records import LEDGER_SCHEMA, Dropped, Incarnation, RunHeader, Withdrawn
+from buffers.published import PublishedVersions
 from buffers.records import DataOrder, QueueSettings
 from buffers.recovery import recover, survey
 from buffers.retention import Retention
@@ -28,7 +29,7 @@ SCORES_DIR: Final = "queue/scores"
 @dataclass(frozen=True, slots=True)
 class Opened:
     """What a queue starts with. incarnation: 0 for a fresh run, one more with each opening. data_changed: the ledger
-    was of another data set so far. retention: has seen every record."""
+    was of another data set so far. retention, published: have seen every record."""
 
     index: ReplayIndex
     fence: WriterFence
@@ -36,6 +37,7 @@ class Opened:
     incarnation: int
     data_changed: bool
     retention: Retention
+    published: PublishedVersions
 
 
 def open_folder(
@@ -61,7 +63,8 @@ def open_folder(
     previous = files[-1].good_bytes if files else -1
     header = RunHeader(LEDGER_SCHEMA, settings.fingerprint, settings.seed, settings.group_size, previous)
     ledger = Ledger(folder, header, durability=settings.durability, commit_interval_s=settings.commit_interval_s)
-    written = [ledger.append(Incarnation(history.incarnation + 1, resume_step))]
+    begun = Incarnation(history.incarnation + 1, resume_step)
+    written = [ledger.append(begun)]
     if history.withdrawn:
         # A recovery knows it from the header; this is for those who read the ledger and make no index. In one commit
         # with the record before: what that one says must not stand alone.
@@ -70,7 +73,8 @@ def open_folder(
     written += [ledger.append(record) for record in dropped]
     for durable_at in written:
         durable_at.result()
-    retention = Retention(run_folder, settings)
-    for record in [*(record for file in files for record in file.records), *dropped]:
+    retention, published = Retention(run_folder, settings), PublishedVersions()
+    for record in [*(record for file in files for record in file.records), begun, *dropped]:
         retention.note(record)
-    return Opened(index, fence, ledger, history.incarnation + 1, history.data_changed, retention)
+        published.note(record)
+    return Opened(index, fence, ledger, begun.number, history.data_changed, retention, published)

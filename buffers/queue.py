@@ -1,6 +1,7 @@
 """The replay queue: the index, made durable and awaitable. One event loop owns it; calls are batches.
 
     replica: take -> accept        scorer: unscored -> add_scores        learner: lease -> commit, covered
+    client: `submitted` prompts and `trajectories`, of which some groups are
 
 Guaranteed:
 * What `accept`, `add_scores`, `commit` acknowledged survives, at the level of `settings.durability`; what
@@ -18,6 +19,7 @@ checkpoint of step s covers the leases below s.
 from dataclasses import replace
 from pathlib import Path
 
+from buffers.gathering import GatheredTrajectories
 from buffers.journal import Journal
 from buffers.late import LATE, give_up
 from buffers.ledger_records import (
@@ -44,7 +46,9 @@ from buffers.records import (
     UnscoredFrame,
 )
 from buffers.signals import Signal
+from buffers.submitting import SubmittedPrompts
 from buffers.takers import Takers
+from buffers.waits import Waits
 from streamrl.clock import Clock
 from streamrl.errors import ComponentError, DataError
 from streamrl.types import FrameRef, Ticket, Version
@@ -69,16 +73,17 @@ class ReplayQueue:
         self._index = opened.index
         self._fence = opened.fence
         self._retention = opened.retention
-        self._journal = Journal(opened.ledger, self._wake, opened.retention.note)
-        self._clock = clock
-        self._incarnation = opened.incarnation
-        self._data_changed = opened.data_changed
-        self._closed = False
-        self._held = False
+        self._journal = Journal(opened.ledger, self._wake, opened.retention.note, opened.published.note)
+        self.waits = Waits(clock)
+        self._incarnation, self._data_changed = opened.incarnation, opened.data_changed
+        self._closed = self._held = False
         self._takers = Takers()
-        self._room = Signal()
-        self._rows = Signal()
-        self._batch = Signal()
+        self._room, self._rows, self._batch = Signal(), Signal(), Signal()
+        self.recent = self._index.recent
+        self.submitted = SubmittedPrompts(self._index, self._journal, settings, self._room, self._batch)
+        self.trajectories = GatheredTrajectories(
+            self._index, self._journal, opened.published, settings, self._open_for, self._after_rows
+        )
 
     @classmethod
     def open(
@@ -107,11 +112,6 @@ class ReplayQueue:
     def incarnation(self) -> int:
         """0 for a fresh run; one more with each opening and each `resume_from`."""
         return self._incarnation
-
-    @property
-    def next_step(self) -> int:
-        """The step whose lease comes next."""
-        return self._index.next_step
 
     def counts(self) -> QueueCounts:
         """The books, now."""
@@ -145,9 +145,10 @@ class ReplayQueue:
             tickets = [] if self._held else self._index.issue(replica, newest.step, room)
             if tickets:
                 self._journal.write(Issued(replica, tickets))
+                self.submitted.freed()
                 await self._journal.settled()
                 return tickets
-            await self._room.wait()
+            await self.waits.of_replica(self._room)
 
     def serving(self, replica: str, writer_epoch: int, version: Version) -> None:
         """The replica answers under `version` now: a `take` of its that waits is looked at again. Raises FencedError
@@ -196,9 +197,8 @@ class ReplayQueue:
         await self._journal.settled()
 
     async def release(self, replica: str, new_epoch: int) -> list[int]:
-        """Fence what `replica` was, under `new_epoch`; its unfinished groups will be issued again.
-
-        Returns their numbers. Durable when it returns.
+        """Fence what `replica` was, under `new_epoch`; its unfinished groups will be issued again. Returns their
+        numbers; durable then.
 
         Raises:
             FencedError: its epoch is higher already.
@@ -267,21 +267,22 @@ class ReplayQueue:
             ComponentError: not the next step (after a restart, `resume_from` comes first); or so many groups were
             filtered in a row that the batch may never fill.
         """
-        started = self._clock.now()
+        waited_s = 0.0
         while True:
             self._journal.check()
             if self._closed:
                 return None
+            self.trajectories.gather()
             lease = self._index.lease(step)
             if lease is not None:
                 self._room.notify()
-                return replace(lease, waited_s=self._clock.now() - started)
+                return replace(lease, waited_s=waited_s)
             late = [] if self._settings.late == "wait" else self._index.late(step)
             if late:
                 self._journal.write(give_up(self._index, self._settings.late, late, step))
                 self._room.notify()
             else:
-                await self._batch.wait()
+                waited_s += await self.waits.of_learner(self._batch)
 
     async def commit(self, step: int) -> None:
         """The batch of `step` is trained. Durable when it returns; a second call changes nothing.
@@ -304,7 +305,7 @@ class ReplayQueue:
         self._journal.check()
         self._index.cover(step)
         self._journal.write(Covered(step))
-        self._room.notify()
+        self._wake()
         await self._journal.settled()
 
     def removable(self, oldest: int) -> tuple[list[str], str]:
@@ -360,6 +361,7 @@ class ReplayQueue:
     def close(self) -> None:
         """Wake everyone who waits and end the ledger; what was appended is durable then."""
         self._closed = True
+        self.submitted.close()
         self._wake()
         self._journal.close()
 

@@ -14,6 +14,7 @@ from buffers.rows import CompletionRows
 from buffers.schema import FINISH_REASONS
 from streamrl.config.learner_tables import FilterConfig
 from streamrl.errors import DataError
+from streamrl.streams import Share
 from streamrl.types import FrameRef, IntArray, LongArray
 
 FAILED_FINISHES: Final = frozenset({FINISH_REASONS.index("abort"), FINISH_REASONS.index("error")})
@@ -224,6 +225,10 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the log files; the default is no bound."""
     fingerprint: str = ""
     seed: int = 0
+    submitted_bytes: int = 2**26
+    """Of the prompts of clients that wait for a group; of their trajectories, as many again."""
+    streams: dict[str, Share] = {}
+    """Of the streams that share the groups, the task's own among them (`streamrl.streams.TASK`)."""
 
 
 class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,7 +238,8 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     counts rollouts not accepted yet, of groups that run). tokens_*: sampled tokens accepted so far = queued +
     leased + trained + dropped; `ignored` ones came a second time or too late and are in none of these.
     bytes_used = reserved for what runs + held by rows that no checkpoint covers yet; bytes_trained of these by trained
-    rows. checkpoint_wanted: they leave too little room.
+    rows. checkpoint_wanted: they leave too little room. prompts_*: of clients, and those of them without a group yet; a
+    group of trajectories counts as one. trajectories_*: of clients, and those of them without a group yet.
     """
 
     next_step: int
@@ -270,6 +276,10 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     bytes_trained: int
     byte_budget: int
     checkpoint_wanted: bool
+    prompts_submitted: int = 0
+    prompts_waiting: int = 0
+    trajectories_offered: int = 0
+    trajectories_waiting: int = 0
 
     @property
     def bytes_used(self) -> int:

@@ -23,15 +23,20 @@ from buffers.ledger import LedgerFile
 from buffers.ledger_records import (
     LEDGER_SCHEMA,
     Accepted,
+    Cancelled,
     Covered,
+    Declined,
     Dropped,
+    Gathered,
     Incarnation,
     Issued,
     Lost,
+    Offered,
     Record,
     RunHeader,
     Scored,
     Step,
+    Submitted,
     Withdrawn,
     Writer,
 )
@@ -186,6 +191,17 @@ class _Replay:
             case Withdrawn(numbers, step):
                 for number in numbers:
                     self.index.withdraw(number, step)
+            case Submitted(stream, asked):
+                self.index.submissions.add(stream, asked)
+            case Cancelled(items, reason):
+                for item in items:
+                    self.index.submissions.dropped(item, reason)
+            case Offered():
+                self.index.offered.add(record)
+            case Gathered(number, items):
+                self.index.offered.gathered(items, number)
+            case Declined(items, reason):
+                self.index.offered.declined(items, reason)
             case Lost(numbers, step, rows):
                 self.index.lose(numbers, step)
                 self.index.note_lost(len(numbers), rows)
@@ -201,9 +217,9 @@ class _Replay:
         covered = self._are_covered(np.array([ticket.number for ticket in record.tickets], np.int64))
         for ticket, skip in zip(record.tickets, covered.tolist(), strict=True):
             if skip:
-                self.index.skip(ticket.number)
+                self.index.skip(ticket)
             else:
-                self.index.restore_issue(record.replica, [ticket])
+                self.index.restore_issue(record.replica, ticket)
 
     def _accept(self, place: int, record: Accepted) -> None:
         rows = unpack(ACCEPTED, record.rows)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from buffers.ledger_records import Accepted, Dropped, Lost, Record, Scored, Step
+from buffers.ledger_records import Accepted, Declined, Dropped, Gathered, Lost, Offered, Record, Scored, Step
 from buffers.places import HOME, PARTIALS_DIR, node_of
 from buffers.records import ACCEPTED, SCORED, QueueSettings, unpack
 
@@ -46,6 +46,8 @@ class Retention:
         self._open: dict[str, set[int]] = {}
         """Groups with rows in a file that are neither trained nor dropped."""
         self._files_of: dict[int, set[str]] = {}
+        self._offered = 0
+        """Trajectories that were offered so far; one that waits counts as a group of its own, of a number below 0."""
         self._until: dict[str, int] = {}
         """A file's rows were trained on at steps below this."""
         self._trained: dict[int, dict[int, set[str]]] = {}
@@ -72,6 +74,12 @@ class Retention:
                     self._until[path] = max(self._until.get(path, 0), step + 1)
             case Dropped(numbers, _):
                 self._close(numbers)
+            case Offered(frame=frame, score_frame=score_frame):
+                self._offered += 1
+                for path in (frame.path, score_frame.path):
+                    self._add(path, {-self._offered})
+            case Gathered(items=items) | Declined(items=items):
+                self._close([-1 - item for item in items])
             case Lost(numbers, _, _, unplanned) if unplanned >= 0:
                 self._reopen(unplanned, set(numbers))
             case _:

@@ -76,7 +76,7 @@ class CompletionRows:
     branch: IntArray
     group_id: Sequence[str]
     prompt_id: Sequence[str]
-    stream: str
+    stream: Sequence[str]
     data_pass: IntArray
     sample_index: IntArray
     attempt: IntArray
@@ -140,7 +140,7 @@ def completions_batch(rows: CompletionRows) -> pa.RecordBatch:
         "branch": rows.branch,
         "group_id": rows.group_id,
         "prompt_id": rows.prompt_id,
-        "stream": pa.repeat(rows.stream, count),
+        "stream": pa.array(rows.stream, pa.string()),
         "data_pass": rows.data_pass,
         "sample_index": rows.sample_index,
         "attempt": rows.attempt,

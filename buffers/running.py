@@ -42,6 +42,8 @@ class RunningGroups:
         self.finished: list[Group] = []
         self.board = ScoringBoard()
         self.next_number = 0
+        self.data_groups = 0
+        """Groups whose prompt is the task's: the place of the next one in the data order."""
         self.ignored: Counter[str] = Counter()
         """`rows`, `tokens` and `scores` that came twice or too late."""
         self.scores: Counter[bool] = Counter()
@@ -62,9 +64,10 @@ class RunningGroups:
         if group is not None:
             self.num_reissued += 1
         elif ticket.number >= self.next_number:
-            group = self._new(ticket.number, ticket.attempt, ticket.last_step)
+            position = ticket.data_index if ticket.submitted else self.data_groups
+            group = self._new(ticket.number, ticket.attempt, ticket.last_step, position, ticket.submitted)
             self._tally.enter(group)
-            self.next_number = ticket.number + 1
+            self.use_up(ticket)
         else:
             return
         self._leave_replica(group)
@@ -75,8 +78,13 @@ class RunningGroups:
             group.floor = max(group.floor, ticket.attempt)
         self._of_replica.setdefault(replica, set()).add(group.number)
 
-    def _new(self, number: int, attempt: int, last_step: int) -> Group:
-        group = Group(number, attempt, last_step, self._clock.now(), self.group_bytes)
+    def use_up(self, ticket: Ticket) -> None:
+        """The number of a new group, and its place in the data order, are nobody else's."""
+        self.next_number = ticket.number + 1
+        self.data_groups += not ticket.submitted
+
+    def _new(self, number: int, attempt: int, last_step: int, position: int, submitted: bool) -> Group:
+        group = Group(number, attempt, last_step, self._clock.now(), self.group_bytes, position, submitted)
         self._budget.reserve(self.group_bytes)
         self.groups[number] = group
         return group
@@ -112,7 +120,8 @@ class RunningGroups:
         self._budget.free(0, group.num_bytes)
         group.rows, group.sampled_tokens = {}, 0
         self._tally.move(group, GroupState.RUNNING)
-        fresh = self._new(group.number, group.attempt, max(last_step, group.last_step))
+        last_step = max(last_step, group.last_step)
+        fresh = self._new(group.number, group.attempt, last_step, group.position, group.submitted)
         fresh.floor = group.attempt + 1
         self.orphans.add(group.number)
 

@@ -128,23 +128,25 @@ class StepBooks:
     def _train(self, step: int, groups: list[Group]) -> None:
         for group in groups:
             self._tally.move(group, GroupState.TRAINED)
+            group.step = step
             self._trained_bytes += group.num_bytes
         self._trained[step] = groups
         self.next_step = step + 1
 
-    def cover(self, step: int) -> None:
-        """A durable checkpoint holds every step below `step`: their rows are let go.
+    def cover(self, step: int) -> list[Group]:
+        """A durable checkpoint holds every step below `step`: their groups, which are let go with their rows.
 
         Raises:
             ComponentError: `step` lies beyond the steps that are trained.
         """
         if step > self.next_step:
             raise ComponentError(f"a checkpoint of step {step} covers steps that are not trained: {self.next_step}")
-        for trained in [s for s in self._trained if s < step]:
-            for group in self._trained.pop(trained):
-                self._budget.free(0, group.num_bytes)
-                self._trained_bytes -= group.num_bytes
+        covered = [group for s in [s for s in self._trained if s < step] for group in self._trained.pop(s)]
+        for group in covered:
+            self._budget.free(0, group.num_bytes)
+            self._trained_bytes -= group.num_bytes
         self.covered_step = max(self.covered_step, step)
+        return covered
 
     def plan(self, step: int, numbers: list[int]) -> None:
         """Ready groups that `step`, trained before, takes again.
@@ -177,6 +179,7 @@ class StepBooks:
             groups = self._trained.pop(trained)
             for group in groups:
                 self._tally.move(group, GroupState.READY)
+                group.step = None
                 self._trained_bytes -= group.num_bytes
             self._planned[trained] = groups
         for planned in sorted(s for s in self._planned if s < step):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import msgspec
@@ -131,7 +131,7 @@ class _Checking:
             self._damaged(LEDGER_DIR, error, acknowledged=True)
             facts = LedgerFacts()
         told: dict[str, set[FrameRef]] = {}
-        for frame in (*facts.frames, *facts.score_frames):
+        for frame in (*facts.frames, *facts.score_frames, *chain.from_iterable(facts.offered.values())):
             if node_of(frame.path) == HOME:
                 told.setdefault(frame.path, set()).add(frame)
             else:
@@ -240,6 +240,7 @@ def _needed(facts: LedgerFacts, resume_step: int) -> set[str]:
     return {
         *_paths_of(facts.frames, np.unique(facts.frame[needed]).tolist()),
         *_paths_of(facts.score_frames, np.unique(facts.score_frame[needed & (facts.score_frame != NONE)]).tolist()),
+        *(frame.path for frames in facts.offered.values() for frame in frames),
     }
 
 

@@ -70,11 +70,18 @@ def is_new(config: Config) -> bool:
 
 
 def _placed(config: Config) -> Config:
-    """The configuration with the model's folder by its full name: the parts of a run work in another folder."""
-    if config.model.path is None:
-        return config
-    model = msgspec.structs.replace(config.model, path=str(Path(config.model.path).expanduser().absolute()))
-    return msgspec.structs.replace(config, model=model)
+    """The configuration with the folders of the model and of a reward model by their full names: the parts of a run
+    work in another folder."""
+    scores = msgspec.structs.replace(config.reward.model, path=_full_name(config.reward.model.path))
+    return msgspec.structs.replace(
+        config,
+        model=msgspec.structs.replace(config.model, path=_full_name(config.model.path)),
+        reward=msgspec.structs.replace(config.reward, model=scores),
+    )
+
+
+def _full_name(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).expanduser().absolute())
 
 
 def _refuse_unusable(path: Path) -> None:

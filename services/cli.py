@@ -1,8 +1,8 @@
 """The command line: parses, delegates, prints, and turns an error into one message and an exit code.
 
-Guarantees: `--help` imports nothing beyond the parser; no command but `doctor`, `export`, `replay`, `sql` and `queue`
-imports torch, Ray or Arrow; a StreamRLError is a message without a traceback. Exit codes: 0 done, 2 configuration, 3
-resources, 4 a part failed, 130 interrupted.
+Guarantees: `--help` imports nothing beyond the parser; no command but `doctor`, `export`, `replay`, `reward-model`,
+`sql` and `queue` imports torch, Ray or Arrow; a StreamRLError is a message without a traceback. Exit codes: 0 done, 2
+configuration, 3 resources, 4 a part failed, 130 interrupted.
 """
 
 import json
@@ -14,6 +14,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from services.cli_look import queue, sql
+from services.cli_page import page
+from services.cli_reward_model import reward_model
+from services.cli_submit import submit
 from services.cli_words import Flag, Json, Rest, find
 from services.printed import print_facts
 from streamrl.errors import ConfigError, StreamRLError
@@ -34,6 +37,9 @@ doctor = App(name="doctor", help="Measure what a configuration's own parts do, b
 app.command(doctor)
 app.command(queue)
 app.command(sql)
+app.command(reward_model)
+app.command(submit)
+app.command(page)
 
 
 @app.command
@@ -252,13 +258,15 @@ def parity(config: str, *rest: Rest, prompts: int = 64, as_json: Json = False) -
 
 
 @app.command
-def scale(*words: Annotated[str, Parameter(name="[RUN] rollout=N", show_default=False)], as_json: Json = False) -> int:
-    """Have more or fewer rollout replicas in a live run, from now on and after a restart.
+def scale(*words: Annotated[str, Parameter(name="[RUN] PART=N", show_default=False)], as_json: Json = False) -> int:
+    """Have more or fewer rollout replicas or reward children in a live run, from now on and after a restart;
+    `rollout=auto` leaves the replicas to autoscaling.
 
     Parameters
     ----------
     words
-        A run folder, or a name under `runs/` (the newest run when absent), then the part and its number.
+        A run folder, or a name under `runs/` (the newest run when absent), then parts with their numbers: rollout=4
+        reward=2.
     """
     from services import commands
 

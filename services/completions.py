@@ -65,7 +65,7 @@ class CompletionLog:
             branch=np.zeros(count, np.int32),
             group_id=[one.group_id for one in issued],
             prompt_id=[one.prompt_id for one in issued],
-            stream="train",
+            stream=[one.stream for one in issued],
             data_pass=_int32(one.ticket.data_pass for one in issued),
             sample_index=_int32(one.sample_index for one in issued),
             attempt=_int32(one.ticket.attempt for one in issued),

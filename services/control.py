@@ -1,4 +1,4 @@
-"""The owner's side of the control socket: `status`, `events`, `eval` and `scale`, one JSON object a line.
+"""The owner's side of the control socket: `status`, `events`, `eval`, `scale` and `sizes`, one JSON object a line.
 
 Guarantees: a slow or dead client holds nobody up (its backlog is bounded, the oldest step events go first),
 and a late subscriber first gets what it missed that still matters. Who may connect is the socket's file

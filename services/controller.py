@@ -2,12 +2,12 @@
 
     learner    consumes nothing here; waits for the learner's last step; the finite clock of the run. Ranks that die are
                replaced: the newest checkpoint, a new incarnation, the same batches again
-    reward     keeps the reward stage; unblocked by its death
+    reward     keeps the reward stage, with as many children as are wanted (`services.reward_keeper`)
     rollout    keeps the replicas, as many as are wanted (`services.replicas`)
     evaluation see `services.evaluator`
     gateway    keeps the door for clients, if the run has one; waits for the queue to open; never ends a run that had it
     controller asks, once a second, the store and the queue who is past a deadline, and fences who is; has the queue
-               give out no groups while the disk is nearly full
+               give out no groups while the disk is nearly full; has autoscaling look (`services.replica_scaler`)
 
 Any loop but `learner` that ends is an error, and the first error is the one that is reported. The death of the queue or
 of the weight store ends the controller too: the owner starts the system again from what is on disk. Data never passes
@@ -17,6 +17,7 @@ through here: only names, numbers and metrics.
 import asyncio
 import time
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ from ray.actor import ActorHandle
 from buffers.places import node_of
 from services.books import RunBook
 from services.deadline import within
-from services.deaths import explain_death, process_died
+from services.deaths import explain_death, process_died, trace_of
 from services.disk_watch import DiskWatch
 from services.evaluator import Evaluator
 from services.gateway_keeper import GatewayKeeper
@@ -36,16 +37,20 @@ from services.named_tasks import run_until
 from services.nodes import Nodes
 from services.observe import Observer, write_trace
 from services.parts import Parts
+from services.replica_scaler import ReplicaScaler
 from services.replicas import ReplicaPool
 from services.restarts import RestartBudget
 from services.resumed import EVENT, resumed_event, worth_telling
+from services.reward_keeper import RewardKeeper
 from services.run_folder import RunFolder
-from services.seat import Seat
+from services.scaling import sizes
 from services.teller import Event
 from services.weights import EVALUATION
+from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError, StreamRLError
 from streamrl.failure import FailureReport, report_failure
+from streamrl.learner.rank_mesh import RankMesh
 from streamrl.types import Version
 
 T = TypeVar("T")
@@ -65,9 +70,8 @@ class Controller:
         self._observer = Observer(self._run, self._config, "controller")
         self._restarts = RestartBudget()
         self._gateway = GatewayKeeper(
-            self._parts, self._run, self._config, self._restarts, lambda: self._book.newest_step, self._book.report
+            self._run, self._config, self._restarts, lambda: self._book.newest_step, self._book.report
         )
-        self._reward_seat = Seat()
         self._opened = asyncio.Event()
         self._training = False
         self._stopping = False
@@ -93,8 +97,9 @@ class Controller:
         """What each part says of itself."""
         counts = await _quick(self._queue.look.remote()) if self._opened.is_set() else None
         fetched = await _quick(self._nodes.figures())
-        parts = {"replicas": await self._replica_statuses(), "queue": counts, "fetched": fetched}
-        return {**self._book.status(), **parts, **self._gateway.status()}
+        reward = await _quick(self._reward.asked()) if self._opened.is_set() else None
+        parts = {"replicas": await self._replica_statuses(), "reward": reward, "queue": counts, "fetched": fetched}
+        return {**self._book.status(), **parts, **self._gateway.status(), **self._scaler.status()}
 
     async def evaluate(self) -> dict[str, Any]:
         """Score the held-out items under the newest version."""
@@ -105,11 +110,13 @@ class Controller:
         score = await self._evaluator.score(Version(*version))
         return {"version": str(Version(*version)), "eval/score": score}
 
-    async def scale(self, replicas: int) -> None:
-        """Have so many rollout replicas from now on. Waits for none of them."""
-        before = self._pool.scale(replicas)
-        await self._learners.expect_replicas(replicas)
-        self.tell(f"rollout replicas: {before} -> {replicas}")
+    async def scale(self, wanted: dict[str, int | None]) -> None:
+        """Have so many of these parts from now on; None leaves replicas to autoscaling. Waits for none of them."""
+        if "rollout" in wanted:
+            await self._scaler.by_person(wanted["rollout"])
+        if (workers := wanted.get("reward")) is not None:
+            before = self._reward.scale(workers)
+            self.tell(f"reward workers: {before} -> {workers}")
 
     async def stop(self) -> None:
         """End cleanly: the learner finishes its step and commits a checkpoint, then every part closes."""
@@ -151,13 +158,15 @@ class Controller:
             report = FailureReport.now(component, phase, str(death), self._book.version)
             if report_failure(self._run.path, report):
                 self._book.events.add({"kind": "failure", **msgspec.to_builtins(report)})
-            self._observer.log.error("failed", component=component, phase=phase, cause=str(death), trace=str(error))
+            self._observer.log.error(
+                "failed", component=component, phase=phase, cause=str(death), trace=trace_of(error)
+            )
             raise death from error
 
     async def _run_all(self) -> dict[str, Any]:
         loops = {
             "learner": self._keep_learner(),
-            "reward": self._keep_reward(),
+            "reward": self._reward.keep(),
             "evaluation": self._evaluator.loop(),
             "controller": self._watch(),
         }
@@ -176,13 +185,16 @@ class Controller:
         self._disk = DiskWatch(self._run.path, self._config, self._queue, self.tell)
         self._store = self._parts.weight_store()
         self._nodes.make(self._queue, self._store)
-        self._reward = self._parts.reward(self._queue, self._nodes.home)
-        ranks = self._config.learner.num_workers
-        self._learners = Learners(self._parts, self._run, self._queue, self._store, ranks, self._nodes.home)
+        wanted = sizes(self._run.record, self._config)
+        make_reward = partial(self._parts.reward, self._queue, self._nodes.home)
+        self._reward = RewardKeeper(wanted["reward"], make_reward, self._queue, self)
+        learner = self._config.learner
+        mesh = RankMesh.of(learner.num_workers, learner.tensor_parallel)
+        self._learners = Learners(self._parts, self._run, self._queue, self._store, mesh, self._nodes.home)
         self._learners.make()
-        self._evaluator = Evaluator(self._config, self._store, self._reward_seat, self._book, self._finish_at)
+        self._evaluator = Evaluator(self._config, self._store, self._reward.seat, self._book, self._finish_at)
         self._pool = ReplicaPool(
-            self._run.record.replicas or self._config.rollout.replicas,
+            wanted["rollout"],
             lambda index: self._parts.replica(index, self._queue, self._store),
             self._queue,
             self._store,
@@ -190,6 +202,15 @@ class Controller:
             supervisor=self,
             listeners=(self._evaluator, self._gateway),
             leave_s=self._config.deadlines.stop_s,
+        )
+        self._scaler = ReplicaScaler(
+            self._config,
+            SystemClock(),
+            self._pool,
+            self._queue,
+            expect=self._learners.expect_replicas,
+            report=self._book.report,
+            fixed=self._run.record.replicas is not None,
         )
 
     async def _close_parts(self) -> None:
@@ -240,7 +261,7 @@ class Controller:
     async def _start_learner(self) -> None:
         """Bring the ranks to the newest checkpoint, or through the warm-up, under an incarnation of their own."""
         me = ray.get_runtime_context().current_actor
-        built = await self._learners.first("build", me)
+        built, *_ = await self._learners.call("build", me)
         step = built["checkpoint"]
         if self._opened.is_set():
             incarnation = await self._queue.resume_from.remote(step or 0)
@@ -248,7 +269,7 @@ class Controller:
             accepted = self._run.record.accept_changed_data
             opened = self._queue.open.remote(step or 0, built["longest_prompt"], accepted)
             incarnation = await self.in_time("the queue", opened)
-        await self._learners.first("enter", incarnation)
+        await self._learners.call("enter", incarnation)
         await self._learners.expect_replicas(self._pool.wanted)
         await self._tell_resumed(step, built["skipped"])
         self._longest_prompt = built["longest_prompt"]
@@ -256,7 +277,7 @@ class Controller:
         self._opened.set()
         if step is None:
             self._book.report("phase", {"name": "warm-up"})
-            await self._learners.first("warm_up")
+            await self._learners.call("warm_up")
 
     async def _tell_resumed(self, step: int | None, passed_over: list[str]) -> None:
         """Say by count what was found; nothing in a fresh run."""
@@ -274,7 +295,7 @@ class Controller:
         self._training = True
         if self._finishing:
             await self._learners.finish()
-        result = await self._learners.first("run")
+        result, *_ = await self._learners.call("run")
         if result["finished"]:
             await self._evaluator.all_scored()
         counts = await self._queue.status.remote()
@@ -296,28 +317,13 @@ class Controller:
             self.tell(f"version {version} has a score of {score:.3f}, eval.target_score is {target:g}: the run ends")
             await self._learners.finish()
 
-    # ---- rewards, gateway
-
-    async def _keep_reward(self) -> None:
-        """The same for the reward stage: what it had not scored is handed out again."""
-        await self._opened.wait()
-        while True:
-            epoch = await self._queue.next_epoch.remote("reward")
-            reward = self._reward
-            try:
-                await self.in_time("reward", reward.start.remote(epoch))
-                self.served("reward")
-                self._reward_seat.take(reward)
-                return await reward.run.remote()
-            except ray.exceptions.RayError as error:
-                self._reward_seat.leave(reward)
-                self.restart_or_raise("reward", error)
-                await self._queue.requeue_unscored.remote("reward")
-                self._reward = self._parts.reward(self._queue, self._nodes.home)
+    # ---- the gateway
 
     async def _keep_gateway(self) -> None:
         await self._opened.wait()
-        await self._gateway.keep(ray.get_runtime_context().current_actor, self._longest_prompt)
+        this = ray.get_runtime_context().current_actor
+        make = partial(self._parts.gateway, this, self._queue, self._store, self._nodes.home)
+        await self._gateway.keep(make, self._longest_prompt)
 
     async def _replica_statuses(self) -> list[dict[str, Any]]:
         statuses = await asyncio.gather(*(_quick(handle.status.remote()) for handle in self._pool.serving))
@@ -339,7 +345,8 @@ class Controller:
             for name, why in (await self._store.late.remote()).items():
                 self._fence(name, f"{why}; deadlines.update_s is {self._config.deadlines.update_s:g}")
             replicas = await self._replica_statuses()
-            reward = await _quick(self._reward.status.remote())
+            reward = await _quick(self._reward.asked())
+            self._reward.note(reward)
             await self._nodes.tidy(self._queue)
             await self._disk.look(status["paused"] for status in (*replicas, reward) if status)
             limit = self._config.deadlines.rollout_s
@@ -347,6 +354,7 @@ class Controller:
                 for name, why in (await self._queue.overdue.remote(limit)).items():
                     self._fence(name, f"{why}; deadlines.rollout_s is {limit:g}")
             self._book.replicas(replicas, time.monotonic())
+            await self._scaler.look(replicas, paused=self._disk.low)
 
     def tell(self, text: str) -> None:
         self._book.report("notice", {"text": text})

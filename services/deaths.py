@@ -43,6 +43,13 @@ def explain_death(component: str, error: BaseException) -> StreamRLError:
     return ComponentError(f"{component}: {type(cause).__name__}: {cause}")
 
 
+def trace_of(error: BaseException) -> str:
+    """The text of an error with the remote traceback, where there is one: of ours that was raised from Ray's, that
+    one's."""
+    cause = error.__cause__
+    return str(cause if isinstance(cause, ray.exceptions.RayError) else error)
+
+
 def _in_short(error: BaseException) -> str:
     """Ray's message on one line, without what it says of memory and of its own logs."""
     return " ".join(str(error).split())[:400]

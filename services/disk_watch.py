@@ -24,6 +24,11 @@ class DiskWatch:
         self._tell = tell
         self._disk = LowDisk(config.queue.min_free_bytes, SystemClock())
 
+    @property
+    def low(self) -> bool:
+        """Whether the run pauses for it."""
+        return self._disk.low
+
     def well_for_s(self) -> float:
         """Seconds since the disk was last seen low; infinite if it never was."""
         return self._disk.well_for_s()

@@ -7,13 +7,19 @@ from streamrl.config.schema import GatewayConfig
 from streamrl.errors import ConfigError, ResourceError
 
 
-def listen(gateway: GatewayConfig, port: int) -> socket.socket:
-    """A socket that listens for clients. Raises ResourceError when the port is taken or the address is not here."""
+def listen(gateway: GatewayConfig, port: int, unread_s: float) -> socket.socket:
+    """A socket that listens for clients. unread_s: seconds after which the kernel ends the connection of a client that
+    reads nothing of what it was sent; without it, closing one would wait for that client for ever.
+
+    Raises ResourceError when the port is taken or the address is not here.
+    """
     host = "127.0.0.1" if gateway.host == "localhost" else gateway.host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it; connections take it from the socket that accepts them
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * unread_s))
         listener.bind((host, port))
         listener.listen(1024)
     except OSError as error:

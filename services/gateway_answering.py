@@ -6,7 +6,7 @@ deadline, or because the client went away.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -17,6 +17,7 @@ from services.gateway_guard import Receive, Scope, Send
 from services.gateway_pool import Begun, Pool, Replaced, Word
 from streamrl.gateway.answers import DONE, Form, Head, captured_prompts, error_event, event, usage_of
 from streamrl.gateway.asked import Asked
+from streamrl.gateway.capture import Capture
 from streamrl.gateway.choice import Choice, Delta, joined, pieces
 from streamrl.gateway.refusal import Refusal, json_bytes
 from streamrl.models.tokenizer import TextTokenizer
@@ -40,11 +41,11 @@ class Answering:
         self._limit_s = limit_s
         self._count = count
 
-    async def whole(self, asked: Asked, form: Form, head: Head) -> dict[str, Any]:
-        """The answer in one piece. Raises Refusal."""
+    async def whole(self, asked: Asked, form: Form, head: Head, capture: Capture | None = None) -> dict[str, Any]:
+        """The answer in one piece. capture: of the session that keeps it. Raises Refusal."""
         deltas: dict[int, list[Delta]] = {}
         ended: dict[int, Choice] = {}
-        async with aclosing(self._steps(asked)) as steps:
+        async with aclosing(self._steps(asked, capture)) as steps:
             async for step in steps:
                 for choice, delta in step:
                     if delta.start == 0:
@@ -55,11 +56,13 @@ class Answering:
         total = sum(choice.num_tokens for choice in ended.values())
         return {**form.whole(head, choices, usage_of(asked, total)), "streamrl": captured_prompts(asked)}
 
-    async def events(self, asked: Asked, form: Form, head: Head) -> AsyncIterator[bytes]:
+    async def events(
+        self, asked: Asked, form: Form, head: Head, capture: Capture | None = None
+    ) -> AsyncIterator[bytes]:
         """The answer in events, each with what came together. The first one comes with the first token, so that a
         Refusal before it can still be a status."""
         more, total = {"streamrl": captured_prompts(asked)}, 0
-        async with aclosing(self._steps(asked)) as steps:
+        async with aclosing(self._steps(asked, capture)) as steps:
             try:
                 async for step in steps:
                     parts = [form.part(choice.index, delta, asked.logprobs) for choice, delta in step]
@@ -74,8 +77,23 @@ class Answering:
             yield event({**form.chunk(head, []), "usage": usage_of(asked, total)})
         yield DONE
 
-    async def _steps(self, asked: Asked) -> AsyncIterator[Step]:
+    def _steps(self, asked: Asked, capture: Capture | None) -> AsyncGenerator[Step, None]:
         """What came together, as deltas by choice, up to the end of the last choice."""
+        return self._made(asked) if capture is None else self._captured(asked, capture)
+
+    async def _captured(self, asked: Asked, capture: Capture) -> AsyncGenerator[Step, None]:
+        capture.begin()
+        try:
+            async with aclosing(self._made(asked)) as steps:
+                async for step in steps:
+                    for choice, delta in step:
+                        capture.take(choice.index, delta)
+                    yield step
+            capture.whole()
+        finally:
+            capture.end()
+
+    async def _made(self, asked: Asked) -> AsyncGenerator[Step, None]:
         requests = asked.requests(self._pool.prefix())
         choices = {
             request.request_id: Choice(index, self._tokenizer, asked.stops) for index, request in enumerate(requests)
@@ -165,12 +183,14 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b""})
 
 
-async def answer(request: Request, answering: Answering, asked: Asked, form: Form, head: Head) -> Response:
+async def answer(
+    request: Request, answering: Answering, asked: Asked, form: Form, head: Head, capture: Capture | None = None
+) -> Response:
     """The answer to one request. Raises Refusal, and ClientGone when the client does not wait for it."""
     if not asked.stream:
-        whole = await unless_gone(request.receive, answering.whole(asked, form, head))
+        whole = await unless_gone(request.receive, answering.whole(asked, form, head, capture))
         return Response(json_bytes(whole), media_type="application/json")
-    events = answering.events(asked, form, head)
+    events = answering.events(asked, form, head, capture)
     try:
         first = await unless_gone(request.receive, anext(events))
     except BaseException:

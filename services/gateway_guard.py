@@ -2,16 +2,17 @@
 
 Guarantees, in this order: nothing of a body is read from whom the doorkeeper refuses; none is held that is longer than
 the limit, and no more of them than requests are answered at once; a body that does not come, and an answer that is not
-read, end with their deadlines. Every refusal is JSON with a code.
+read, end with their deadlines. Every refusal is JSON with a code. A body that a route streams is that route's.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 from streamrl.gateway.auth import Doorkeeper
 from streamrl.gateway.refusal import Refusal, json_bytes
-from streamrl.gateway.routes import ROUTES, needed_scope
+from streamrl.gateway.routes import STREAMED, needed_scope, route_of
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -20,14 +21,25 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Count = Callable[[str, int], None]
 
-BODY_S = 30.0
-"""Seconds that a body may take to arrive."""
-SEND_S = 30.0
-"""Seconds that a client may read nothing of its answer."""
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds that a client may take. head_s: until the head of its request is here. body_s: until its body is. send_s:
+    without reading any of its answer. idle_s: without a line of a stream of prompts, while no prompt waits for its
+    answer. hold_s: for which its question for a newer version is held, shorter than what proxies usually allow."""
+
+    head_s: float = 30.0
+    body_s: float = 30.0
+    send_s: float = 30.0
+    idle_s: float = 300.0
+    hold_s: float = 25.0
+
+
+PATIENCE = Patience()
 
 
 class Guard:
-    """See the module. count: takes (route, status) of each answer. body_s, send_s: see the constants."""
+    """See the module. count: takes (route, status) of each answer."""
 
     def __init__(
         self,
@@ -37,22 +49,20 @@ class Guard:
         max_body_bytes: int,
         max_requests: int,
         count: Count,
-        body_s: float = BODY_S,
-        send_s: float = SEND_S,
+        patience: Patience = PATIENCE,
     ) -> None:
         self._app = app
         self._doorkeeper = doorkeeper
         self._max_body_bytes = max_body_bytes
         self._max_requests = max_requests
         self._count = count
-        self._body_s = body_s
-        self._send_s = send_s
+        self._patience = patience
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        route = scope["path"] if scope["path"] in ROUTES else "other"
+        route = route_of(scope["path"]) or "other"
         watched = self._watched(route, send)
         try:
             await self._guarded(scope, receive, watched)
@@ -76,8 +86,11 @@ class Guard:
             raise Refusal(429, "too_many_requests", what)
         self._running += 1
         try:
-            body = await self._body(headers, receive)
-            await self._app(scope, _whole(body, receive), send)
+            if scope["path"] in STREAMED:
+                await self._app(scope, receive, send)
+            else:
+                body = await self._body(headers, receive)
+                await self._app(scope, _whole(body, receive), send)
         finally:
             self._running -= 1
 
@@ -88,7 +101,7 @@ class Guard:
             raise self._too_long()
         body = bytearray()
         try:
-            async with asyncio.timeout(self._body_s):
+            async with asyncio.timeout(self._patience.body_s):
                 while True:
                     message = await receive()
                     body += message.get("body", b"")
@@ -97,7 +110,9 @@ class Guard:
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError as error:
-            raise Refusal(408, "body_too_slow", f"the body did not arrive within {self._body_s:g} s") from error
+            raise Refusal(
+                408, "body_too_slow", f"the body did not arrive within {self._patience.body_s:g} s"
+            ) from error
 
     def _too_long(self) -> Refusal:
         return Refusal(
@@ -108,7 +123,7 @@ class Guard:
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._count(route, message["status"])
-            async with asyncio.timeout(self._send_s):
+            async with asyncio.timeout(self._patience.send_s):
                 await send(message)
 
         return watched

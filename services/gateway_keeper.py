@@ -17,7 +17,6 @@ from services.deadline import within
 from services.deaths import explain_death
 from services.gateway_address import url_of
 from services.gateway_tokens import write_tokens
-from services.parts import Parts
 from services.restarts import RestartBudget
 from services.run_folder import RunFolder
 from streamrl.config import Config
@@ -31,14 +30,12 @@ class GatewayKeeper:
 
     def __init__(
         self,
-        parts: Parts,
         run: RunFolder,
         config: Config,
         restarts: RestartBudget,
         newest_step: Callable[[], int],
         report: Callable[[str, dict[str, Any]], None],
     ) -> None:
-        self._parts = parts
         self._run = run
         self._config = config
         self._restarts = restarts
@@ -65,10 +62,10 @@ class GatewayKeeper:
         """For `streamrl status`; nothing in a run without a gateway."""
         return {NAME: {"url": self._url(), "started": self._served}} if self._served else {}
 
-    async def keep(self, controller: ActorHandle, longest_prompt: int) -> None:
-        """Have a gateway for as long as the run lasts."""
+    async def keep(self, make: Callable[[], ActorHandle], longest_prompt: int) -> None:
+        """Have a gateway for as long as the run lasts. make: starts its process."""
         write_tokens(self._run)
-        while await self._one(self._parts.gateway(controller), longest_prompt):
+        while await self._one(make(), longest_prompt):
             pass
         await asyncio.Event().wait()
 

@@ -12,6 +12,7 @@ Refusal, or in `leave`. Knows nothing of HTTP.
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -86,6 +87,11 @@ class Pool:
         return len(self._routes) > 0
 
     @property
+    def serving(self) -> int:
+        """Replicas that may be asked."""
+        return len(self._routes)
+
+    @property
     def versions(self) -> list[tuple[int, int]]:
         """Those that the replicas serve."""
         return [one.version for one in self._channels.values() if one.version is not None]
@@ -128,6 +134,13 @@ class Pool:
         for one in asked:
             if self._asked.pop(one.request.request_id, None) is not None:
                 self._settle(one, aborted=True)
+
+    async def abort_groups(self, name: str, numbers: list[int]) -> None:
+        """Have a replica generate these groups no further, if it is still there."""
+        channel = self._channels.get(name)
+        if channel is not None:
+            with suppress(ray.exceptions.RayError):  # what it had goes with it
+                await channel.handle.abort_groups.remote(numbers)
 
     async def close(self) -> None:
         for task in self._tasks.values():

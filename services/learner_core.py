@@ -33,7 +33,7 @@ from streamrl.learner import checkpoint
 from streamrl.learner.averaged import AveragedPolicy
 from streamrl.learner.checkpoint_retention import oldest_step
 from streamrl.learner.frozen import FrozenPolicy
-from streamrl.learner.fsdp import MOMENTS, FsdpBackend, on_policy
+from streamrl.learner.fsdp import FsdpBackend, on_policy
 from streamrl.learner.judge import Judge, step_of_both
 from streamrl.learner.judged import Part
 from streamrl.learner.mini_batches import MiniBatch
@@ -202,10 +202,8 @@ class LearnerCore:
         return self._room.pause
 
     def state_bytes(self) -> int:
-        """Bytes of the tensors of a checkpoint: what is trained and its moments, in float32."""
-        trained = self._policy.num_parameters * (1 + len(MOMENTS) + limits.averages(self._config))
-        judging = 0 if self._judge is None else self._judge.num_parameters * (1 + len(MOMENTS))
-        return 4 * (trained + judging)
+        """Bytes of the tensors of a checkpoint: what is trained and its moments."""
+        return self._backend.state_bytes + (0 if self._judge is None else self._judge.state_bytes)
 
     def save(self) -> None:
         """Collective. One checkpoint, committed when this returns."""

@@ -20,20 +20,33 @@ from services.node import NodeSeat, id_on
 from services.node_folder import Visit
 from services.parts import Parts
 from services.run_folder import RunFolder
+from services.supply import supply
 from streamrl.config import Config
 from streamrl.errors import DeadlineError, ProcessDiedError
+from streamrl.placement import Supply, standing
 
 LOOK_EVERY_S = 1.0
 """Seconds between two looks for a node that is not up yet: Ray tells nobody when one comes."""
+
+PENDING_S = 30.0
+"""Seconds without a process after which it is told what a replica takes, and what there is."""
 
 ANSWERS_WITHIN_S = 1.0
 """Seconds that a node has to say its figures."""
 
 
 class Nodes:
-    """See the module. tell: takes what a person should know."""
+    """See the module. tell: takes what a person should know. supply: what the nodes have."""
 
-    def __init__(self, parts: Parts, run: RunFolder, config: Config, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        run: RunFolder,
+        config: Config,
+        tell: Callable[[str], None],
+        supply: Callable[[], list[Supply]] = supply,
+    ) -> None:
+        self._supply = supply
         self._parts = parts
         self._visit = Visit(run.record, run.key())
         self._config = config
@@ -104,16 +117,23 @@ class Nodes:
                 continue  # it went away while it was asked
 
     async def _placed(self, name: str, replica: ActorHandle, others_serve: Callable[[], bool]) -> str:
-        limit, told = self._config.deadlines.start_s, False
+        limit = self._config.deadlines.start_s
         asked = asyncio.ensure_future(replica.ray_node.remote())
-        while not (await asyncio.wait({asked}, timeout=limit))[0]:
-            where = f"no node has rollout.resources = {self._config.rollout.resources} free for {name}"
+        told_after = min(PENDING_S, limit)
+        if await _done_within(asked, told_after):
+            return asked.result()
+        self._tell(f"{name} has no process yet after {told_after:g} s: {await self._standing()}")
+        wait_s = limit - told_after
+        while not await _done_within(asked, wait_s):
             if not others_serve():
-                raise DeadlineError(f"{where}, after {limit:g} s; start Ray with them on a node")
-            if not told:
-                self._tell(f"{where}; the run goes on with the others until one has")
-            told = True
+                where = f"{name} has no process yet after {limit:g} s: {await self._standing()}"
+                raise DeadlineError(f"{where}; start Ray on a node that has it free")
+            wait_s = limit
         return asked.result()
+
+    async def _standing(self) -> str:
+        """What a replica takes against what each node has."""
+        return standing(self._config.rollout.resources or {}, await asyncio.to_thread(self._supply))
 
     async def _seat_on(self, ray_node: str) -> NodeSeat:
         async with self._one:
@@ -146,6 +166,10 @@ class Nodes:
         """One call for each node that puts its things in order, the run's own among them."""
         actors = [seat.service for seat in self._seats.values()] + ([] if self.home is None else [self.home])
         return [actor.close.remote() for actor in actors]
+
+
+async def _done_within(asked: "asyncio.Future[Any]", limit_s: float) -> bool:
+    return bool((await asyncio.wait({asked}, timeout=limit_s))[0])
 
 
 async def _unless_gone(answer: Any) -> dict[str, int] | None:

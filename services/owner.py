@@ -23,7 +23,7 @@ import msgspec
 
 from services import ray_session
 from services.bounded_log import open_bounded
-from services.control import ControlServer, Event, EventHub, described
+from services.control import ControlServer, Event, EventHub, Handler, described
 from services.ending import EXIT_INTERRUPTED
 from services.launch import LaunchOrder, owner_grace_s
 from services.liveness import ProcessId
@@ -31,7 +31,7 @@ from services.ray_processes import end_orphans, ray_processes, unless_ray_dies
 from services.restarts import RESTARTS, RestartBudget
 from services.run_folder import Launch, RunFolder
 from services.run_lock import RunLock
-from services.scaling import replicas_asked
+from services.scaling import outcome, remembered, sizes, sizes_asked
 from services.system_api import StartSystem, System
 from streamrl.append_file import AppendFile
 from streamrl.config import load
@@ -67,6 +67,9 @@ class Owner:
         self._system: System | None = None
         self._restarts = RestartBudget()
         self._newest_step = -1
+        self._replicas = run.record.replicas or config.rollout.replicas
+        # Two changes at once would each be weighed against what the machine has without the other.
+        self._scaling = asyncio.Lock()
 
     async def main(self) -> int:
         """Own the run to its end. Returns the exit code."""
@@ -74,12 +77,15 @@ class Owner:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop.set)
         listener = socket.socket(fileno=self._order.control_fd)
-        handlers = {"status": self._status, "eval": self._evaluate, "scale": self._scale}
-        async with ControlServer(listener, self._hub, handlers):
+        async with ControlServer(listener, self._hub, self.handlers()):
             try:
                 return await self._own()
             finally:
                 self._hub.close()
+
+    def handlers(self) -> dict[str, Handler]:
+        """What answers each operation of the control socket."""
+        return {"status": self._status, "eval": self._evaluate, "scale": self._scale, "sizes": self._sizes}
 
     async def _own(self) -> int:
         try:
@@ -156,11 +162,14 @@ class Owner:
             self._notice(f"the system did not stop cleanly: {error}")
 
     async def _relay(self, system: System) -> None:
+        self._replicas = self._run.record.replicas or self._config.rollout.replicas
         async for event in system.events():
             if event["kind"] == "step":
                 self._newest_step = max(self._newest_step, event["step"])
             if event["kind"] == "gateway":
                 self._record_gateway(event["url"])
+            if event["kind"] == "autoscaling":
+                self._replicas = event["replicas"]
             self._publish(event)
 
     async def _unless_stopped(self, work: "asyncio.Future[T]") -> T:
@@ -218,15 +227,21 @@ class Owner:
             raise RunFolderError(f"run {self._run.name} is still {self._phase}; evaluate when it is running")
         return await self._system.evaluate()
 
+    async def _sizes(self) -> dict[str, Any]:
+        """How many there are to be of each part that can be scaled."""
+        return {**sizes(self._run.record, self._config), "rollout": self._replicas}
+
     async def _scale(self, **asked: Any) -> dict[str, Any]:
         """Have more or fewer of a part, also after a restart: the run folder remembers it."""
         if self._system is None:
             raise RunFolderError(f"run {self._run.name} is still {self._phase}; scale it when it is running")
-        before = self._run.record.replicas or self._config.rollout.replicas
-        wanted = await asyncio.to_thread(replicas_asked, self._run.config_path, before, asked)
-        self._run.save(msgspec.structs.replace(self._run.record, replicas=wanted))
-        await self._system.scale(wanted)
-        return {"rollout": wanted, "before": before}
+        async with self._scaling:
+            before = await self._sizes()
+            wanted = await asyncio.to_thread(sizes_asked, self._run.config_path, before, asked)
+            self._run.save(remembered(self._run.record, wanted))
+            await self._system.scale(wanted)
+            self._replicas = wanted.get("rollout") or self._replicas
+        return outcome(before, wanted)
 
 
 async def _end_task(task: "asyncio.Future[Any]") -> None:

@@ -5,7 +5,6 @@ a fixed number of threads, since two cores and eight processes with two threads 
 node, where the run folder is, but for the replicas, if the configuration says what their nodes have.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -21,6 +20,7 @@ from services.process_environment import import_path, variables
 from services.queue import QueueActor
 from services.reward import RewardActor
 from services.rollout import RolloutReplica
+from services.supply import Placer
 from services.weights import WeightStoreActor
 from streamrl.config import Config
 
@@ -37,6 +37,7 @@ class Parts:
         self._config = config
         self._data: dict[str, Any] = msgspec.to_builtins(config)
         self._told: list[ray.ObjectRef] = []
+        self._placer = Placer(config)
 
     def queue(self) -> ActorHandle:
         return self._make(QueueActor, 1, self._run_folder, self._data)
@@ -50,8 +51,8 @@ class Parts:
     def replica(self, index: int, queue: ActorHandle, store: ActorHandle) -> ActorHandle:
         name = f"rollout-{index}"
         threads = self._config.rollout.threads
-        placed = placement(self._config.rollout.resources)
-        return self._make(RolloutReplica, threads, name, self._run_folder, self._data, queue, store, **placed)
+        told = name, self._run_folder, self._data, queue, store
+        return self._make(RolloutReplica, threads, *told, **self._placer.options())
 
     def learner(
         self, rank: int, meeting: str, queue: ActorHandle, store: ActorHandle, home: ActorHandle | None = None
@@ -60,11 +61,13 @@ class Parts:
         threads = self._config.learner.threads
         return self._make(LearnerRank, threads, rank, self._run_folder, self._data, meeting, queue, store, home)
 
-    def gateway(self, controller: ActorHandle) -> ActorHandle:
+    def gateway(
+        self, controller: ActorHandle, queue: ActorHandle, store: ActorHandle, home: ActorHandle | None
+    ) -> ActorHandle:
         # Here and not above: a run without a gateway has no use for an HTTP server.
         from services.gateway import GatewayActor
 
-        return self._make(GatewayActor, 1, self._run_folder, self._data, controller)
+        return self._make(GatewayActor, 1, self._run_folder, self._data, controller, queue, store, home)
 
     def home(self, controller: ActorHandle, queue: ActorHandle, store: ActorHandle) -> ActorHandle:
         told = self._keep(self._run_folder, self._data, controller, queue, store)
@@ -90,20 +93,6 @@ class Parts:
             **options,
         }
         return ray.remote(cls).options(**told).remote(*args)
-
-
-def placement(resources: Mapping[str, float] | None) -> dict[str, Any]:
-    """Ray's options for a part that takes these of its node: on any node that has them free, on as many nodes as there
-    are. None: no option, and so on this node."""
-    if resources is None:
-        return {}
-    own = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")}
-    return {
-        "num_cpus": resources.get("CPU", 0),
-        "num_gpus": resources.get("GPU", 0),
-        "resources": own,
-        "scheduling_strategy": "SPREAD",
-    }
 
 
 def this_node() -> dict[str, Any]:

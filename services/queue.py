@@ -12,14 +12,20 @@ from typing import Any
 
 import msgspec
 
+from buffers.gathering import Objection
+from buffers.ledger_records import Offered
+from buffers.offered import Standing
 from buffers.places import HOME, PARTIALS_DIR, node_of
 from buffers.queue import ReplayQueue
+from buffers.recent import Place, RecentGroup
 from buffers.records import AcceptedRows, Lease, QueueSettings, ScoredRows, UnscoredFrame
 from buffers.retention import remove_segments
+from buffers.submissions import Outcome
 from services.process_environment import extend_import_path
 from streamrl.clock import SystemClock
 from streamrl.config import Config, limits
-from streamrl.tasks.base import Task
+from streamrl.look_back import Waited
+from streamrl.tasks.base import StreamPrompt, SubmittedPrompt, Task
 from streamrl.tasks.order import PromptOrder
 from streamrl.tasks.prompts import longest_text
 from streamrl.tasks.resolve import resolve_task
@@ -76,6 +82,39 @@ class QueueActor:
     async def retire(self, replica: str, epoch: int) -> None:
         self._queue.retire(replica, epoch)
 
+    async def submit(self, stream: str, asked: list[SubmittedPrompt]) -> list[int]:
+        """Take prompts of clients; their numbers, once they are durable."""
+        return await self._queue.submitted.submit(stream, asked)
+
+    async def known(self, stream: str, keys: list[str]) -> list[int | None]:
+        """The numbers of submitted prompts by their keys; None for one that nobody submitted."""
+        return self._queue.submitted.known(stream, keys)
+
+    async def prompts(self, items: list[int]) -> list[StreamPrompt | None]:
+        """Submitted prompts by number; None for one whose group has ended."""
+        return self._queue.submitted.prompts(items)
+
+    async def ended(self, items: list[int]) -> list[Outcome]:
+        """Those among submitted prompts that have ended, as soon as there is one; [] once closed."""
+        return await self._queue.submitted.ended(items)
+
+    async def cancel(self, items: list[int]) -> list[tuple[int, str]]:
+        """Give up submitted prompts; (group, replica) of those that ran."""
+        return await self._queue.submitted.cancel(items)
+
+    async def standing(self, key: str) -> Standing | None:
+        """What became of a trajectory that a client offered; None for one that nobody offered."""
+        return await self._queue.trajectories.standing(key)
+
+    async def place(self, name: str, versions: list[Version]) -> int | Objection:
+        """How many trajectories of a group's name came before; or why one of these versions will not be taken."""
+        return self._queue.trajectories.place(name, [Version(*version) for version in versions])
+
+    async def offer(self, writer: str, epoch: int, told: Offered, versions: list[Version]) -> Standing | Objection:
+        """Take a trajectory whose rows are durable; what became of it."""
+        versions = [Version(*version) for version in versions]
+        return await self._queue.trajectories.offer(writer, epoch, told, versions)
+
     async def accept(self, replica: str, epoch: int, sequence: int, frame: FrameRef, rows: AcceptedRows) -> None:
         await self._queue.accept(replica, epoch, sequence, frame, rows)
 
@@ -111,6 +150,10 @@ class QueueActor:
         going, self._far_going = self._far_going, []
         return going
 
+    async def recent(self, place: Place | None, limit: int) -> tuple[list[RecentGroup], Place | None]:
+        """A page of the groups that finished, the newest first: for who looks at what is sampled."""
+        return self._queue.recent.page(Place(*place) if place is not None else None, limit)
+
     async def overdue(self, limit_s: float) -> dict[str, str]:
         """Replicas that hold a group for longer than the limit, each with its oldest one in words. Under "": groups
         that no replica took up again for as long."""
@@ -138,6 +181,10 @@ class QueueActor:
         told = {"bytes_used": counts.bytes_used, "rows_waiting": counts.rows_waiting}
         return {**msgspec.to_builtins(counts), **told, "over_budget": self._over_budget}
 
+    async def waits(self) -> tuple[int, Waited]:
+        """(the learner's step, how long it and the replicas have waited here), for whoever scales them."""
+        return self._queue.counts().next_step, self._queue.waits.until_now()
+
     async def look(self) -> dict[str, Any]:
         """The same with the oldest row that waits, for a person: looks at every row that waits."""
         return {**await self.status(), "oldest": msgspec.to_builtins(self._queue.oldest())}
@@ -149,12 +196,13 @@ class QueueActor:
 
 def queue_settings(config: Config, task: Task, longest_prompt: int) -> QueueSettings:
     """What the replay queue is told of a run."""
+    text = limits.longest_row_text(config, longest_text(task))
     return QueueSettings(
         group_size=config.rollout.group_size,
         groups_per_step=config.learner.groups_per_step,
         max_staleness=config.learner.max_staleness,
         byte_budget=config.queue.byte_budget,
-        rollout_bytes=limits.worst_row_bytes(config, longest_prompt, longest_text(task)),
+        rollout_bytes=limits.worst_row_bytes(config, longest_prompt, text),
         total_groups=config.total_groups,
         lead=config.learner.lead,
         late=config.learner.late,
@@ -168,4 +216,6 @@ def queue_settings(config: Config, task: Task, longest_prompt: int) -> QueueSett
         disk_budget=config.queue.disk_budget,
         fingerprint=task.fingerprint(),
         seed=config.seed,
+        submitted_bytes=config.gateway.waiting_bytes,
+        streams=config.gateway.shares,
     )

@@ -17,6 +17,7 @@ from streamrl.learner.fsdp import padded
 from streamrl.learner.packing import pack
 from streamrl.learner.process_group import LearnerGroup
 from streamrl.learner.reference_rewards import row_divergences
+from streamrl.learner.row_parts import in_place
 from streamrl.types import RolloutRows
 
 
@@ -32,13 +33,13 @@ def pay_divergence(
     parts: the rows of this rank, by share. Rows that are cut off count too: they are in the baselines.
     """
     learner = config.learner
-    num_rows = len(plan.rewards) // 8
-    total_N = np.zeros(num_rows)
+    divergences = []
     for rows, share in parts:
         scored = replace(rows, valid=share.scored)
         packs = pack(scored, np.zeros(rows.num_rows), learner.micro_batch_tokens, step=plan.step)
         found = [_logprobs(one, config, reference, group) for one in padded(packs, group)][: len(packs)]
-        total_N[share.place] = row_divergences(packs, found, learner.algorithm.kl_estimator, rows.num_rows)
+        divergences.append(row_divergences(packs, found, learner.algorithm.kl_estimator, rows.num_rows))
+    total_N = in_place(divergences, [share.place for _, share in parts], num_rows=len(plan.rewards) // 8)
     total_N = group.sum(torch.from_numpy(total_N).to(group.device)).cpu().numpy()
     tokens = np.frombuffer(plan.tokens, np.int64)[np.frombuffer(plan.scored, np.uint8) > 0].sum()
     metrics = {"reward/kl": float(total_N.sum() / max(tokens, 1))}

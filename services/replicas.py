@@ -89,6 +89,11 @@ class ReplicaPool:
         return self._wanted
 
     @property
+    def changing(self) -> bool:
+        """Whether some are to join or to leave."""
+        return bool(self._leaving) or len(self._keepers) != self._wanted
+
+    @property
     def serving(self) -> list[ActorHandle]:
         """Those that serve, or will soon."""
         return list(self._serving.values())

@@ -32,6 +32,7 @@ from services.completions import CompletionLog
 from services.deadline import within, within_or_paused
 from services.engine_thread import EngineThread
 from services.fetch_to_node import fetch_to_node
+from services.group_requests import GroupRequests
 from services.guests import Guests
 from services.layout import model_folder
 from services.named_tasks import run_all
@@ -56,12 +57,8 @@ from streamrl.types import (
     GenerationResult,
     PartialTokens,
     ServerLoad,
-    Ticket,
     UpdateMode,
     Version,
-    group_id,
-    rollout_id,
-    rollout_seed,
 )
 from streamrl.weights.manifest import WeightManifest, decode
 from streamrl.weights.pulls import in_thread
@@ -125,16 +122,17 @@ class RolloutReplica:
         folder = model_folder(self._run.path, self._config)
         tokenizer = load_tokenizer(folder)
         task = resolve_task(self._config.task.name, self._config.task.held_out)
-        self._prompts = EncodedPrompts(task, tokenizer)
-        self._stop_ids = tokenizer.eos_token_ids
+        prompts, stops = EncodedPrompts(task, tokenizer), tokenizer.eos_token_ids
         self._evaluation = HeldOut(self._config, folder, max_length, task, tokenizer)
         node = seat.node if seat is not None else HOME
         self._log = CompletionLog(self._run.path, self._config, self._name, self._epoch, node)
+        self._requests = GroupRequests(self._config, prompts, stops, self._log.sampling, self._queue)
         self._versions = ServedVersions(self._run.run_id, self._run.key())
         place = ServerPlace(Path(import_path()), self._run.shared_memory_prefix)
         make_engine = partial(build_engine, self._config, folder, max_length, place)
         self._journal = self._new_journal(node)
-        worst_row = limits.worst_row_bytes(self._config, longest_prompt, longest_text(task))
+        text = limits.longest_row_text(self._config, longest_text(task))
+        worst_row = limits.worst_row_bytes(self._config, longest_prompt, text)
         room = limits.frame_rows(self._config, worst_row)
         self._writer = RowWriter(self._log, room, self._hand_in, self._durably, self._journal.ended, self._observer)
         self._thread = EngineThread(
@@ -241,6 +239,13 @@ class RolloutReplica:
         assert self._state.version is not None, "it was routable"
         return self._state.version, news
 
+    async def abort_groups(self, numbers: list[int]) -> None:
+        """Generate these groups no further: nobody wants them any more, and their rows are ignored."""
+        unwanted = set(numbers)
+        names = [name for name, issued in self._running.issued.items() if issued.ticket.number in unwanted]
+        if names:
+            self._thread.abort(names).add_done_callback(self._ordered)
+
     # ---- taking work
 
     async def _take_loop(self) -> None:
@@ -251,7 +256,7 @@ class RolloutReplica:
             if not tickets:
                 self._took_last.set()
                 return
-            requests = [request for ticket in tickets for request in self._requests(ticket)]
+            requests = self._issue(await self._requests.of(tickets))
             requests = await self._journal.go_on(requests, self._running.issued, lambda: self._state.version)
             self._state.accepted(len(requests))
             self._thread.submit(requests).add_done_callback(self._ordered)
@@ -271,23 +276,13 @@ class RolloutReplica:
         self._room.heard(load)
         self._news.set()
 
-    def _requests(self, ticket: Ticket) -> list[GenerationRequest]:
-        prompt, prompt_ids = self._prompts.at(ticket.data_index)
-        group = group_id(prompt.prompt_id, ticket.data_pass)
-        now = time.time_ns()
-        requests, older = [], []
-        for sample_index in range(self._config.rollout.group_size):
-            rollout = rollout_id(group, sample_index)
-            issued = Issued(ticket, sample_index, group, prompt.prompt_id, prompt_ids, prompt.payload, now)
-            if self._running.issue(rollout, issued):
-                older.append(rollout)
-            seed = rollout_seed(self._config.seed, rollout)
-            sampling = self._log.sampling.of(sample_index)
-            requests.append(GenerationRequest(rollout, prompt_ids, seed, sampling, self._stop_ids))
+    def _issue(self, asked: list[tuple[Issued, GenerationRequest]]) -> list[GenerationRequest]:
+        """Note what is to be submitted."""
+        older = [request.request_id for issued, request in asked if self._running.issue(request.request_id, issued)]
         if older:
             self._thread.abort(older).add_done_callback(self._ordered)
             self._journal.ended(older)
-        return requests
+        return [request for _, request in asked]
 
     # ---- writing what finished
 

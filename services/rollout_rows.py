@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streamrl.streams import TASK
 from streamrl.types import (
     FinishReason,
     GenerationResult,
@@ -26,6 +27,7 @@ class Issued:
     prompt_ids: IntArray
     payload: str
     started_ns: int
+    stream: str = TASK
 
 
 @dataclass(frozen=True, slots=True)

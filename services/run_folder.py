@@ -43,8 +43,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What `run.json` says. `incarnation` counts the launches from 0; that of a version, which a learner that is
-    replaced raises too, comes from the queue's ledger. accept_changed_data: the newest `up` said so. replicas: as many
-    rollout replicas as the run was scaled to; None while it has those of its configuration."""
+    replaced raises too, comes from the queue's ledger. accept_changed_data: the newest `up` said so. replicas,
+    reward_workers: as many as a person scaled the run to; None while it has those of its configuration, or of
+    autoscaling."""
 
     schema: int = SCHEMA
     run_id: str
@@ -54,6 +55,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     launch: Launch | None = None
     accept_changed_data: bool = False
     replicas: int | None = None
+    reward_workers: int | None = None
 
 
 class RunState(StrEnum):

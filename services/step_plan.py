@@ -17,6 +17,7 @@ from streamrl.algorithms.overlong import overlong_penalty
 from streamrl.config import Config
 from streamrl.learner.balance import split_rows
 from streamrl.learner.mini_batches import mini_batch_of
+from streamrl.learner.rank_mesh import own_parts
 from streamrl.types import FrameRef, LongArray
 
 
@@ -126,9 +127,9 @@ def num_shares(config: Config) -> int:
 
 
 def shares_of(plan: StepPlan, rank: int, config: Config) -> list[list[Share]]:
-    """Of each mini-batch the shares of `rank`, of `learner.data_ranks`, in their order."""
-    each = num_shares(config) // config.learner.data_ranks
-    numbers, mini_batches = range(rank * each, (rank + 1) * each), range(len(plan.total_rows))
+    """Of each mini-batch the shares of data rank `rank`, of `learner.data_ranks`, in their order."""
+    numbers = own_parts(num_shares(config), rank, config.learner.data_ranks)
+    mini_batches = range(len(plan.total_rows))
     return [[share_of(plan, mini_batch, number) for number in numbers] for mini_batch in mini_batches]
 
 

@@ -1,6 +1,7 @@
 """The running system, as the owner sees it: one controller actor, and everything that hangs on it."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from services.deaths import explain_death
 from services.parts import this_node
 from services.process_environment import import_path, variables
 from services.run_folder import RunFolder
+from services.supply import require_possible
 from streamrl.config import Config
 
 
@@ -52,9 +54,9 @@ class RaySystem:
         except ray.exceptions.RayError as error:
             raise explain_death("evaluation", error) from error
 
-    async def scale(self, replicas: int) -> None:
+    async def scale(self, wanted: Mapping[str, int | None]) -> None:
         try:
-            await self._controller.scale.remote(replicas)
+            await self._controller.scale.remote(dict(wanted))
         except ray.exceptions.RayError as error:
             raise explain_death("controller", error) from error
 
@@ -68,7 +70,8 @@ class RaySystem:
 
 
 async def start_system(run: RunFolder, config: Config) -> RaySystem:
-    """Start the controller of a run. Ray must be up."""
+    """Start the controller of a run. Ray must be up. Raises ResourceError where no node could ever have a replica."""
+    await asyncio.to_thread(require_possible, config)
     actor = ray.remote(Controller).options(
         num_cpus=0, max_concurrency=64, runtime_env={"env_vars": variables(1, import_path())}, **this_node()
     )

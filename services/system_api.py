@@ -4,7 +4,7 @@ itself.
 `services.system` implements it on Ray actors; the lifecycle's tests bring a small one of their own.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from services.run_folder import RunFolder
@@ -34,8 +34,9 @@ class System(Protocol):
         """Score the held-out items under the newest version."""
         ...
 
-    async def scale(self, replicas: int) -> None:
-        """Have so many rollout replicas from now on, at least one; waits for none of them."""
+    async def scale(self, wanted: Mapping[str, int | None]) -> None:
+        """Have so many of these parts (`services.scaling.KEYS`) from now on, at least one; None leaves replicas to
+        autoscaling. Waits for none of them."""
         ...
 
     async def stop(self) -> None:

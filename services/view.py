@@ -79,7 +79,7 @@ class PlainView:
                 return f"warm-up step {event.get('step', '-')}  score {number(event.get('score'))}"
             case "eval":
                 return f"held-out score {number(event.get('score'))} at step {event.get('step', '-')}"
-            case "resumed":
+            case "resumed" | "autoscaling":
                 return f"! {event['text']}"
             case "notice":
                 return f"! {self._state.notices[-1]}"

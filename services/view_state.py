@@ -2,9 +2,9 @@
 own.
 
 Events, by `kind`: `phase` (name), `warmup` (step, score), `step` (a row of metrics.jsonl), `eval` (score,
-step), `replicas` (replicas: list of name, state, version, running), `notice` (text), `resumed` (text), `gateway`
-(url), `failure`, `end`. A key that is not there is not shown; an unknown kind is ignored, so a newer owner may say
-more.
+step), `replicas` (replicas: list of name, state, version, running), `notice` (text), `resumed` (text), `autoscaling`
+(text), `gateway` (url), `failure`, `end`. A key that is not there is not shown; an unknown kind is ignored, so a newer
+owner may say more.
 """
 
 from collections import deque
@@ -50,7 +50,7 @@ class ViewState:
                 self.replicas = event["replicas"]
             case "gateway":
                 self.notices.append(f"the gateway is at {event['url']}")
-            case "notice" | "resumed":
+            case "notice" | "resumed" | "autoscaling":
                 self.notices.append(event["text"])
             case "failure":
                 self.notices.append(f"{event.get('component', 'a part')}: {event.get('cause', 'failed')}")

@@ -44,6 +44,7 @@ def greedy_score(
         timeout_s=reward.timeout_s,
         memory_bytes=reward.memory_bytes,
         import_paths=[path for path in sys.path if path],
+        model=reward.model,
     )
     with asyncio.Runner() as runner:
         runner.run(pool.start())

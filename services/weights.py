@@ -80,9 +80,21 @@ class WeightStoreActor:
             manifest = None if self._closed else self._store.newer_than(version, replica)
         return encode(manifest) if manifest is not None else None
 
+    async def newer_step(self, version: Version | None) -> Version | None:
+        """Wait for a version newer than `version`, and say which; None once the store is closed. For who only looks."""
+        known = Version(*version) if version is not None else None
+        async with self._published:
+            await self._published.wait_for(lambda: self._closed or self._store.newer_than(known) is not None)
+        return None if self._closed else await self.latest()
+
     async def pin(self, version: Version, holder: str) -> bytes:
         """The manifest of a version, kept until `unpin`."""
         return encode(self._store.pin(Version(*version), holder))
+
+    async def pin_newest(self, holder: str) -> bytes | None:
+        """The same of the newest version, None before the first: between two calls it may be one that is gone."""
+        newest = self._store.latest
+        return None if newest is None else encode(self._store.pin(newest.version, holder))
 
     async def unpin(self, version: Version, holder: str) -> None:
         self._store.unpin(Version(*version), holder)

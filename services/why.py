@@ -70,7 +70,9 @@ def _bound_by(rows: list[Row], config: Config) -> Finding | None:
         )
         return Finding("bound by admission", text, {**figures, "rollout/idle_share": idle})
     busy = "" if idle is None else f" and replicas are idle only {idle:.0%} of theirs"
-    text = f"{waits}{busy}: generation is the slowest; raise rollout.replicas, rollout.threads or rollout.slots"
+    autoscaling = config.rollout.autoscaling
+    number = "rollout.autoscaling.max_replicas" if autoscaling.enabled else "rollout.replicas"
+    text = f"{waits}{busy}: generation is the slowest; raise {number}, rollout.threads or rollout.slots"
     return Finding("bound by generation", text, figures)
 
 

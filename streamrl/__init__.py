@@ -5,15 +5,19 @@ Importing the package is cheap: nothing here pulls in torch, Ray or Arrow.
 
 from streamrl.errors import StreamRLError
 
-__all__ = ["StreamRLError", "Version", "__version__"]
+__all__ = ["StreamRLError", "Version", "__version__", "connect"]
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """`Version` on first use: its module needs numpy, whose import a command's start-up would feel."""
-    if name != "Version":
-        raise AttributeError(f"module 'streamrl' has no attribute {name!r}")
-    from streamrl.types import Version
+    """On first use, since a command's start-up would feel the imports: `Version` needs numpy, `connect` HTTP."""
+    if name == "Version":
+        from streamrl.types import Version
 
-    return Version
+        return Version
+    if name == "connect":
+        from streamrl.client import connect
+
+        return connect
+    raise AttributeError(f"module 'streamrl' has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
     StreamRLError
     +-- ConfigError          the configuration is wrong                       exit code 2
+    |   +-- RequestError     a gateway refuses what a client asks for
     +-- ResourceError        memory, disk, port, machine: not enough of it    exit code 3
     +-- ComponentError       a part of the running system failed              exit code 4
     |   +-- DeadlineError    a wait passed its deadline
@@ -9,6 +10,7 @@
     |   +-- StartAgainError  memory does not have what the disk has; from there the system can go on
     |   +-- FencedError      a replaced part tried to act
     |   +-- NonFiniteError   a number that must be finite is not
+    |   +-- DroppedError     a submitted prompt will not be trained
     +-- DataError            bytes on disk or on the wire are not what they claim to be   exit code 4
     +-- RunFolderError       the run folder is in use, of another schema, or finished     exit code 2
 
@@ -27,6 +29,17 @@ class ConfigError(StreamRLError, ValueError):
     """The configuration, or a value that a user gave, is wrong."""
 
     exit_code = 2
+
+
+class RequestError(ConfigError):
+    """A gateway refuses what a client asks for, and would again. code: the gateway's, which stays what it is."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message, code)
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} ({self.code})" if self.code else str(self.args[0])
 
 
 class RunFolderError(StreamRLError, ValueError):
@@ -63,6 +76,18 @@ class FencedError(ComponentError):
 
 class NonFiniteError(ComponentError):
     """A log-probability, loss, gradient norm or weight is NaN or infinite."""
+
+
+class DroppedError(ComponentError):
+    """A submitted prompt will not be trained. reason: as the run books it, "cancelled" or "reward_failed" say."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(key, reason)
+        self.key = key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"prompt {self.key!r} will not be trained: {self.reason}"
 
 
 class DataError(StreamRLError, ValueError):

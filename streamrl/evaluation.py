@@ -183,6 +183,7 @@ class Evaluator:
                 payload=self._prompts[index].payload,
                 finish_reason=row.finish_reason.value,
                 token_ids=row.token_ids.astype("<i4").tobytes(),
+                prompt_ids=self._prompt_ids[index].astype("<i4").tobytes(),
             )
             for index, row, text in zip(indices, rows, texts, strict=True)
         ]

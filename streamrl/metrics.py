@@ -146,7 +146,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_bytes().split(b"\n")
     # What follows the last newline is empty, or torn off by a kill, or being written at this moment.
-    return [_decode(path, number, line) for number, line in enumerate(lines[:-1], start=1)]
+    return [metrics_row(path, number, line) for number, line in enumerate(lines[:-1], start=1)]
+
+
+def metrics_row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """One line of a `metrics.jsonl`. Raises DataError with its number when it is none."""
+    try:
+        record = msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}:{number} is no metrics line: {error}") from error
+    if type(record.get("step")) is not int:
+        raise DataError(f"{path}:{number} has no integer 'step'")
+    return record
 
 
 class Summary(msgspec.Struct, kw_only=True):
@@ -224,13 +235,3 @@ def _cut_torn_line(path: Path) -> None:
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
         os.truncate(path, whole)
-
-
-def _decode(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        record = msgspec.json.decode(line, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}:{number} is no metrics line: {error}") from error
-    if type(record.get("step")) is not int:
-        raise DataError(f"{path}:{number} has no integer 'step'")
-    return record

@@ -35,7 +35,7 @@ from streamrl.errors import ComponentError, ConfigError
 from streamrl.learner.finite import require_finite
 from streamrl.learner.mini_batches import mini_batch_of
 from streamrl.learner.objectives import policy_loss
-from streamrl.learner.optimizer import clip_gradients, make_optimizer, set_learning_rate
+from streamrl.learner.optimizer import clip_gradients, make_optimizer
 from streamrl.learner.packing import PackedBatch, empty_pack, pack
 from streamrl.learner.policy import PREFIX, PolicyModel
 from streamrl.learner.rows import count_targets, row_targets, select_rows
@@ -44,7 +44,7 @@ from streamrl.models.load import load_model
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
 from streamrl.reference_judges import Cut, make_plain_judge
 from streamrl.rewards.base import RewardItem, component_columns, with_components
-from streamrl.rewards.scorer import Scorer, resolve_reward
+from streamrl.rewards.build import make_scorer
 from streamrl.sampling import GroupSampling
 from streamrl.tasks.base import Prompt, Task
 from streamrl.tasks.order import PromptOrder
@@ -131,7 +131,7 @@ class Reference:
         self.task: Task = resolve_task(config.task.name, config.task.held_out)
         self.order = PromptOrder(self.task.num_train, config.seed)
         self.next_group = 0
-        self.scorer = Scorer(resolve_reward(config.reward.function))
+        self.scorer = make_scorer(config.reward.function, config.reward.model)
         self.sampling = GroupSampling(config)
         self.engine = self._make_engine()
         with threads(config.learner.threads):
@@ -210,7 +210,12 @@ class Reference:
         texts = self.tokenizer.decode_batch(np.concatenate([s.result.token_ids for s in samples]), offsets)
         items = [
             RewardItem(
-                completion=text, prompt=s.prompt.text, payload=s.prompt.payload, finish_reason=s.result.finish_reason
+                completion=text,
+                prompt=s.prompt.text,
+                payload=s.prompt.payload,
+                finish_reason=s.result.finish_reason,
+                token_ids=s.result.token_ids.astype("<i4").tobytes(),
+                prompt_ids=s.prompt_ids.astype("<i4").tobytes(),
             )
             for s, text in zip(samples, texts, strict=True)
         ]
@@ -228,7 +233,7 @@ class Reference:
             self.judge.learn(step, mini_batches)
         if step < idle:
             return 0.0, 0.0
-        set_learning_rate(self.optimizer, learning_rate(step - idle, learner.optimizer, learner.steps - idle))
+        self.optimizer.set_learning_rate(learning_rate(step - idle, learner.optimizer, learner.steps - idle))
         if learner.ppo_epochs * len(mini_batches) > 1:
             mini_batches = [(self.before(packs), total) for packs, total in mini_batches]
         updates = [self.update(*mini_batch) for _ in range(learner.ppo_epochs) for mini_batch in mini_batches]

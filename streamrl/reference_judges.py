@@ -19,7 +19,7 @@ from streamrl.learner.estimates import ScoredPack, with_estimates
 from streamrl.learner.implicit_rewards import TEMPERATURE, implicit_reward_loss
 from streamrl.learner.judged import Part
 from streamrl.learner.mini_batches import mini_batch_of
-from streamrl.learner.optimizer import clip_gradients, make_optimizer, set_learning_rate
+from streamrl.learner.optimizer import clip_gradients, make_optimizer
 from streamrl.learner.packing import PackedBatch
 from streamrl.learner.policy import PolicyModel
 from streamrl.learner.prime import rewarded
@@ -55,7 +55,7 @@ class PlainJudge(ABC):
     def learn(self, step: int, mini_batches: list[Cut]) -> None:
         """The model's updates of one step, on what `judge` gave."""
         learner = self.config.learner
-        set_learning_rate(self.optimizer, learning_rate(step, self.settings, learner.steps))
+        self.optimizer.set_learning_rate(learning_rate(step, self.settings, learner.steps))
         for _ in range(learner.ppo_epochs):
             for packs, total in mini_batches:
                 self.update(packs, total)

@@ -164,9 +164,10 @@ class EngineStats:
 class Ticket(msgspec.Struct, frozen=True, array_like=True):
     """Leave to generate one group, given by the queue to one replica.
 
-    number: place of the group in data order, counted from 0; it decides the order inside a training batch.
+    number: place of the group among all, counted from 0; it decides the order inside a training batch.
     data_index: row of the task's training prompts. data_pass: the pass over the data.
     attempt: 0 for the first try. last_step: last step at which the group may be trained.
+    submitted: its prompt was submitted by a client; data_index is its number among those then.
     """
 
     number: int
@@ -174,6 +175,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     data_pass: int
     attempt: int
     last_step: int
+    submitted: bool = False
 
 
 class FrameRef(msgspec.Struct, frozen=True, array_like=True):

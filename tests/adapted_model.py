@@ -1,5 +1,6 @@
 """What a run with adapters trained, as peft computes it unmerged, against what its replicas logged."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +46,14 @@ class Apart(NamedTuple):
     rows: int
     adapted: float
     base: float
+
+
+def most_sampled(folder: Path, least: int) -> int:
+    """The step from `least` on, of those that a checkpoint holds, whose version alone sampled the most rows."""
+    kept = {int(path.name.removeprefix("step_")) for path in (folder / "checkpoints").glob("step_*")}
+    seen = [{span["step"] for span in row["version_spans"]} for row in _completions(folder)]
+    alone = Counter(step for steps in seen if len(steps) == 1 for step in steps & kept if step >= least)
+    return max(alone, key=lambda step: alone[step])
 
 
 def apart(folder: Path, scratch: Path, step: int, most: int = 16) -> Apart:

@@ -18,7 +18,8 @@ import psutil
 from services import ray_session
 from services.run_folder import RunFolder
 from streamrl.config.learner_tables import LearnerConfig
-from streamrl.config.schema import Config, ModelConfig, RayConfig, RolloutConfig
+from streamrl.config.rollout_tables import RolloutConfig
+from streamrl.config.schema import Config, ModelConfig, RayConfig
 
 NAME = "rollout-0"
 

@@ -3,9 +3,9 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +13,27 @@ import aiohttp
 import msgspec
 import ray
 import torch
+from local_owner import LocalOwner, local_owner
 from probe_learner import open_run
 from probe_parts import Handle
+from scripted_owner import ScriptedOwner
 
 from services.gateway import GatewayActor
+from services.gateway_guard import PATIENCE, Patience
 from services.gateway_tokens import token_path, write_tokens
+from services.queue import QueueActor
+from services.reward import RewardActor
 from services.rollout import RolloutReplica
 from services.run_folder import RunFolder
+from services.weights import WeightStoreActor
 from streamrl.config import Config
-from streamrl.config.schema import (
-    GatewayConfig,
-    ModelConfig,
-    QueueConfig,
-    RolloutConfig,
-    SamplingConfig,
-    ScriptedConfig,
-)
+from streamrl.config.rollout_tables import RolloutConfig, SamplingConfig, ScriptedConfig
+from streamrl.config.schema import GatewayConfig, ModelConfig, QueueConfig
 from streamrl.gateway.auth import Scope
 from streamrl.logs import release
 from streamrl.models.load import prepare_model_folder
 from streamrl.types import Version
+from streamrl.weights.manifest import encode
 from streamrl.weights.shm import ShmPublisher
 
 LONGEST_PROMPT = 40
@@ -81,7 +82,8 @@ class _Remote:
 
 @dataclass
 class LocalGateway:
-    """url: of the running server. replicas: by name, with the handles that the gateway has."""
+    """url: of the running server. replicas: by name, with the handles that the gateway has. works: what a run that
+    trains does all the time; none of it ends while the run lasts. make: another gateway of the run."""
 
     url: str
     run: RunFolder
@@ -90,6 +92,15 @@ class LocalGateway:
     handles: dict[str, Direct]
     http: aiohttp.ClientSession
     publisher: ShmPublisher
+    store: Direct
+    make: Callable[[], GatewayActor]
+    queue: Direct | None = None
+    owner: LocalOwner | None = None
+    works: list["asyncio.Task[None]"] = field(default_factory=list)
+
+    @property
+    def port(self) -> int:
+        return self.actor._socket.getsockname()[1]
 
     def token(self, scope: Scope | None = None) -> str:
         return token_path(self.run, scope).read_text()
@@ -97,12 +108,16 @@ class LocalGateway:
     async def ask(
         self, path: str, body: Any = None, *, headers: dict[str, str] | None = None, method: str | None = None
     ) -> tuple[int, Any]:
-        """(status, JSON or text), with the token for everything unless `headers` say otherwise."""
+        """(status, JSON, text or bytes), with the token for everything unless `headers` say otherwise."""
         headers = {"authorization": f"Bearer {self.token()}"} if headers is None else headers
         method = method or ("GET" if body is None else "POST")
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         headers = {"content-type": "application/json", **headers}
         async with self.http.request(method, self.url + path, data=data, headers=headers) as response:
+            if response.content_type == "application/octet-stream":
+                return response.status, await response.read()
+            if response.content_type == "text/event-stream":
+                return response.status, None  # it may have no end
             text = await response.text()
             return response.status, json.loads(text) if response.content_type == "application/json" else text
 
@@ -116,6 +131,7 @@ class LocalGateway:
     async def take_up(self, step: int) -> None:
         """Publish a version, which all replicas take up."""
         manifest = self.publisher.publish([("w", torch.full((2,), float(step)))], Version(0, step))
+        await self.store.publish.remote(encode(manifest))
         for replica in self.replicas.values():
             await replica._take_up(manifest)
 
@@ -163,10 +179,16 @@ async def local_gateway(
     gateway: GatewayConfig | None = None,
     ready: bool = True,
     step_s: float = 0.0,
+    trains: bool = False,
+    patience: Patience = PATIENCE,
+    owned: bool = False,
+    story: ScriptedOwner | None = None,
     **scripted: Any,
 ) -> AsyncIterator[LocalGateway]:
     """A run called `run`, its replicas under version 0.1, and its gateway. ready: the replicas serve. step_s: seconds
-    that a step of the engine takes, as if there was a model."""
+    that a step of the engine takes, as if there was a model. trains: it has a queue and a reward stage, and the
+    replicas work for them; nobody learns. patience: of the gateway with its clients. owned: it has an owner. story: an
+    owner in its place, with what its controller says."""
     model = folder / "model"
     prepare_model_folder(ModelConfig(preset="tiny-qwen3"), 0, model)
     if template is not None:
@@ -176,26 +198,73 @@ async def local_gateway(
     run = open_run(config, folder / "run")
     write_tokens(run)
     async with AsyncExitStack() as stack:
+        owner = await stack.enter_async_context(local_owner(run, config)) if owned else None
+        if story is not None:
+            await stack.enter_async_context(story.serving(run))
         publisher = stack.enter_context(ShmPublisher(run.run_id, run.key()))
-        started = {f"rollout-{i}": await _replica(stack, f"rollout-{i}", run, config, step_s) for i in range(replicas)}
-        actor = GatewayActor(str(run.path), msgspec.to_builtins(config), Handle(status=lambda: {"steps": 3}))
+        works: list[asyncio.Task[None]] = []
+        queue = Direct(await _queue(stack, run, config, works)) if trains else None
+        started = {
+            f"rollout-{i}": await _replica(stack, f"rollout-{i}", run, config, step_s, queue) for i in range(replicas)
+        }
+        controller = Handle(status=(lambda: {"steps": 3}) if story is None else story.answers)
+        store = WeightStoreActor(str(run.path), config.deadlines.update_s)
+        stack.push_async_callback(store.close)
+        told = controller, queue or Handle(), Direct(store)
+
+        def make() -> GatewayActor:
+            return GatewayActor(str(run.path), msgspec.to_builtins(config), *told, patience=patience)
+
+        actor = make()
         port = await actor.start(0, LONGEST_PROMPT, config.gateway.port)
         serving = asyncio.create_task(actor.run())
         stack.push_async_callback(_end, actor, serving)
         http = await stack.enter_async_context(aiohttp.ClientSession())
         handles = {name: Direct(replica) for name, replica in started.items()}
         url = f"http://127.0.0.1:{port}"
-        local = LocalGateway(url, run, actor, started, handles, http, publisher)
+        local = LocalGateway(url, run, actor, started, handles, http, publisher, told[-1], make, queue, owner, works)
         if ready:
             await local.take_up(1)
+            for replica in started.values() if trains else ():
+                works.append(_runs(stack, replica.run()))
             await actor.serve(0, handles)
             await until(lambda: len(actor._pool._routes) == replicas)
         yield local
     release()
 
 
-async def _replica(stack: AsyncExitStack, name: str, run: RunFolder, config: Config, step_s: float) -> RolloutReplica:
-    store, queue = Handle(join=lambda *_: None), Handle(serving=lambda *_: None, pause=lambda: "")
+async def _queue(
+    stack: AsyncExitStack, run: RunFolder, config: Config, works: list["asyncio.Task[None]"]
+) -> QueueActor:
+    """A queue and a reward stage that works for it."""
+    data = msgspec.to_builtins(config)
+    queue = QueueActor(str(run.path), data)
+    await queue.open(0, LONGEST_PROMPT)
+    reward = RewardActor(str(run.path), data, Direct(queue))
+    await reward.start(await queue.next_epoch("reward"))
+    works.append(_runs(stack, reward.run()))
+    stack.push_async_callback(queue.close)
+    return queue
+
+
+def _runs(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    """Work that ends when its queue is closed."""
+    running = asyncio.create_task(work)
+
+    async def end() -> None:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    stack.push_async_callback(end)
+    return running
+
+
+async def _replica(
+    stack: AsyncExitStack, name: str, run: RunFolder, config: Config, step_s: float, queue: Any = None
+) -> RolloutReplica:
+    store, runs = Handle(join=lambda *_: None), queue is not None
+    queue = queue or Handle(serving=lambda *_: None, pause=lambda: "", next_epoch=lambda _: 0)
+    await queue.next_epoch.remote(name)
     replica = RolloutReplica(name, str(run.path), msgspec.to_builtins(config), queue, store)
     await replica.start(0, LONGEST_PROMPT)
     engine: Any = replica._thread._engine
@@ -209,7 +278,8 @@ async def _replica(stack: AsyncExitStack, name: str, run: RunFolder, config: Con
         await asyncio.to_thread(replica._log.close)
         replica._observer.close()
 
-    stack.push_async_callback(end)
+    if not runs:  # else it ends itself
+        stack.push_async_callback(end)
     return replica
 
 

@@ -8,17 +8,22 @@ from typing import Any
 
 import msgspec
 from probe_learner import open_run
-from probe_parts import Handle, ListedParts
+from probe_parts import Handle
 
 from services.gateway import GatewayActor, server_settings
 from services.gateway_address import listen
 from services.gateway_keeper import GatewayKeeper
+from services.gateway_prompts import PromptDesk
 from services.restarts import RestartBudget
+from streamrl.clock import VirtualClock
 from streamrl.config import Config
 from streamrl.config.rules import check_rules
 from streamrl.gateway.auth import all_scopes_token
+from streamrl.gateway.prometheus import GatewayCounts
+from streamrl.gateway.refusal import Refusal
 from streamrl.log_shares import log_shares
 from streamrl.logs import release
+from streamrl.streams import TASK, StreamShares
 
 
 def shares(config: Config, folder: Path) -> Any:
@@ -27,14 +32,14 @@ def shares(config: Config, folder: Path) -> Any:
 
 
 def listens_at(config: Config, folder: Path) -> str:
-    with listen(config.gateway, 0) as listener:
+    with listen(config.gateway, 0, 30.0) as listener:
         return listener.getsockname()[0]
 
 
 def asks_for_port(config: Config, folder: Path) -> int:
     """The port that its keeper has it listen on."""
-    run, parts = open_run(config, folder), ListedParts(str(folder), config)
-    return GatewayKeeper(parts, run, config, RestartBudget(), lambda: 0, lambda *_: None)._port
+    run = open_run(config, folder)
+    return GatewayKeeper(run, config, RestartBudget(), lambda: 0, lambda *_: None)._port
 
 
 def faults(config: Config, folder: Path) -> list[str]:
@@ -42,8 +47,67 @@ def faults(config: Config, folder: Path) -> list[str]:
 
 
 def certificate(config: Config, folder: Path) -> Any:
-    settings = server_settings(config.gateway, None)
+    settings = server_settings(config.gateway, None, 30.0)
     return settings.ssl_certfile, settings.ssl_keyfile
+
+
+def shared(config: Config, folder: Path) -> list[str | None]:
+    """Which streams the first groups come from."""
+    shares = StreamShares(config.gateway.shares)
+    return [shares.give([TASK, "agents"]) for _ in range(8)]
+
+
+def payload_code(config: Config, folder: Path) -> str:
+    """What is said of a prompt with 150 bytes for the reward."""
+
+    def read(desk: PromptDesk) -> str:
+        try:
+            return desk.reader.read(json.dumps({"key": "k", "prompt": "1", "payload": {"x": "y" * 142}}).encode()).key
+        except Refusal as refusal:
+            return refusal.code
+
+    return asyncio.run(_at_desk(config, folder, read))
+
+
+def open_prompts(config: Config, folder: Path) -> int:
+    return asyncio.run(_at_desk(config, folder, lambda desk: desk.max_prompts))
+
+
+def remembered(config: Config, folder: Path) -> list[str]:
+    """What becomes of a second session beside a first one, and of the first one after a thousand seconds."""
+
+    def hold(actor: GatewayActor) -> list[str]:
+        actor._desk(7, GatewayCounts())
+        sessions, clock = actor._sessions, VirtualClock()
+        sessions._clock = clock
+        found = []
+        for name, wait_s in (("one", 0.0), ("two", 0.0), ("one", 1000.0)):
+            clock.advance(wait_s)
+            try:
+                sessions.begin(name)
+                sessions.end(name)
+                found.append("taken")
+            except Refusal as refusal:
+                found.append(refusal.code)
+        return found
+
+    return asyncio.run(_at_actor(config, folder, hold))
+
+
+async def _at_desk(config: Config, folder: Path, use: Callable[[PromptDesk], Any]) -> Any:
+    return await _at_actor(config, folder, lambda actor: use(actor._desk(7, GatewayCounts()).prompts))
+
+
+async def _at_actor(config: Config, folder: Path, use: Callable[[GatewayActor], Any]) -> Any:
+    run = open_run(config, folder)
+    actor = GatewayActor(str(run.path), msgspec.to_builtins(config), Handle(), Handle(), Handle())
+    await actor.start(0, 7, 0)
+    try:
+        return use(actor)
+    finally:
+        actor._socket.close()
+        await actor._pool.close()
+        release()
 
 
 def codes(config: Config, folder: Path) -> list[str]:
@@ -54,7 +118,7 @@ def codes(config: Config, folder: Path) -> list[str]:
 
 async def _codes(config: Config, folder: Path) -> list[str]:
     run = open_run(config, folder)
-    actor = GatewayActor(str(run.path), msgspec.to_builtins(config), Handle())
+    actor = GatewayActor(str(run.path), msgspec.to_builtins(config), Handle(), Handle(), Handle())
     await actor.start(0, 7, 0)
     try:
         guard, token = actor._server.config.app, all_scopes_token(run.key())

@@ -21,7 +21,6 @@ from streamrl.config import Config
 from streamrl.config.schema import ModelConfig
 from streamrl.errors import ConfigError
 from streamrl.learner.digest import weight_digest
-from streamrl.learner.optimizer import set_learning_rate
 from streamrl.learner.schedule import learning_rate
 from streamrl.models.load import prepare_model_folder
 from streamrl.timeline import StepTimer
@@ -223,7 +222,7 @@ def change(core: LearnerCore) -> None:
     backend = core._backend
     for shard in core._policy.shards.values():
         shard.grad = torch.ones_like(shard)
-    set_learning_rate(backend._optimizer, learning_rate(core.step, backend._config, backend._total_steps))
+    backend._optimizer.set_learning_rate(learning_rate(core.step, backend._config, backend._total_steps))
     backend._optimizer.step()
     core._policy.clear_gradients()
     backend._steps_done += 1

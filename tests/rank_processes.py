@@ -18,7 +18,8 @@ def run_ranks(
         [sys.executable, program, folder / f"store_{world}", str(rank), str(world), *further, out]
         for rank, out in enumerate(outs)
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     ranks = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for command in commands]
     try:
         for rank in ranks:

@@ -42,7 +42,7 @@ def completion_rows(*, first: int = 0, count: int = 3) -> CompletionRows:
         branch=zeros,
         group_id=[str(first)] * count,
         prompt_id=["p"] * count,
-        stream="train",
+        stream=["train"] * count,
         data_pass=zeros,
         sample_index=np.arange(count, dtype=np.int32),
         attempt=zeros,

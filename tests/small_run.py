@@ -78,7 +78,7 @@ def completion_rows(ticket: Ticket, step: int) -> CompletionRows:
         branch=0 * ones,
         group_id=[str(ticket.number)] * GROUP_SIZE,
         prompt_id=[str(ticket.data_index)] * GROUP_SIZE,
-        stream="train",
+        stream=["train"] * GROUP_SIZE,
         data_pass=ticket.data_pass * ones,
         sample_index=np.arange(GROUP_SIZE, dtype=np.int32),
         attempt=ticket.attempt * ones,

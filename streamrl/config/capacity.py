@@ -12,8 +12,10 @@ from streamrl.config.limits import human_bytes
 from streamrl.config.model_facts import ModelFacts
 from streamrl.config.problems import Problem
 from streamrl.config.schema import Config
+from streamrl.config.toml_text import quoted
 
 _LENGTH = "rollout.sampling.max_new_tokens"
+_MOST = "rollout.autoscaling.max_replicas"
 
 
 def check_capacity(config: Config, model: ModelFacts | None, prompt_tokens: int) -> list[Problem]:
@@ -24,6 +26,7 @@ def check_capacity(config: Config, model: ModelFacts | None, prompt_tokens: int)
         problems += [*_checkpoints_fit(config, model), *_versions_fit(config, model)]
         problems += [*_family(config, model), *_context(config, model, prompt_tokens)]
         problems += _kv_cache(config, model, prompt_tokens)
+        problems += _reward_model(config, model, prompt_tokens)
     return problems
 
 
@@ -52,6 +55,23 @@ def _scores_fit(config: Config, longest: int) -> Iterator[Problem]:
         yield Problem(key="queue.segment_bytes", what=what, given=given, involves=involves)
 
 
+def _reward_model(config: Config, model: ModelFacts, prompt_tokens: int) -> Iterator[Problem]:
+    """The reward model can score the longest rollout, in the memory of its process."""
+    if model.reward_parameters is None:
+        return
+    row, most = limits.longest_row(config, prompt_tokens), limits.reward_tokens(config, model)
+    if most is not None and row > most:
+        own = config.reward.model
+        name = "path" if own.max_tokens is None else "max_tokens"
+        what = f"a rollout may have {row} tokens, and the reward model takes {most}; lower {_LENGTH}"
+        yield Problem(key=f"reward.model.{name}", what=what, given=quoted(getattr(own, name)), involves=(_LENGTH,))
+    needed = limits.scoring_child_bytes(model)
+    if config.reward.memory_bytes < needed:
+        what = f"a process that scores with the reward model does not start in so little; set at least {needed}"
+        given = str(config.reward.memory_bytes)
+        yield Problem(key="reward.memory_bytes", what=what, given=given, involves=("reward.model.path",))
+
+
 def _queue_fits(config: Config, prompt_tokens: int) -> Iterator[Problem]:
     steps = config.learner.max_staleness + 2
     needed = steps * limits.step_bytes(config, prompt_tokens)
@@ -67,23 +87,22 @@ def _queue_fits(config: Config, prompt_tokens: int) -> Iterator[Problem]:
 
 def _log_fits(config: Config) -> Iterator[Problem]:
     """The files that are written now cannot go, nor those with rows that are not covered yet."""
-    writers = config.rollout.replicas + 1
-    journals = limits.JOURNAL_FILES * config.rollout.replicas if config.journals_partials else 0
-    needed = config.queue.byte_budget + (2 * writers + journals) * config.queue.segment_bytes
+    writers, waiting = limits.log_writers(config), limits.waiting_bytes(config)
+    journals = limits.JOURNAL_FILES * config.rollout.most_replicas if config.journals_partials else 0
+    needed = config.queue.byte_budget + waiting + (2 * writers + journals) * config.queue.segment_bytes
     if config.queue.disk_budget < needed:
         more = f" and {journals} of the replicas' journals" if journals else ""
-        what = (
-            f"must hold queue.byte_budget and two files of each of {writers} writers (replicas and the reward stage)"
-            f"{more}; set at least {needed}"
-        )
-        involves = ("queue.byte_budget", "queue.segment_bytes", "rollout.replicas")
+        who = "replicas, the reward stage, the gateway's two" if waiting else "replicas and the reward stage"
+        held = "queue.byte_budget, gateway.waiting_bytes" if waiting else "queue.byte_budget"
+        what = f"must hold {held} and two files of each of {writers} writers ({who}){more}; set at least {needed}"
+        involves = ("queue.byte_budget", "queue.segment_bytes", "rollout.replicas", _MOST, "gateway.waiting_bytes")
         yield Problem(key="queue.disk_budget", what=what, given=str(config.queue.disk_budget), involves=involves)
     parts = limits.log_parts(config)
     needed = 10 * parts * limits.LEAST_LOG_BYTES
     if config.observe.log_bytes < needed:
         least = human_bytes(limits.LEAST_LOG_BYTES)
         what = f"leaves the logs of {parts} parts less than {least} each; set at least {needed}"
-        given, others = str(config.observe.log_bytes), ("rollout.replicas", "learner.num_workers")
+        given, others = str(config.observe.log_bytes), ("rollout.replicas", _MOST, "learner.num_workers")
         yield Problem(key="observe.log_bytes", what=what, given=given, involves=others)
 
 

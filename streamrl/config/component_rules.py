@@ -4,7 +4,7 @@ rollout. Pure: a configuration in, problems out, as in `rules`."""
 import math
 from collections.abc import Iterator
 
-from streamrl.config.known import REWARDS
+from streamrl.config.known import REWARD_MODEL, REWARDS
 from streamrl.config.problems import Problem
 from streamrl.config.schema import Config
 from streamrl.config.toml_text import dotted, quoted
@@ -34,7 +34,8 @@ def components_weigh_something(config: Config) -> Iterator[Problem]:
 
 def reward_has_components(config: Config) -> Iterator[Problem]:
     name = config.reward.function
-    if config.learner.algorithm.advantage == "gdpo" and name in REWARDS:
+    beside_a_model = config.reward.model.path is not None and name != REWARD_MODEL
+    if config.learner.algorithm.advantage == "gdpo" and name in REWARDS and not beside_a_model:
         what = f'"{name}" is one number; name a function of your own that returns a dict of the components'
         yield Problem(key="reward.function", what=what, given=quoted(name), involves=(_ADVANTAGE,))
 

@@ -8,7 +8,10 @@ TASK_LONGEST_PROMPT = {"arithmetic": 7}
 """Built-in tasks, each with the tokens of its longest prompt under a character tokenizer, BOS included:
 `99+99=`."""
 
-REWARDS = ("exact_match", "contains")
+REWARD_MODEL = "reward_model"
+"""The `reward.function` that is no function: the score of `reward.model` alone."""
+
+REWARDS = ("exact_match", "contains", REWARD_MODEL)
 """Built-in rewards."""
 
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
@@ -16,3 +19,6 @@ MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers in the decoder of each of these families, in its order."""
+
+MISSING_TORCHAO = "torchao is not installed; pip install 'torchao==0.18.*' (the extra low-bit), or set kind = \"adamw\""
+"""What is said where the package of 8-bit optimizers is wanted and not there."""

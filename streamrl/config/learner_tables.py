@@ -10,6 +10,9 @@ from streamrl.config.table import Fraction, NonNegative, NonNegativeFloat, Posit
 class OptimizerConfig(Table, frozen=True):
     """AdamW and its rate."""
 
+    kind: Literal["adamw", "adamw_8bit"] = "adamw"
+    """`adamw_8bit` keeps the two moments of matrices in 8 bits, by blocks of 64 elements of a row (extra `low-bit`).
+    Norms, biases, and matrices whose rows are no multiple of that have theirs in float32, as all have under `adamw`."""
     lr: NonNegativeFloat = 1e-6
     """Peak rate."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)

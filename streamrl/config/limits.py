@@ -6,7 +6,7 @@ true length.
 """
 
 from streamrl.config.known import LINEAR_LAYERS, TASK_LONGEST_PROMPT
-from streamrl.config.learner_tables import LoraConfig
+from streamrl.config.learner_tables import LoraConfig, OptimizerConfig
 from streamrl.config.model_facts import ModelFacts
 from streamrl.config.schema import Config
 
@@ -25,11 +25,18 @@ FRAME_BYTES = 3072
 when no other does has a frame to itself."""
 CHECKPOINT_HEAD_BYTES = 2**20
 """What describes the tensors of a checkpoint, generously."""
+SUBMITTED_NAMES_BYTES = 48
+"""What a submitted prompt's id, of 16 digits, adds to a row: it names the group and the rollout too."""
 LEAST_LOG_BYTES = 64 * 2**10
 """Of one part's log, so that the reason of a failure stays in it."""
 ADAPTER_BYTES = 4
 """Adapters are float32, whatever the model is."""
+REWARD_CHILD_BYTES = 1280 * 2**20
+"""Address space of a process with torch's CPU build and transformers, with room for one forward."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+MOMENT_BLOCK = 64
+"""Elements of a row whose 8-bit moments have a scale in common: few, so that the rows of most models, and of their
+parts over ranks, are a multiple of it."""
 KV_MULTIPLE = 32
 """KV lengths are rounded up to this in the batch-invariant mode (design, section 6)."""
 INVARIANT_ROWS = 4
@@ -46,7 +53,7 @@ def worst_row_bytes(config: Config, prompt_tokens: int, text_bytes: int = 0) -> 
     admission allows.
 
     prompt_tokens: of the longest prompt. text_bytes: the most that a prompt's own text adds to a row
-    (`streamrl.tasks.prompts.longest_text`); 0 as long as the task is not loaded.
+    (`longest_row_text`); 0 as long as the task is not loaded.
     """
     versions = config.learner.max_staleness + 1
     whole = row_bytes(longest_row(config, prompt_tokens))
@@ -55,12 +62,34 @@ def worst_row_bytes(config: Config, prompt_tokens: int, text_bytes: int = 0) -> 
 
 def longest_prompt(config: Config) -> int:
     """Tokens of the task's longest prompt, as far as it is known without loading the task."""
-    return TASK_LONGEST_PROMPT.get(config.task.name, 1)
+    return with_submitted(config, TASK_LONGEST_PROMPT.get(config.task.name, 1))
+
+
+def with_submitted(config: Config, task_longest: int) -> int:
+    """Tokens of the longest prompt, those that clients may submit included."""
+    return max(task_longest, config.gateway.max_prompt_tokens if config.gateway.enabled else 0)
+
+
+def longest_row_text(config: Config, task_longest: int) -> int:
+    """Bytes that a prompt's own text adds to a row at most. task_longest: of the task's
+    (`streamrl.tasks.prompts.longest_text`)."""
+    return max(task_longest, SUBMITTED_NAMES_BYTES + config.gateway.max_payload_bytes if config.gateway.enabled else 0)
 
 
 def longest_row(config: Config, prompt_tokens: int) -> int:
     """Tokens of the longest rollout."""
     return prompt_tokens + config.rollout.sampling.max_new_tokens
+
+
+def log_writers(config: Config) -> int:
+    """Writers of the queue's logs, each with a file of its own: the replicas, the reward stage, and of a gateway one
+    for trajectories and one for their rewards."""
+    return config.rollout.most_replicas + 1 + (2 if config.gateway.enabled else 0)
+
+
+def waiting_bytes(config: Config) -> int:
+    """Of trajectories in the logs that wait for the others of their groups, at most."""
+    return config.gateway.waiting_bytes if config.gateway.enabled else 0
 
 
 def frame_rows(config: Config, worst_row: int) -> int:
@@ -130,8 +159,8 @@ def lora_alpha(lora: LoraConfig) -> float:
 
 
 def log_parts(config: Config) -> int:
-    """Processes with a log of their own: owner, controller, reward stage, gateway, replicas and learner ranks."""
-    return 3 + config.gateway.enabled + config.rollout.replicas + config.learner.num_workers
+    """Processes with a log of their own, at most: owner, controller, reward stage, gateway, replicas, learner ranks."""
+    return 3 + config.gateway.enabled + config.rollout.most_replicas + config.learner.num_workers
 
 
 def judge_parameters(config: Config, model: ModelFacts) -> int:
@@ -144,11 +173,62 @@ def judge_parameters(config: Config, model: ModelFacts) -> int:
     return model.num_parameters if own is None else own
 
 
+def optimizers(config: Config) -> dict[str, OptimizerConfig]:
+    """Those that the run has, by the name of their table."""
+    learner = config.learner
+    found = {"learner.optimizer": learner.optimizer}
+    if learner.algorithm.has_critic:
+        found["learner.critic.optimizer"] = learner.critic.optimizer
+    if learner.algorithm.has_implicit_rewards:
+        found["learner.prime.optimizer"] = learner.prime.optimizer
+    return found
+
+
+def moment_share(config: Config, model: ModelFacts) -> float:
+    """Bytes of the policy's moments, as a share of what they have in float32; at most. Of adapters half of the matrices
+    have rows that are too short for a block."""
+    return 1.0 if config.learner.lora.rank else _moment_share(config, config.learner.optimizer, model)
+
+
+def judge_moment_share(config: Config, model: ModelFacts) -> float:
+    """The same of the critic's or the implicit reward model's; of a critic that begins with another model no more is
+    known than how large it is."""
+    algorithm, learner = config.learner.algorithm, config.learner
+    if algorithm.has_critic:
+        return 1.0 if model.critic_parameters is not None else _moment_share(config, learner.critic.optimizer, model)
+    return _moment_share(config, learner.prime.optimizer, model)
+
+
+def _moment_share(config: Config, optimizer: OptimizerConfig, model: ModelFacts) -> float:
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    spread = config.learner.tensor_parallel
+    rows = (model.hidden_size, model.intermediate_size // spread, queries // spread)
+    if optimizer.kind == "adamw" or any(row % MOMENT_BLOCK for row in rows):
+        return 1.0
+    # Norms and biases of a layer, generously.
+    vectors = model.num_layers * (2 * model.hidden_size + queries + 2 * keys + 2 * model.head_dim) + model.hidden_size
+    small = min(1.0, vectors / model.num_parameters)
+    return small + (1.0 - small) * (1 + 4 / MOMENT_BLOCK) / 4
+
+
 def checkpoint_bytes(config: Config, model: ModelFacts) -> int:
-    """Bytes of one checkpoint: what is trained and two moments of it in float32, a reference that moves, and what
+    """Bytes of one checkpoint: what is trained in float32 and two moments of it, a reference that moves, and what
     describes them."""
     trained, judge = trained_parameters(config, model), judge_parameters(config, model)
-    return (trained * (4 if averages(config) else 3) + judge * 3) * 4 + CHECKPOINT_HEAD_BYTES
+    policy = trained * ((2 if averages(config) else 1) + 2 * moment_share(config, model))
+    return round((policy + judge * (1 + 2 * judge_moment_share(config, model))) * 4) + CHECKPOINT_HEAD_BYTES
+
+
+def reward_tokens(config: Config, model: ModelFacts) -> int | None:
+    """Tokens of prompt and completion that the reward model takes; None for any number."""
+    given = [one for one in (config.reward.model.max_tokens, model.reward_context) if one is not None]
+    return min(given) if model.reward_parameters is not None and given else None
+
+
+def scoring_child_bytes(model: ModelFacts) -> int:
+    """Address space of a process that scores with the reward model: what torch and its libraries map, and the weights
+    in float32, twice while they are read."""
+    return REWARD_CHILD_BYTES + 2 * DTYPE_BYTES["float32"] * (model.reward_parameters or 0)
 
 
 def averages(config: Config) -> bool:

@@ -23,6 +23,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     torch_has_cuda: bool
     has_tensorboard: bool
     has_peft: bool
+    has_torchao: bool
 
 
 def read_machine(runs: Path) -> Machine:
@@ -38,6 +39,7 @@ def read_machine(runs: Path) -> Machine:
         torch_has_cuda=num_gpus > 0 and _torch_has_cuda(),
         has_tensorboard=util.find_spec("tensorboard") is not None,
         has_peft=util.find_spec("peft") is not None,
+        has_torchao=util.find_spec("torchao") is not None,
     )
 
 

@@ -22,7 +22,8 @@ _NEEDED = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_head
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """Sizes of a causal language model. `context` is in tokens, None where the model names no limit; intermediate_size
     is of the MLP, four times the hidden size where the model does not say. critic_parameters: of the run's critic,
-    where that begins with another model."""
+    where that begins with another model. reward_parameters, reward_context: of the run's reward model, None without
+    one; the context also where it names no limit."""
 
     model_type: str
     context: int | None
@@ -34,6 +35,15 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     intermediate_size: int
     num_parameters: int
     critic_parameters: int | None = None
+    reward_parameters: int | None = None
+    reward_context: int | None = None
+
+
+class ClassifierFacts(Struct, frozen=True, kw_only=True):
+    """Sizes of a sequence classifier of one label. `context` as in `ModelFacts`."""
+
+    context: int | None
+    num_parameters: int
 
 
 class _Unreadable(ValueError):
@@ -53,6 +63,38 @@ def read_folder(folder: Path, otherwise: str = "set model.preset") -> tuple[Mode
     if problems or parameters is None:
         return None, problems
     return facts_of(config, parameters), []
+
+
+def read_classifier(folder: Path) -> tuple[ClassifierFacts | None, list[Problem]]:
+    """The facts of a Hugging Face folder with a sequence classifier of one label, and what is missing or wrong in it,
+    all at once. Its tokenizer is looked at where it is compared with the policy's."""
+    if not folder.is_dir():
+        kind = "not a folder" if folder.exists() else "no such folder"
+        return None, [_problem(f"{kind}: {folder}; give one that `streamrl reward-model` wrote, or leave this key out")]
+    problems: list[Problem] = []
+    config = _attempt(lambda: _classifier_config(folder), problems) or {}
+    parameters = _attempt(lambda: _count_parameters(folder), problems)
+    if not (folder / "tokenizer.json").is_file():
+        problems.append(_problem(f"no such file: {folder / 'tokenizer.json'}; save the model's fast tokenizer there"))
+    if problems or parameters is None:
+        return None, problems
+    return ClassifierFacts(context=config.get("max_position_embeddings"), num_parameters=parameters), []
+
+
+def _classifier_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    config = _read_json(path)
+    names = [str(name) for name in config.get("architectures") or ["no architecture"]]
+    if not any(name.endswith("ForSequenceClassification") for name in names):
+        raise _Unreadable(f"{path} is of {', '.join(names)}, which scores nothing; give a sequence classifier")
+    if "auto_map" in config:
+        raise _Unreadable(f"the model in {folder} brings its own Python code, which streamrl does not run")
+    labels = config.get("id2label")
+    # Where neither is said, transformers takes two.
+    count = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
+    if count != 1:
+        raise _Unreadable(f"{path} has {count} labels, and a reward is one number; give a classifier of one label")
+    return config
 
 
 def _attempt(read: Any, problems: list[Problem]) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
-from streamrl.config.model_facts import ModelFacts, facts_of, read_folder
+from streamrl.config.model_facts import ModelFacts, facts_of, read_classifier, read_folder
 from streamrl.config.problems import Problem
 from streamrl.config.schema import Config, ModelConfig
 from streamrl.models.presets import PRESETS, Preset
@@ -21,8 +21,22 @@ def model_facts(model: ModelConfig) -> tuple[ModelFacts | None, list[Problem]]:
 
 
 def run_facts(config: Config) -> tuple[ModelFacts | None, list[Problem]]:
-    """The same for all that a run loads: the policy's model, and a critic's that begins with another one."""
-    model, problems = model_facts(config.model)
+    """The same for all that a run loads: the policy's model, a critic's that begins with another one, and a reward
+    model."""
+    model, problems = _with_critic(config, *model_facts(config.model))
+    path = config.reward.model.path
+    if path is None:
+        return model, problems
+    scores, found = read_classifier(Path(path).expanduser())
+    problems = [*problems, *(structs.replace(problem, key="reward.model.path") for problem in found)]
+    if scores is None or model is None:
+        return None, problems
+    return structs.replace(model, reward_parameters=scores.num_parameters, reward_context=scores.context), problems
+
+
+def _with_critic(
+    config: Config, model: ModelFacts | None, problems: list[Problem]
+) -> tuple[ModelFacts | None, list[Problem]]:
     path = config.learner.critic.path
     if path is None or not config.learner.algorithm.has_critic:
         return model, problems

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from streamrl.config import fields, learner_tables, schema
+from streamrl.config import fields, learner_tables, rollout_tables, schema
 from streamrl.config.table import Table
 from streamrl.config.toml_text import toml_value
 
@@ -36,7 +36,7 @@ The resolved configuration, defaults included, is written to `<runs>/<name>/conf
 
 def reference_markdown() -> str:
     """The page: a section for each table, a row for each key."""
-    docs = key_docs(schema, learner_tables)
+    docs = key_docs(schema, learner_tables, rollout_tables)
     sections = [_section(name, table, docs[table.__name__]) for name, table in fields.tables()]
     return _INTRO + "".join(sections)
 

@@ -8,9 +8,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from streamrl.config import limits
+from streamrl.config.known import MISSING_TORCHAO
 from streamrl.config.limits import human_bytes
 from streamrl.config.machine import Machine, read_machine
 from streamrl.config.model_facts import ModelFacts
@@ -25,7 +27,8 @@ _LIGHT_PROCESS = 100 * _MIB  # an actor without torch, or a scoring child
 _RAY = 700 * _MIB  # gcs, raylet, agents, and the owner
 _NUM_LIGHT_ACTORS = 4  # queue, weight store, reward stage, controller
 _LIVE_VERSIONS = 3  # of the weights in shared memory: served, being pulled, being published
-_OPTIMIZER_COPIES = 4  # weights, gradients and the two moments of Adam
+_TRAINED_COPIES = 2  # weights and gradients
+_MOMENTS = 2  # of Adam
 _ACTIVATION_BYTES = 34  # per token, layer and hidden unit at 2 bytes: Korthikanti et al. 2022
 
 
@@ -51,10 +54,12 @@ def check_resources(config: Config) -> list[Problem]:
 
 
 def check_growth(before: Config, after: Config) -> list[Problem]:
-    """What this machine has too little of for a run that is `before` to go on as `after`. Nothing on a cluster, or for
-    replicas on nodes of their own."""
-    if after.ray.address != "local" or after.rollout.resources is not None:
+    """What this machine has too little of for a run that is `before` to go on as `after`. A cluster is not judged, and
+    replicas on nodes of their own do not count."""
+    if after.ray.address != "local":
         return []
+    if after.rollout.resources is not None:
+        before = msgspec.structs.replace(before, rollout=after.rollout)
     model, problems = run_facts(after)
     if problems:
         return problems
@@ -75,7 +80,7 @@ def growth(before: Estimate, after: Estimate) -> Estimate:
 def estimate(config: Config, model: ModelFacts | None) -> Estimate:
     """What `config` needs; tensors count as nothing when the model is unknown."""
     weights = limits.weight_bytes(config, model) if model else 0
-    writers = config.rollout.replicas + 1  # and the reward stage
+    logs = limits.log_writers(config) * config.queue.segment_bytes + limits.waiting_bytes(config)
     rollouts = config.learner.steps * config.rollouts_per_step
     row = limits.row_bytes(limits.longest_row(config, limits.longest_prompt(config)))
     rows = min(config.queue.byte_budget, rollouts * row)
@@ -86,32 +91,35 @@ def estimate(config: Config, model: ModelFacts | None) -> Estimate:
     return Estimate(
         memory=_memory(config, model, weights),
         shared_memory=_versions(config, model) + read_by_servers * weights + config.ray.object_store_bytes,
-        disk=writers * config.queue.segment_bytes + rows + copies + checkpoints + weights + config.queue.min_free_bytes,
+        disk=logs + rows + copies + checkpoints + weights + config.queue.min_free_bytes,
     )
 
 
 def _versions(config: Config, model: ModelFacts | None) -> int:
-    """In shared memory. Where adapters are published their base lies there too, and beside that of a learner that was
-    replaced for a while."""
+    """In shared memory, one that a client downloads among them. Where adapters are published their base lies there too,
+    and beside that of a learner that was replaced for a while."""
     if model is None:
         return 0
-    return _LIVE_VERSIONS * limits.version_bytes(config, model) + 2 * limits.base_bytes(config, model)
+    live = _LIVE_VERSIONS + config.gateway.enabled
+    return live * limits.version_bytes(config, model) + 2 * limits.base_bytes(config, model)
 
 
 def _memory(config: Config, model: ModelFacts | None, weights: int) -> dict[str, int]:
     replicas, ranks = config.rollout.replicas, config.learner.num_workers
-    light = _NUM_LIGHT_ACTORS + config.reward.workers
-    memory = {"ray": _RAY + light * _LIGHT_PROCESS}
+    memory = {"ray": _RAY + _NUM_LIGHT_ACTORS * _LIGHT_PROCESS}
+    memory["reward.workers"] = config.reward.workers * _LIGHT_PROCESS
     memory["rollout.replicas"] = replicas * _TORCH_PROCESS
     memory["learner.num_workers"] = ranks * _TORCH_PROCESS
+    if config.reward.model.path is not None:
+        own = (model.reward_parameters or 0) * limits.DTYPE_BYTES["float32"] if model else 0
+        memory["reward.workers"] += config.reward.workers * (_TORCH_PROCESS + own)
     if model is None:
         return memory
     if config.learner.device == "cpu":
         memory["learner.micro_batch_tokens"] = ranks * _activations(config, model)
         # Copies that are not trained: the base of adapters, and the reference of the divergence.
         frozen = limits.base_bytes(config, model) + (weights if config.learner.algorithm.has_reference else 0)
-        judge = limits.judge_parameters(config, model) * 4
-        memory["learner.num_workers"] += _OPTIMIZER_COPIES * (limits.version_bytes(config, model) + judge) + frozen
+        memory["learner.num_workers"] += _trained(config, model) + frozen
     # The snapshot that a checkpoint is written from while the next steps run.
     memory["learner.num_workers"] += limits.checkpoint_bytes(config, model)
     # What a replica makes of adapters and their base, until its engine has copied it.
@@ -123,6 +131,14 @@ def _memory(config: Config, model: ModelFacts | None, weights: int) -> dict[str,
         # A server packs its weights, and takes all of its KV cache at once.
         memory["rollout.engine"] = replicas * (_SERVER + 2 * weights + config.rollout.kv_bytes)
     return memory
+
+
+def _trained(config: Config, model: ModelFacts) -> int:
+    """Weights, gradients and moments of what is trained."""
+    judge = limits.judge_parameters(config, model) * 4
+    policy_moments = _MOMENTS * limits.moment_share(config, model) * limits.version_bytes(config, model)
+    judge_moments = _MOMENTS * limits.judge_moment_share(config, model) * judge
+    return _TRAINED_COPIES * (limits.version_bytes(config, model) + judge) + round(policy_moments + judge_moments)
 
 
 def _starts_servers(config: Config) -> bool:
@@ -200,6 +216,10 @@ def _packages(config: Config, machine: Machine) -> Iterator[Problem]:
     if config.learner.lora.rank and not machine.has_peft:
         what = "the package peft is not installed; pip install 'peft==0.21.*'"
         yield _problem("learner.lora.rank", f"{what}, or set 0, which trains all weights")
+    if not machine.has_torchao:
+        for name, optimizer in limits.optimizers(config).items():
+            if optimizer.kind == "adamw_8bit":
+                yield _problem(f"{name}.kind", f"the package {MISSING_TORCHAO}")
 
 
 def _against(needed: int, has: int) -> str:

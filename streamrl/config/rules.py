@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from streamrl.config.algorithm_rules import ALGORITHM_RULES
+from streamrl.config.autoscaling_rules import AUTOSCALING_RULES
 from streamrl.config.component_rules import COMPONENT_RULES
 from streamrl.config.critic_rules import CRITIC_RULES
 from streamrl.config.filter_rules import FILTER_RULES
@@ -16,11 +17,14 @@ from streamrl.config.known import REWARDS, TASK_LONGEST_PROMPT
 from streamrl.config.limits import INVARIANT_ROWS
 from streamrl.config.lora_rules import adapters_of_a_warm_model, adapters_without_rank, known_targets
 from streamrl.config.overlong_rules import OVERLONG_RULES
+from streamrl.config.placement_rules import PLACEMENT_RULES
 from streamrl.config.prime_rules import PRIME_RULES
 from streamrl.config.problems import Problem
 from streamrl.config.rank_rules import RANK_RULES
+from streamrl.config.reward_rules import REWARD_RULES
 from streamrl.config.schema import Config
 from streamrl.config.server_rules import only_for_servers, server_arguments, server_endpoint, servers_share_batches
+from streamrl.config.stream_rules import STREAM_RULES
 from streamrl.config.suggest import nearest_value
 from streamrl.config.toml_text import quoted
 from streamrl.config.weights_rules import collective_backend, shared_folder
@@ -168,13 +172,6 @@ def _ray_address(config: Config) -> Iterator[Problem]:
         )
 
 
-def _placed_replicas(config: Config) -> Iterator[Problem]:
-    if config.rollout.resources is not None and config.ray.address == "local":
-        what = "a Ray of the run's own has one node, this one; set ray.address to a cluster's, or leave this key out"
-        given = quoted(config.rollout.resources)
-        yield Problem(key="rollout.resources", what=what, given=given, involves=("ray.address",))
-
-
 def _unknown(key: str, what: str, name: str, known: Iterable[str], form: str = "") -> Problem:
     near = nearest_value(name, list(known))
     allowed = _names(known) + (f", or {form} of your own" if form else "")
@@ -204,8 +201,9 @@ RULES: tuple[Rule, ...] = (
     *RANK_RULES,
     _scripted_faults,
     _reward_child,
+    *REWARD_RULES,
     _ray_address,
-    _placed_replicas,
+    *PLACEMENT_RULES,
     only_for_servers,
     servers_share_batches,
     server_endpoint,
@@ -216,4 +214,6 @@ RULES: tuple[Rule, ...] = (
     known_targets,
     adapters_of_a_warm_model,
     *GATEWAY_RULES,
+    *STREAM_RULES,
+    *AUTOSCALING_RULES,
 )

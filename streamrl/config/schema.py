@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from streamrl.config.learner_tables import LearnerConfig
+from streamrl.config.rollout_tables import RolloutConfig
 from streamrl.config.table import Fraction, Name, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
-
-SERVER_ENGINES = ("vllm", "sglang")
-"""Values of `rollout.engine` that are processes of their own."""
+from streamrl.streams import Share
 
 
 class TaskConfig(Table, frozen=True):
@@ -55,103 +54,27 @@ class WarmupConfig(Table, frozen=True):
     """Steps between two looks at the score."""
 
 
-class SamplingConfig(Table, frozen=True):
-    """How tokens are drawn in the stream; evaluation is greedy whatever stands here."""
+class RewardModelConfig(Table, frozen=True):
+    """A reward model: a sequence classifier of one label, as `streamrl reward-model` writes it, that scores prompt and
+    completion in the processes of the reward stage (docs/rewards.md)."""
 
-    temperature: NonNegativeFloat = 1.0
-    """Divides the logits. 0 is greedy, which leaves a group nothing to compare."""
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    """Smallest set of tokens with this probability; 1 switches it off."""
-    top_k: NonNegative = 0
-    """Number of likeliest tokens; 0 switches it off."""
-    min_p: Fraction = 0.0
-    """Least probability, as a share of the likeliest token's; 0 switches it off."""
-    max_new_tokens: Positive = 16
-    """Tokens of a completion at most, its end token included."""
-
-
-class ScriptedConfig(Table, frozen=True):
-    """The scripted engine: deterministic completions, faults on demand. For tests and for the simulator."""
-
-    latency_steps: Positive = 4
-    """Mean engine steps a rollout takes; lengths are drawn from the rollout's own seed."""
-    heavy_tail: NonNegativeFloat = 0.0
-    """Sigma of lognormal lengths; 0 makes all equal."""
-    error_rate: Fraction = 0.0
-    """Share of rollouts that end as `error`."""
-    nan_rate: Fraction = 0.0
-    """Share of rollouts that carry a NaN log-prob."""
-    logprob_bias: float = 0.0
-    """Added to each log-prob, as a mismatched engine would."""
-
-
-class ServerConfig(Table, frozen=True):
-    """The server of an engine that is one (`vllm`, `sglang`); the other engines have none."""
-
-    python: str | None = None
-    """Python of the server's environment. `.venvs/<engine>/bin/python`, as `make engines` makes it, when absent."""
-    endpoint: str | None = None
-    """`http://127.0.0.1:PORT` of a server that runs already, for one replica alone. It must hold the same model and be
-    started as a replica would start it. Each replica starts a server of its own, and ends it, when absent."""
-    tensor_parallel: Positive = 1
-    """Devices that one server spreads the model over."""
-    quantization: str | None = None
-    """The server's own name of the number format that it serves weights in; that of the model when absent."""
-    args: tuple[str, ...] = ()
-    """Further arguments of the server's command line, behind those that streamrl gives. Refused are those that would
-    open the server to others, or break what it promises of log-probs and versions."""
-
-
-class RolloutConfig(Table, frozen=True):
-    """The replicas that generate."""
-
-    replicas: Positive = 1
-    """Engines, each in a process of its own."""
-    resources: dict[str, PositiveFloat] | None = None
-    """What each replica takes of its node, by Ray's names (`CPU` and `GPU` too), and so the nodes of a cluster that it
-    may run on: `{ rollout-node = 1 }`. When absent, replicas run on the run's own node, as all other parts do."""
-    engine: Literal["torch", "vllm", "sglang", "scripted"] = "torch"
-    """`torch` runs the model in process; `vllm` and `sglang` are servers, in environments of their own; `scripted`
-    draws tokens without a model, for tests."""
-    group_size: Positive = 8
-    """Rollouts of one prompt."""
-    slots: Positive = 64
-    """Requests that one replica decodes at once."""
-    update_mode: Literal["keep", "recompute", "drain"] = "keep"
-    """What happens to requests in flight when a version arrives."""
-    deterministic: bool | None = None
-    """A request's ids and log-probs do not depend on what shares its batch. `max_staleness = 0`
-    requires it. When absent: true where the engine can, false for a server."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where the engine computes."""
-    threads: Positive = 1
-    """Intra-op threads of one replica's engine."""
-    kv_bytes: Positive = 256 * 2**20
-    """Bytes that one replica's KV cache may take."""
-    journal_every_tokens: NonNegative = 64
-    """Tokens of a running rollout after which they are written to disk, so that generation goes on from them when the
-    replica dies; at most twice as many are sampled again then. Rollouts that are shorter cost nothing. 0 switches it
-    off."""
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    server: ServerConfig = field(default_factory=ServerConfig)
-    scripted: ScriptedConfig = field(default_factory=ScriptedConfig)
-
-    @property
-    def is_server(self) -> bool:
-        """Whether the engine is a server process."""
-        return self.engine in SERVER_ENGINES
-
-    @property
-    def batch_invariant(self) -> bool:
-        """What `deterministic` says, or its default."""
-        return not self.is_server if self.deterministic is None else self.deterministic
+    path: str | None = None
+    """Its Hugging Face folder, with the policy's own tokenizer. No reward model when absent."""
+    weight: float = 1.0
+    """The reward is what `reward.function` gives plus `weight` times the model's score."""
+    max_tokens: Positive | None = None
+    """Tokens of prompt and completion that it takes; a longer rollout has no score. The context that its config.json
+    names when absent."""
+    rows_at_once: Positive = 64
+    """Rows of one length that share a forward. With 1 a rollout's score is the same to the bit whatever else is scored,
+    which `max_staleness = 0` requires; with more it is so up to rounding, and small models are several times faster."""
 
 
 class RewardConfig(Table, frozen=True):
     """The stage that scores each rollout when it ends."""
 
     function: str = "exact_match"
-    """A built-in reward, or `module:function` of one's own."""
+    """A built-in reward, or `module:function` of one's own. `reward_model` is `reward.model` alone."""
     workers: Positive = 1
     """Child processes that score."""
     batch_size: Positive = 512
@@ -162,6 +85,7 @@ class RewardConfig(Table, frozen=True):
     """Address space that a child may take."""
     max_failed: Fraction = 0.2
     """Share of failed scores, over a step, at which the run stops and says why."""
+    model: RewardModelConfig = field(default_factory=RewardModelConfig)
 
 
 class CheckpointConfig(Table, frozen=True):
@@ -295,6 +219,31 @@ class GatewayConfig(Table, frozen=True):
     """Completions that one request may ask for, its prompts times `n`."""
     max_requests: Positive = 1024
     """Requests that are answered at once; further ones are told to come back."""
+    max_prompts: Positive = 256
+    """Prompts of one submission that have not ended; further ones are read when some have."""
+    max_prompt_tokens: NonNegative = 0
+    """Tokens of a submitted prompt, where the task has no longer one. Engines and queue make room for them."""
+    max_payload_bytes: Positive = 4096
+    """Bytes of what a submitted prompt has for the reward."""
+    waiting_bytes: Positive = 2**26
+    """Bytes of submitted prompts that wait to be generated; submitting waits while there are more. Of trajectories that
+    wait for their group, as many again."""
+    session_idle_s: PositiveFloat = 3600.0
+    """Seconds after which a session that nobody used, and nobody rewarded, is forgotten."""
+    session_bytes: Positive = 2**28
+    """Bytes of the sessions that have no reward yet; further ones are told to come back."""
+    stream_weights: dict[str, float] | None = None
+    """Groups that each stream of prompts gets for each one of a stream of weight 1, while both have prompts. `train` is
+    the run's own data, which may have 0; a client names its stream, `clients` where it does not."""
+    stream_priorities: dict[str, int] | None = None
+    """While a stream has prompts, those of a lower priority get none. A stream that is not named has 0."""
+
+    @property
+    def shares(self) -> dict[str, Share]:
+        """Of the streams that are named."""
+        weights, priorities = self.stream_weights or {}, self.stream_priorities or {}
+        names = {**weights, **priorities}
+        return {name: Share(weights.get(name, 1.0), priorities.get(name, 0)) for name in names}
 
     @property
     def has_tls(self) -> bool:

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from streamrl.config.loopback import fault_of_endpoint
 from streamrl.config.problems import Problem
-from streamrl.config.schema import SERVER_ENGINES, Config, ServerConfig
+from streamrl.config.rollout_tables import SERVER_ENGINES, ServerConfig
+from streamrl.config.schema import Config
 from streamrl.config.toml_text import quoted
 
 _OF_THE_LAUNCH = ("python", "tensor_parallel", "quantization", "args")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamrl.config.schema import ScriptedConfig
+from streamrl.config.rollout_tables import ScriptedConfig
 from streamrl.engines.script import Script, ScriptedAnswers, write_scripts
 from streamrl.errors import ComponentError
 from streamrl.partials import cut_from, ended_as, fault_of, join_spans, unstarted

@@ -1,6 +1,7 @@
 """What a client is told that does not get what it asked for: OpenAI's shape, and a code for programs. Pure."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from streamrl.errors import StreamRLError
@@ -10,14 +11,73 @@ RETRY_AFTER_S = 1
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
+CODES: Mapping[int, frozenset[str]] = {
+    400: frozenset(
+        {
+            "adapters_not_merged",
+            "context_length_exceeded",
+            "empty_prompt",
+            "empty_stop",
+            "empty_trajectory",
+            "invalid_body",
+            "invalid_json",
+            "invalid_value",
+            "invalid_version_spans",
+            "lengths_differ",
+            "missing_parameter",
+            "no_chat_template",
+            "non_finite",
+            "not_encodable",
+            "payload_too_long",
+            "sampling_not_trained",
+            "template_refused",
+            "token_out_of_range",
+            "too_many_completions",
+            "too_many_stops",
+            "tools_not_supported",
+            "trajectory_too_long",
+            "unknown_parameter",
+            "unknown_part",
+            "unknown_version",
+            "unsupported_parameter",
+            "wrong_components",
+        }
+    ),
+    401: frozenset({"missing_api_key", "invalid_api_key"}),
+    403: frozenset({"insufficient_scope", "bad_host", "bad_origin"}),
+    404: frozenset({"model_not_found", "not_found", "session_not_found", "unknown_prompt", "unknown_version"}),
+    405: frozenset({"method_not_allowed"}),
+    408: frozenset({"body_too_slow"}),
+    409: frozenset(
+        {
+            "already_rewarded",
+            "key_reused",
+            "not_enough_resources",
+            "own_rollouts_only",
+            "session_busy",
+            "session_ended",
+            "too_stale",
+        }
+    ),
+    410: frozenset({"session_forgotten"}),
+    413: frozenset({"body_too_long", "line_too_long"}),
+    429: frozenset({"too_many_requests", "too_many_sessions", "too_many_wait"}),
+    500: frozenset({"internal_error", "damaged_metrics"}),
+    502: frozenset({"replica_died"}),
+    503: frozenset({"no_replica", "generation_failed", "run_not_ready", "run_ended"}),
+    504: frozenset({"deadline_exceeded"}),
+}
+"""All that there are, by status. Programs go by them: none changes its meaning."""
+
 
 class Refusal(StreamRLError):
     """A request that is refused.
 
-    status: of HTTP. code: for programs, and stable. param: the field of the request that is to blame, where one is.
+    status, code: one of `CODES`. param: the field of the request that is to blame, where one is.
     """
 
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
+        assert code in CODES.get(status, ()), f"{status} {code} is not among those that clients are told of"
         super().__init__(status, code, message, param)
         self.status = status
         self.code = code

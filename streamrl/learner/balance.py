@@ -27,7 +27,11 @@ def workload(lengths_N: LongArray, hidden_size: int) -> npt.NDArray[np.float64]:
 
 
 def split_rows(lengths_N: LongArray, group_N: LongArray, num_ranks: int, hidden_size: int) -> list[LongArray]:
-    """For each rank the indices (int64, ascending) of its rows. A rank may get none."""
+    """For each rank the indices (int64, ascending) of its rows. A rank may get none.
+
+    Of the work W in all, no rank has more than W / num_ranks and the heaviest row (Graham 1969, Bounds on
+    multiprocessing timing anomalies), or than (1 + WHOLE_GROUP_SLACK) W / num_ranks where groups stay whole.
+    """
     if num_ranks == 1:
         return [np.arange(len(lengths_N))]
     work_N = workload(lengths_N, hidden_size)

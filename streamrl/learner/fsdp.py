@@ -26,16 +26,14 @@ from streamrl.errors import DataError, NonFiniteError
 from streamrl.learner.averaged import AveragedPolicy
 from streamrl.learner.finite import require_finite
 from streamrl.learner.mini_batches import MiniBatch
+from streamrl.learner.moments import MOMENTS
 from streamrl.learner.objectives import Objective, Reference, policy_loss
-from streamrl.learner.optimizer import clip_gradients, make_optimizer, set_learning_rate
+from streamrl.learner.optimizer import clip_gradients, make_optimizer
 from streamrl.learner.packing import PackedBatch, empty_pack
 from streamrl.learner.process_group import LearnerGroup
 from streamrl.learner.schedule import learning_rate
 from streamrl.learner.sharding import ShardedPolicy
 from streamrl.learner.sums import Sums, mean_over_updates
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's tensors for each parameter."""
 
 
 class _Update(NamedTuple):
@@ -105,7 +103,7 @@ class FsdpBackend:
             mini_batches = [self._with_start(mini_batch) for mini_batch in mini_batches]
         step, steps = self._steps_done - self._idle_steps, self._total_steps - self._idle_steps
         rate = learning_rate(step, self._config, steps)
-        set_learning_rate(self._optimizer, rate)
+        self._optimizer.set_learning_rate(rate)
         updates = [self._update(mini_batch) for _ in range(epochs) for mini_batch in mini_batches]
         self._steps_done += 1
         if self._average is not None:
@@ -189,8 +187,17 @@ class FsdpBackend:
         """As `LearnerBackend.weight_digest`."""
         return self.policy.weight_digest()
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of `state_tensors` after an update, whole."""
+        weights = 4 * self.policy.num_parameters * (1 if self._average is None else 2)
+        shards = self.policy.shards.items()
+        moments = (self._optimizer.moment_bytes(shard, self.policy.num_elements(name)) for name, shard in shards)
+        return weights + sum(moments)
+
     def state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """As `LearnerBackend.state_tensors`: `model/<name>`, then the average's, then each moment, in float32."""
+        """As `LearnerBackend.state_tensors`: `model/<name>`, then the average's, in float32; then each moment, as the
+        optimizer has it."""
         for name, whole in self.policy.iter_weights():
             yield f"model/{name}", whole
         if self._average is not None:
@@ -199,7 +206,8 @@ class FsdpBackend:
             return
         for moment in MOMENTS:
             for name, shard in self.policy.shards.items():
-                yield f"{moment}/{name}", self.policy.whole(name, self._optimizer.state[shard][moment])
+                for kind, part in self._optimizer.parts(shard, moment):
+                    yield f"{kind}/{name}", self.policy.whole(name, part)
 
     def state_extra(self) -> dict[str, Any]:
         """As `LearnerBackend.state_extra`. The schedule is a function of `steps_done`; the generator state
@@ -223,13 +231,23 @@ class FsdpBackend:
         self._optimizer.state.clear()
         if updates_done:
             for name, shard in self.policy.shards.items():
-                moments = {key: self.policy.shard_of(name, tensor(f"{key}/{name}")) for key in MOMENTS}
-                # The fused kernel keeps its step count as float32 on the parameter's device.
-                count = torch.tensor(float(updates_done), dtype=torch.float32, device=shard.device)
-                self._optimizer.state[shard] = {"step": count, **moments}
+                self._optimizer.restore(shard, updates_done, partial(self._read_part, tensor, name))
         self._steps_done, self._updates_done = steps_done, updates_done
         raw = bytearray(base64.b64decode(generator))
         torch.set_rng_state(torch.frombuffer(raw, dtype=torch.uint8))
+
+    def _read_part(
+        self, tensor: Callable[[str], torch.Tensor], name: str, kind: str, dtype: torch.dtype, elements: int
+    ) -> torch.Tensor:
+        """As `ReadPart`, of parameter `name`."""
+        whole = tensor(f"{kind}/{name}")
+        if whole.dtype != dtype:
+            raise DataError(
+                f"the learner state has {kind}/{name} in {whole.dtype}, and this optimizer keeps it in {dtype}: the "
+                "state was saved under another `kind` of optimizer, or under a learner.tensor_parallel that leaves a "
+                "rank rows of another length; resume with those of the run"
+            )
+        return self.policy.part_of(name, whole, elements)
 
 
 def padded(packs: Sequence[PackedBatch], group: LearnerGroup) -> list[PackedBatch]:

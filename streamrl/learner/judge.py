@@ -44,9 +44,9 @@ class Judge(ABC):
         self._group = backend.group
 
     @property
-    def num_parameters(self) -> int:
-        """Elements, over all ranks."""
-        return self._backend.policy.num_parameters
+    def state_bytes(self) -> int:
+        """As `FsdpBackend.state_bytes`."""
+        return self._backend.state_bytes
 
     @abstractmethod
     def judge(

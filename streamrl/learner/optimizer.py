@@ -1,20 +1,54 @@
 """AdamW and the gradient norm, over plain tensors.
 
-The FSDP backend gives each rank's shards, the reference loop whole parameters; AdamW is element by element,
-so both are the same. Knows nothing of ranks but a function that sums a scalar over them.
+The FSDP backend gives each rank's shards, the reference loop whole parameters; AdamW is element by element, or row by
+row (`low_bit`), so both are the same. Knows nothing of ranks but a function that sums a scalar over them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from streamrl.config.known import MISSING_TORCHAO
 from streamrl.config.learner_tables import OptimizerConfig
+from streamrl.errors import ConfigError
+from streamrl.learner.moments import MOMENTS, ReadPart
+
+if TYPE_CHECKING:
+    from streamrl.learner.low_bit import EightBitAdamW
+
+Optimizer: TypeAlias = "FusedAdamW | EightBitAdamW"
 
 
-def make_optimizer(params: Iterable[torch.Tensor], config: OptimizerConfig) -> torch.optim.AdamW:
+class FusedAdamW(torch.optim.AdamW):
+    """The fused kernel: one pass over memory, and one call for all parameters. Moments are float32."""
+
+    def __init__(self, groups: list[dict[str, Any]], config: OptimizerConfig) -> None:
+        super().__init__(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
+    def set_learning_rate(self, rate: float) -> None:
+        for group in self.param_groups:
+            group["lr"] = rate
+
+    def moment_bytes(self, param: torch.Tensor, elements: int) -> int:
+        """Bytes of both moments of a parameter of so many elements, of which `param` is a part."""
+        return 8 * elements
+
+    def parts(self, param: torch.Tensor, moment: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors of one moment, each with its kind."""
+        yield moment, self.state[param][moment]
+
+    def restore(self, param: torch.Tensor, updates: int, read: ReadPart) -> None:
+        """Go on with what `parts` gave after so many updates."""
+        # The fused kernel keeps its step count as float32 on the parameter's device.
+        count = torch.tensor(float(updates), dtype=torch.float32, device=param.device)
+        self.state[param] = {"step": count, **{moment: read(moment, torch.float32, 1) for moment in MOMENTS}}
+
+
+def make_optimizer(params: Iterable[torch.Tensor], config: OptimizerConfig) -> Optimizer:
     """AdamW over leaf tensors. Weight decay acts on matrices only, never on norms and biases.
 
-    The fused kernel: one pass over memory, and one call for all parameters.
+    Raises ConfigError where the package of the kind is missing, or the kind has nothing to act on.
     """
     params = list(params)
     groups = [
@@ -22,12 +56,16 @@ def make_optimizer(params: Iterable[torch.Tensor], config: OptimizerConfig) -> t
         {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    return _eight_bit()(groups, config) if config.kind == "adamw_8bit" else FusedAdamW(groups, config)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+def _eight_bit() -> "type[EightBitAdamW]":
+    """Imported when it is wanted: it needs a package that need not be there."""
+    try:
+        from streamrl.learner.low_bit import EightBitAdamW
+    except ModuleNotFoundError as error:
+        raise ConfigError(f'an optimizer of kind = "adamw_8bit" needs a package: {MISSING_TORCHAO}') from error
+    return EightBitAdamW
 
 
 def clip_gradients(

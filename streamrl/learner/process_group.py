@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from streamrl.errors import ComponentError
+from streamrl.learner.rank_mesh import RankMesh
 
 LOOPBACK = "lo"
 
@@ -34,13 +35,18 @@ class LearnerGroup:
     tensor_size: int = 1
 
     @property
+    def ranks(self) -> RankMesh:
+        """Who has rows of its own, and who has the same."""
+        return RankMesh.of(self.world_size, self.tensor_size)
+
+    @property
     def data_rank(self) -> int:
         """Whose rows this rank has, of `data_size`."""
-        return self.rank // self.tensor_size
+        return self.ranks.data_rank(self.rank)
 
     @property
     def data_size(self) -> int:
-        return self.world_size // self.tensor_size
+        return self.ranks.data_size
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over ranks that have different rows, in place and returned."""

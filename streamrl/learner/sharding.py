@@ -90,6 +90,10 @@ class ShardedPolicy:
         """Elements of all trained parameters, over all ranks."""
         return sum(param.numel() for param in self._params.values())
 
+    def num_elements(self, name: str) -> int:
+        """Of one trained parameter, over all ranks."""
+        return self._params[name].numel()
+
     @property
     def num_base_parameters(self) -> int:
         """Elements of all parameters that are not trained, over all ranks."""
@@ -123,7 +127,7 @@ class ShardedPolicy:
 
     def whole(self, name: str, shard: torch.Tensor) -> torch.Tensor:
         """Collective. The whole of a tensor that is sharded like parameter `name`; with one rank it is
-        `shard`."""
+        `shard`. The rows of a matrix may have another length than the parameter's."""
         return self._whole(self._params[name], shard, self.group.mesh)
 
     def _whole(self, like: DTensor, shard: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
@@ -134,7 +138,9 @@ class ShardedPolicy:
         if is_spread(like):
             return whole_of(shard, like, mesh)
         mesh = mesh["data"]
-        return DTensor.from_local(shard, mesh, like.placements, shape=like.shape, stride=like.stride()).full_tensor()
+        shape = like.shape if like.ndim < 2 else (*like.shape[:-1], shard.shape[-1])
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(shard, mesh, like.placements, shape=shape, stride=stride).full_tensor()
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Copies of this rank's shards in `version_dtype`, which later steps leave as they are. The next call writes
@@ -167,11 +173,15 @@ class ShardedPolicy:
 
         Raises DataError when the shape is another one.
         """
+        return self.part_of(name, whole.to(torch.float32))
+
+    def part_of(self, name: str, whole: torch.Tensor, elements: int = 1) -> torch.Tensor:
+        """The same in the tensor's own dtype, where it has one number for so many elements of a row."""
         like = self._params[name]
-        if whole.shape != like.shape:
-            raise DataError(f"weight {name}: the shape is {tuple(whole.shape)}, expected {tuple(like.shape)}")
-        whole = whole.to(device=self.group.device, dtype=torch.float32)
-        return part(whole, like).to(like.to_local().device, copy=True)
+        expected = like.shape if elements == 1 else (*like.shape[:-1], like.shape[-1] // elements)
+        if tuple(whole.shape) != tuple(expected):
+            raise DataError(f"weight {name}: the shape is {tuple(whole.shape)}, expected {tuple(expected)}")
+        return part(whole.to(self.group.device), like).to(like.to_local().device, copy=True)
 
     def load_weights(self, tensor: TensorByName) -> None:
         """Copy every weight in; `tensor(name)` gives the whole one. All shapes are looked at before the first

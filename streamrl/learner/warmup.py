@@ -20,6 +20,7 @@ from streamrl.learner.fsdp import FsdpBackend
 from streamrl.learner.mini_batches import MiniBatch
 from streamrl.learner.objectives import nll_loss
 from streamrl.learner.packing import pack
+from streamrl.learner.rank_mesh import own_parts
 from streamrl.learner.rows import count_targets, select_rows
 from streamrl.learner.sharding import ShardedPolicy
 from streamrl.models.tokenizer import TextTokenizer
@@ -107,8 +108,8 @@ class Warmup:
     def _step(self, items: LongArray) -> float:
         rows = self._demonstrations.rows(items)
         shares = split_rows(rows.lengths(), rows.group, self._num_shares, self._hidden_size)
-        each, rank = self._num_shares // self._group.data_size, self._group.data_rank
-        mine = [select_rows(rows, share) for share in shares[rank * each : (rank + 1) * each]]
+        own = own_parts(len(shares), self._group.data_rank, self._group.data_size)
+        mine = [select_rows(rows, shares[number]) for number in own]
         packs = [pack(part, np.zeros(part.num_rows), self._micro_batch_tokens) for part in mine]
         return self._backend.step_batch([MiniBatch(packs, count_targets(rows))])["loss/policy"]
 

@@ -46,10 +46,15 @@ def _fill(fresh: Path, tensors: NamedTensors, source: Path, shard_bytes: int) ->
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     dtypes: dict[str, str] = {}
     _write_weights(fresh, _checked(pairs, _shapes(source), source, dtypes), shard_bytes)
-    for path in sorted(source.iterdir()):
-        if path.suffix in COPIED_SUFFIXES and path.name not in NOT_COPIED:
-            shutil.copyfile(path, fresh / path.name)
+    copy_small_files(source, fresh)
     _write_config(fresh, read_json(source / "config.json"), dtypes)
+
+
+def copy_small_files(source: Path, fresh: Path) -> None:
+    """Copy configs, vocabularies and templates of a model folder, but for what `fresh` has already."""
+    for path in sorted(source.iterdir()):
+        if path.suffix in COPIED_SUFFIXES and path.name not in NOT_COPIED and not (fresh / path.name).exists():
+            shutil.copyfile(path, fresh / path.name)
 
 
 def _shapes(source: Path) -> dict[str, tuple[int, ...]]:

@@ -20,7 +20,7 @@ def write_folder(folder: Path, mark: Mapping[str, object], fill: Callable[[Path]
 
     Raises ConfigError when something that is not ours is in the way. A crash leaves the old folder, or the
     new one, or (between two renames) the old one under the name `.<name>.old`."""
-    _refuse_foreign(folder)
+    require_ours(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = folder.with_name(f".{folder.name}.new-{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -52,7 +52,8 @@ def read_json(path: Path) -> dict[str, object]:
     return value
 
 
-def _refuse_foreign(folder: Path) -> None:
+def require_ours(folder: Path) -> None:
+    """Raise ConfigError when something that is not ours is in the way of `folder`."""
     if not folder.exists() or read_mark(folder) is not None:
         return
     if folder.is_dir() and not any(folder.iterdir()):

@@ -11,7 +11,13 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from streamrl.config.schema import ModelConfig
@@ -44,10 +50,24 @@ def load_model(folder: str | Path, dtype: str) -> PreTrainedModel:
     safetensors only, no remote code, no download. Raises ConfigError naming the folder and what is wrong with
     it: not there, no config, no safetensors, an unknown model type, weights missing or of another shape.
     """
-    folder = _checked_folder(Path(folder))
+    return _load(AutoModelForCausalLM, Path(folder), dtype)
+
+
+def load_classifier(folder: str | Path) -> PreTrainedModel:
+    """The sequence classifier of one label in `folder`, in evaluation mode and float32; as `load_model` otherwise.
+    Raises ConfigError for one of several labels too."""
+    model = _load(AutoModelForSequenceClassification, Path(folder), "float32")
+    if model.config.num_labels != 1:
+        raise ConfigError(f"the model in {folder} has {model.config.num_labels} labels; a reward model has one")
+    return model
+
+
+def _load(kind: type, folder: Path, dtype: str) -> PreTrainedModel:
+    """kind: an auto class of transformers."""
+    folder = _checked_folder(folder)
     try:
-        with _no_progress_bars():
-            model, info = AutoModelForCausalLM.from_pretrained(
+        with no_progress_bars():
+            model, info = kind.from_pretrained(
                 folder,
                 dtype=DTYPES[dtype],
                 use_safetensors=True,
@@ -84,7 +104,7 @@ def prepare_model_folder(config: ModelConfig, seed: int, folder: str | Path) -> 
 
 def _write_preset(config: ModelConfig, seed: int, folder: Path) -> None:
     preset = find_preset(str(config.preset))
-    with _no_progress_bars():
+    with no_progress_bars():
         build_model(config, seed).save_pretrained(folder)
     write_character_tokenizer(preset.characters, preset.max_context, folder)
 
@@ -123,7 +143,7 @@ def _refuse_incomplete(folder: Path, info: dict[str, set[str]]) -> None:
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
     """Progress bars of a library have no place in the logs of a service."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()

@@ -22,13 +22,15 @@ class RewardItem(msgspec.Struct, frozen=True, array_like=True):
 
     completion: its text without special tokens. prompt: the prompt's text. payload: the prompt's JSON object.
     finish_reason: a value of `streamrl.types.FinishReason`. token_ids: little-endian int32 bytes of the
-    sampled tokens, for functions that ask for `completion_ids`; may be left empty when none does."""
+    sampled tokens, for functions that ask for `completion_ids` and for a reward model; prompt_ids: the same of the
+    prompt's, for a reward model. Both may be left empty where nothing asks for them."""
 
     completion: str
     prompt: str = ""
     payload: str = "{}"
     finish_reason: str = "stop"
     token_ids: bytes = b""
+    prompt_ids: bytes = b""
 
 
 def to_score(value: object) -> Score:

@@ -1,4 +1,5 @@
-"""The program of a reward child process: import the function, score batches until the channel closes.
+"""The program of a reward child process: import the function, load a reward model if there is one, score batches until
+the channel closes.
 
 Started by `streamrl.rewards.worker` as `python -P -m streamrl.rewards.child SETTINGS`, leader of a
 session of its own. Guarantees that it dies with its parent, stays within its address space, and that nothing
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 
 from streamrl.errors import ConfigError
-from streamrl.rewards.scorer import Scorer, resolve_reward
+from streamrl.rewards.build import AnyScorer, make_scorer
 from streamrl.rewards.wire import Batch, ChildSettings, Ready, Verdicts, pack, receive_body
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
     _limit(settings.memory_bytes)
     sys.path.extend(settings.import_paths)
     try:
-        scorer = Scorer(resolve_reward(settings.function))
+        scorer = make_scorer(settings.function, settings.model)
     except ConfigError as error:
         channel.sendall(pack(Ready(str(error))))
         return error.exit_code
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _serve(channel: socket.socket, scorer: Scorer) -> None:
+def _serve(channel: socket.socket, scorer: AnyScorer) -> None:
     decoder = msgspec.msgpack.Decoder(Batch)
     while (body := receive_body(channel)) is not None:
         batch = decoder.decode(body)

@@ -3,16 +3,21 @@
 Guarantees one score for each item, in order; that an item which hangs or kills its child fails alone, after
 its batch has been repeated one by one; that the pool is back to full size afterwards; and that `close` leaves
 no child. It does not know what a score means, and it keeps nothing between calls.
+
+`scale` changes the full size. A child that joins is given work once it is up. One that leaves first ends what it was
+given: so no item is scored twice or lost by it, and whoever waits for scores notices nothing.
 """
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from streamrl.errors import ComponentError
+from streamrl.config.schema import RewardModelConfig
+from streamrl.errors import ComponentError, ConfigError
 from streamrl.rewards.base import RewardItem
-from streamrl.rewards.worker import Worker, WorkerLostError
+from streamrl.rewards.worker import NO_MODEL, Worker, WorkerLostError
 from streamrl.types import Score
 
 Result = TypeVar("Result")
@@ -23,11 +28,13 @@ class RewardPool:
 
     function: a built-in name or `module:function`. batch_size: items that one child gets at once. timeout_s:
     wall time for a batch, and then for each of its items alone. memory_bytes: address space of a child.
-    import_paths: folders in which a child looks for the user's module, after all others.
+    import_paths: folders in which a child looks for the user's module, after all others. model: a reward model that
+    each child loads, beside the function or in its place.
 
     Example:
         async with RewardPool("exact_match", workers=2) as pool:
             scores = await pool.score(items)
+            pool.scale(4)
     """
 
     def __init__(
@@ -39,15 +46,21 @@ class RewardPool:
         timeout_s: float = 10.0,
         memory_bytes: int = 2 * 2**30,
         import_paths: Sequence[str] = (),
+        model: RewardModelConfig = NO_MODEL,
     ) -> None:
-        self._workers = [
-            Worker(function, timeout_s=timeout_s, memory_bytes=memory_bytes, import_paths=import_paths)
-            for _ in range(workers)
-        ]
+        self._make = partial(
+            Worker, function, timeout_s=timeout_s, memory_bytes=memory_bytes, import_paths=import_paths, model=model
+        )
+        self._wanted = workers
+        self._workers = [self._make() for _ in range(workers)]
+        """Those that are given work, or wait for some."""
         self._batch_size = batch_size
         self._idle: asyncio.Queue[Worker] = asyncio.Queue()
         for worker in self._workers:
             self._idle.put_nowait(worker)
+        self._joining: dict[Worker, asyncio.Task[None]] = {}
+        self._leaving: set[asyncio.Task[Any]] = set()
+        self._not_started = ""
         self._closed = False
         self._lost = 0
 
@@ -61,6 +74,22 @@ class RewardPool:
         """Children that were lost over a question, and replaced, so far."""
         return self._lost
 
+    @property
+    def wanted(self) -> int:
+        """Children that there are to be."""
+        return self._wanted
+
+    @property
+    def size(self) -> int:
+        """Children that are given work: those that start are not among them, those that leave are until they have ended
+        what they were given."""
+        return len(self._workers)
+
+    @property
+    def not_started(self) -> str:
+        """Why a child that was to join did not come up; "" when all did since `scale` was called last."""
+        return self._not_started
+
     async def start(self) -> None:
         """Start all children. Raises ConfigError for a function that cannot be had, and ComponentError for a
         child that does not come up; the pool is closed then."""
@@ -69,6 +98,26 @@ class RewardPool:
         except BaseException:
             await self.close()
             raise
+
+    def scale(self, workers: int) -> None:
+        """Have so many children, at least one, from now on. Waits for none of them to come or go; only after `start`.
+
+        One that does not come up is left out, and `not_started` says why: the others go on. To ask for the same number
+        again tries again.
+        """
+        if self._closed:
+            return
+        self._wanted, self._not_started = workers, ""
+        for _ in range(self.size + len(self._joining) - workers):
+            if self._joining:
+                _, joining = self._joining.popitem()
+                joining.cancel()
+                self._leaves(joining)
+            elif not self._idle.empty():
+                self._let_go(self._idle.get_nowait())
+        for _ in range(workers - self.size - len(self._joining)):
+            worker = self._make()
+            self._joining[worker] = asyncio.create_task(self._join(worker), name="a reward worker joins")
 
     async def score(self, items: Sequence[RewardItem]) -> list[Score]:
         """One score for each item, in order.
@@ -87,10 +136,14 @@ class RewardPool:
         if self._closed:
             return
         self._closed = True
+        joining = list(self._joining.values())
+        for task in joining:
+            task.cancel()
         for worker in self._workers:
             worker.kill()
         for _ in self._workers:  # a busy worker comes back when its caller has seen the child's death
             await (await self._idle.get()).stop()
+        await asyncio.gather(*joining, *self._leaving, return_exceptions=True)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -119,9 +172,41 @@ class RewardPool:
         except WorkerLostError:
             self._refuse_closed()
             self._lost += 1
-            await worker.start()
+            if self.size <= self._wanted:
+                await worker.start()
             raise
         finally:
+            self._give_back(worker)
+
+    def _give_back(self, worker: Worker) -> None:
+        """It has ended what it was given: it waits for more, or leaves when there is one too many."""
+        if self._closed or self.size <= self._wanted:
+            self._idle.put_nowait(worker)
+        else:
+            self._let_go(worker)
+
+    def _let_go(self, worker: Worker) -> None:
+        self._workers.remove(worker)
+        self._leaves(asyncio.create_task(worker.stop(), name="a reward worker leaves"))
+
+    def _leaves(self, task: asyncio.Task[Any]) -> None:
+        """Its end is waited for by `close`."""
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _join(self, worker: Worker) -> None:
+        """Start a child and have it given work. Cancelled, it leaves none."""
+        try:
+            await worker.start()
+        except (ComponentError, ConfigError) as error:
+            del self._joining[worker]
+            self._not_started = str(error)
+        except asyncio.CancelledError:
+            await worker.stop()
+            raise
+        else:
+            del self._joining[worker]
+            self._workers.append(worker)
             self._idle.put_nowait(worker)
 
     def _refuse_closed(self) -> None:

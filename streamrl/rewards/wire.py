@@ -8,6 +8,7 @@ import struct
 
 import msgspec
 
+from streamrl.config.schema import RewardModelConfig
 from streamrl.errors import DataError
 from streamrl.rewards.base import RewardItem
 from streamrl.types import Score
@@ -20,13 +21,14 @@ class ChildSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a child is told on its command line, as JSON.
 
     channel: number of the inherited socket. parent: pid of the pool's process. import_paths: folders added to
-    the end of `sys.path`. memory_bytes: limit of the address space."""
+    the end of `sys.path`. memory_bytes: limit of the address space. model: a reward model beside the function."""
 
     channel: int
     parent: int
     function: str
     memory_bytes: int
     import_paths: list[str] = []
+    model: RewardModelConfig = RewardModelConfig()
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True):

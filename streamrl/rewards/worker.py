@@ -22,13 +22,14 @@ from contextlib import suppress
 
 import msgspec
 
+from streamrl.config.schema import RewardModelConfig
 from streamrl.errors import ComponentError, ConfigError, DataError
 from streamrl.processes import end_session
 from streamrl.rewards.base import RewardItem
 from streamrl.rewards.wire import HEADER, Batch, ChildSettings, Ready, Verdicts, body_length, pack
 from streamrl.types import Score, ScoreStatus
 
-START_TIMEOUT_S = 60.0  # Python's start and the import of the user's module
+START_TIMEOUT_S = 60.0  # Python's start, the import of the user's module, the weights of a reward model
 GRACE_S = 0.1  # an answer that is there already is taken, however late this process got round to reading it
 REAP_TIMEOUT_S = 10.0  # from SIGKILL to the end of the process
 KEPT_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
@@ -39,6 +40,7 @@ SET_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONHASHSEED": "0",  # a reward that walks a set gives the same answer in every child
 }
+NO_MODEL = RewardModelConfig()
 
 
 class WorkerLostError(ComponentError):
@@ -52,8 +54,17 @@ class WorkerLostError(ComponentError):
 class Worker:
     """A place for one child process. It is empty until the first `start` or `ask`, and after a loss."""
 
-    def __init__(self, function: str, *, timeout_s: float, memory_bytes: int, import_paths: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        function: str,
+        *,
+        timeout_s: float,
+        memory_bytes: int,
+        import_paths: Sequence[str] = (),
+        model: RewardModelConfig = NO_MODEL,
+    ) -> None:
         self._function = function
+        self._model = model
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
         self._import_paths = list(import_paths)
@@ -136,6 +147,7 @@ class Worker:
                 function=self._function,
                 memory_bytes=self._memory_bytes,
                 import_paths=self._import_paths,
+                model=self._model,
             )
             try:
                 self._process = subprocess.Popen(

@@ -24,6 +24,24 @@ class Prompt(msgspec.Struct, frozen=True, array_like=True):
     payload: str = "{}"
 
 
+class SubmittedPrompt(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt that a client gives to a run. key: the client's own name for it, by which it is known for ever.
+
+    text: what the model continues. payload: as of a `Prompt`.
+    """
+
+    key: str
+    text: str
+    payload: str = "{}"
+
+
+class StreamPrompt(msgspec.Struct, frozen=True, array_like=True):
+    """A submitted prompt, as it is generated: of which stream, and under which id."""
+
+    stream: str
+    prompt: Prompt
+
+
 class Task(Protocol):
     """Prompts by number. `train` and `held_out` raise IndexError outside of `range(num_train)` and
     `range(num_held_out)`. No held-out prompt is a training prompt."""

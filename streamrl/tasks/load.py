@@ -4,6 +4,7 @@ Guarantees that a task which comes back has prompts that fit, room for them in e
 where a warm-up wants them. It loads no weights.
 """
 
+from streamrl.config import limits
 from streamrl.config.capacity import check_capacity
 from streamrl.config.model_of import run_facts
 from streamrl.config.problems import ConfigProblems
@@ -26,6 +27,7 @@ def load_task(config: Config, tokenizer: Encoder, context: int | None = None) ->
     context = context or (facts.context if facts is not None else None) or NO_LIMIT
     task = resolve_task(config.task.name, config.task.held_out)
     longest = check_prompt_lengths(task, tokenizer, context - config.rollout.sampling.max_new_tokens)
+    longest = limits.with_submitted(config, longest)
     problems = check_capacity(config, facts, longest)
     if problems:
         raise ConfigProblems(tuple(problems))

@@ -40,13 +40,16 @@ class EncodedPrompts:
             self._known[data_index] = found
         return found
 
-    def _encode(self, data_index: int) -> tuple[Prompt, IntArray]:
-        prompt = self._task.train(data_index)
+    def of(self, prompt: Prompt) -> tuple[Prompt, IntArray]:
+        """The same for a prompt that is not of the task; it is not kept."""
         ids = self._tokenizer.encode(prompt.text)
         if not len(ids):
             raise _no_tokens(prompt, self._task)
         ids.flags.writeable = False
         return prompt, ids
+
+    def _encode(self, data_index: int) -> tuple[Prompt, IntArray]:
+        return self.of(self._task.train(data_index))
 
 
 def check_prompt_lengths(task: Task, tokenizer: Encoder, max_tokens: int) -> int:

@@ -7,22 +7,17 @@ is believed. The scripted engine draws a rollout's length from its seed alone, s
 those of a run that nobody disturbed, rollout by rollout: long ones are the first to be lost.
 """
 
-import json
 import os
 import secrets
-from collections import Counter
 from contextlib import closing, nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 from guest_load import guests_of
+from ledger_book import Book
 from live_run import live_run
 from storm import KINDS, Storm
-
-from buffers.ledger import read_ledger
-from buffers.ledger_records import Accepted, Dropped, Issued, Step
-from buffers.records import ACCEPTED, unpack
 
 pytestmark = pytest.mark.ray
 
@@ -58,7 +53,7 @@ def calm(user_folder: Path, streamrl_path: Path) -> dict[tuple[int, int], int]:
     with live_run(user_folder, streamrl_path, "calm", *OVERRIDES, "--learner.steps", str(STEPS)) as run:
         code, err = run.end()
     assert code == 0, err
-    book = Book(run.folder)
+    book = Book(run.folder, SIZE)
     return {key: book.lengths[key] for key in book.wanted()}
 
 
@@ -78,47 +73,6 @@ def test_invariants_1_and_2_hold_when_processes_of_one_kind_are_killed_again_and
             storm.go_on(int(rng.integers(*STEPS_BETWEEN)))
             storm.kill(kind, rng)
         storm.finish()
-    book = Book(storm.run.folder)
-    book.check(steps)
+    book = Book(storm.run.folder, SIZE)
+    book.check(steps, groups_per_step=GROUPS, staleness=STALENESS)
     assert {key: book.lengths[key] for key in calm if key in book.lengths} == calm
-
-
-class Book:
-    """What the ledger's records say, counted by the test itself."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.records = [record for file in read_ledger(folder / "queue/ledger") for record in file.records]
-        self.trained = {record.step: record.numbers for record in self.records if isinstance(record, Step)}
-        self.accepted: Counter[tuple[int, int]] = Counter()
-        self.lengths: dict[tuple[int, int], int] = {}
-        for record in self.records:
-            if isinstance(record, Accepted):
-                rows = unpack(ACCEPTED, record.rows)
-                keys = list(zip(rows["number"].tolist(), rows["sample_index"].tolist(), strict=True))
-                self.accepted.update(keys)
-                self.lengths.update(zip(keys, rows["sampled_tokens"].tolist(), strict=True))
-
-    def wanted(self) -> set[tuple[int, int]]:
-        """Group and sample of everything that was trained."""
-        return {(number, sample) for numbers in self.trained.values() for number in numbers for sample in range(SIZE)}
-
-    def check(self, steps: int) -> None:
-        times = Counter(number for numbers in self.trained.values() for number in numbers)
-        assert sorted(self.trained) == list(range(steps)), "a step is missing from the history"
-        assert set(times.values()) == {1}, "a group was trained twice"
-        issued = {ticket.number for one in self.records if isinstance(one, Issued) for ticket in one.tickets}
-        assert issued == set(range(len(issued))), "a prompt was skipped"
-        assert not any(isinstance(record, Dropped) for record in self.records)
-        assert set(self.accepted.values()) == {1}, "a rollout was accepted twice"
-        assert self.wanted() <= set(self.accepted), "a group was trained without all its rollouts"
-        # No group is passed over: what is not trained is among the newest, as far as admission lets them run ahead.
-        left = sorted(issued - set(times))
-        assert not left or left[0] >= (steps - STALENESS - 1) * GROUPS
-        self._check_metrics(steps)
-
-    def _check_metrics(self, steps: int) -> None:
-        lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
-        made = [line for line in lines if "loss/policy" in line]
-        assert [line["step"] for line in made] == list(range(1, steps + 1))
-        assert max(line["staleness/max"] for line in made) <= STALENESS

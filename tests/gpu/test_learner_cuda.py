@@ -5,6 +5,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from streamrl.config.learner_tables import OptimizerConfig
+from streamrl.learner.optimizer import make_optimizer
 from streamrl.learner.packing import PackedBatch, pack
 from streamrl.learner.policy import PolicyModel
 from streamrl.types import RolloutRows
@@ -62,3 +64,20 @@ def run(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 def test_cuda_agrees_with_cpu_in_log_probs_and_gradients(dtype: torch.dtype, tolerance: float) -> None:
     for got, expected in zip(run("cuda", dtype), run("cpu", torch.float32), strict=True):
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_8_bit_moments_step_on_cuda_as_on_a_cpu() -> None:
+    """There the update is compiled; a moment at the edge between two of its values may round the other way."""
+    pytest.importorskip("torchao", reason="pip install -e '.[low-bit]'")
+    config, stepped = OptimizerConfig(kind="adamw_8bit", lr=1e-2), {}
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        start, grads_S = torch.randn(32, 128), torch.randn(4, 32, 128)
+        param = start.to(device).requires_grad_()
+        optimizer = make_optimizer([param], config)
+        for step, grad in enumerate(grads_S):
+            optimizer.set_learning_rate(config.lr * (step + 1))
+            param.grad = grad.to(device)
+            optimizer.step()
+        stepped[device] = param.detach().cpu() - start
+    torch.testing.assert_close(stepped["cuda"], stepped["cpu"], rtol=0.0, atol=0.1 * config.lr)

@@ -19,6 +19,7 @@ from local_gateway import TEMPLATE
 
 from services.commands import status
 from services.gateway_tokens import token_path
+from services.page_link import page_link
 from services.run_folder import RunFolder
 from streamrl.config.schema import ModelConfig
 from streamrl.gateway.auth import Scope
@@ -164,6 +165,30 @@ def test_curl_is_enough(trained: Any) -> None:
     assert "streamrl_step " in client.curl(f"{client.url}/metrics")
     assert status(client.folder)["gateway"]["url"] == client.url
     assert RunFolder.open(run.folder).record.launch.gateway == client.url
+
+
+def test_the_page_follows_a_live_run(trained: Any) -> None:
+    _, client = trained
+    address, _, token = page_link(client.folder).partition("#token=")
+    with urllib.request.urlopen(address, timeout=30) as response:
+        assert b"/page/main.js" in response.read()
+    headers = {"authorization": f"Bearer {token}"}
+    told: dict[str, Any] = {}
+    with urllib.request.urlopen(urllib.request.Request(f"{client.url}/api/events", headers=headers)) as stream:
+        while not ("step" in told and told.get("status", {}).get("replicas")):
+            line = stream.readline()
+            if line.startswith(b"data: "):
+                event = json.loads(line[6:])
+                told[event["kind"]] = event
+    assert told["phase"]["name"]
+    status = told["status"]
+    assert {one["name"] for one in status["behind"]} == {"rollout-0", "rollout-1"}
+    assert status["queue_rows"].keys() == {"pending", "complete", "scored", "ready", "leased"}
+    assert {one["who"] for one in status["waits"]} == {"learner", "replicas", "finished rows"}
+    _, text = client.get("/api/history?points=16&figure=reward/mean&figure=learner/wait_share")
+    history = json.loads(text)
+    assert history["rows"] >= told["step"]["step"]
+    assert history["figures"].keys() == {"reward/mean", "learner/wait_share"}
 
 
 def test_errors_reach_openais_client_as_its_own_classes(trained: Any) -> None:

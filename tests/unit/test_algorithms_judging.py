@@ -11,7 +11,7 @@ from streamrl.algorithms.judging import JudgedRows, advantages_of, baseline_rows
 from streamrl.algorithms.remax import greedy_rows, remax
 from streamrl.config import Config
 from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig
-from streamrl.config.schema import RolloutConfig
+from streamrl.config.rollout_tables import RolloutConfig
 from streamrl.errors import NonFiniteError
 
 SEEDS = range(20)

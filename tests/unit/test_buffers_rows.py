@@ -39,7 +39,7 @@ def completion_rows(*, tokens: TokenColumns, sample_index=None, finish=None, pay
         branch=zeros,
         group_id=["g"] * count,
         prompt_id=["p"] * count,
-        stream="train",
+        stream=["train"] * count,
         data_pass=zeros,
         sample_index=samples,
         attempt=zeros,

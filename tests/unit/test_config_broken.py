@@ -40,6 +40,12 @@ def write_model(folder: Path, *, drop=(), write=None, change=None) -> None:
         (folder / name).unlink()
 
 
+def write_classifier(folder: Path, *, change=None, **changes) -> None:
+    """A complete folder of a reward model, then the changes."""
+    one_label = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    write_model(folder, change={**one_label, "max_position_embeddings": 32, **(change or {})}, **changes)
+
+
 def write_case(case: dict[str, Any]) -> None:
     text = case.get("text", "")
     Path("run.toml").write_text(text if case.get("bare") or "[model]" in text else text + MODEL)
@@ -47,6 +53,8 @@ def write_case(case: dict[str, Any]) -> None:
         Path("more.toml").write_text(case["overlay"])
     if "folder" in case:
         write_model(Path("model"), **case["folder"])
+    if "classifier" in case:
+        write_classifier(Path("scores"), **case["classifier"])
 
 
 def matches(message: str, pattern: str) -> bool:
@@ -82,6 +90,12 @@ def test_the_unbroken_model_folder_of_the_corpus_loads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_case({"text": '[model]\npath = "model"\n', "folder": {}})
     assert load_args("run.toml").model.path == "model"
+
+
+def test_the_unbroken_reward_model_of_the_corpus_loads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_case({"text": '[reward]\nfunction = "reward_model"\nmodel.path = "scores"\n', "classifier": {}})
+    assert load_args("run.toml").reward.model.path == "scores"
 
 
 def test_the_end_token_may_be_named_in_config_json(tmp_path, monkeypatch):

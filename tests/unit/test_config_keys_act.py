@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import probe_autoscaling as autoscaling
 import probe_gateway as gateway
 import probe_learner as learner
 import probe_parts as parts
+import probe_reward_model as scores
 import pytest
 import torch
 
@@ -23,11 +25,11 @@ from services.claim import claim
 from services.due import checkpoint_due, evaluation_due, target_reached
 from services.launch import owner_grace_s
 from services.layout import model_folder
-from services.parts import placement
 from services.queue import queue_settings
 from services.ray_session import local_options
 from services.segments import fetch_plan
 from services.step_plan import num_shares
+from services.supply import Placer
 from services.ways import Home, make_sender, make_transport
 from streamrl.config import Config
 from streamrl.config.machine import Machine
@@ -41,6 +43,7 @@ from streamrl.engines.server.programs import server_command
 from streamrl.errors import StreamRLError
 from streamrl.learner.execution import offload_policy
 from streamrl.models.load import prepare_model_folder
+from streamrl.placement import Supply
 from streamrl.share_guard import PATIENCE, ShareGuard
 from streamrl.tasks.resolve import resolve_task
 from streamrl.types import FrameRef
@@ -133,6 +136,8 @@ SHORT = {"rollout.sampling.max_new_tokens": 5}
 KL = {**RATE, "learner.algorithm.kl_coef": 1.0}
 REFERENCE = "learner.algorithm.reference.kind"
 PLACED = {"ray.address": "10.0.0.1:6379", "rollout.resources": {"rollout-node": 1.0}}
+SCORES = {"reward.function": "reward_model", "reward.model.path": "one"}
+SCALED = {"rollout.autoscaling.max_replicas": 4, "rollout.autoscaling.downscale_delay_s": 30.0}
 NEVER = 1e-6
 BARELY = 2e-6
 
@@ -190,6 +195,7 @@ def too_little(config: Config, folder: Path) -> int:
         torch_has_cuda=False,
         has_tensorboard=True,
         has_peft=True,
+        has_torchao=True,
     )
     return len(shortages(config, needed(config, folder), empty))
 
@@ -199,7 +205,13 @@ def ray_options(config: Config, folder: Path) -> dict[str, Any]:
 
 
 def options_of_a_replica(config: Config, folder: Path) -> Any:
-    return placement(config.rollout.resources)
+    """Of the second one, where two nodes have room for it."""
+    nodes = [Supply(node, "host", {"rollout-node": 2.0}, {"rollout-node": 2.0}) for node in ("a" * 56, "b" * 56)]
+    placer = Placer(config, lambda: nodes)
+    placer.options()
+    options = placer.options()
+    strategy = options.get("scheduling_strategy")
+    return {**options, "scheduling_strategy": getattr(strategy, "node_id", strategy)}
 
 
 def copies_kept(config: Config, folder: Path) -> int:
@@ -266,6 +278,12 @@ def device_of(config: Config, folder: Path) -> str:
         return type(error).__name__
 
 
+def learned_by(config: Config, folder: Path) -> Any:
+    """What an optimizer leaves that is of a package."""
+    pytest.importorskip("torchao", reason="pip install -e '.[low-bit]'")
+    return learner.learn(config, folder)
+
+
 def shares_of_a_step(config: Config, folder: Path) -> int:
     return num_shares(config)
 
@@ -326,6 +344,7 @@ KEYS: dict[str, Key] = {
     "warmup.eval_every": Key(learner.warm, 1, 2, SHORT_WARMUP),
     "rollout.replicas": Key(parts.started_parts, 1, 3),
     "rollout.resources": Key(options_of_a_replica, None, {"rollout-node": 1.0}),
+    "rollout.placement": Key(options_of_a_replica, "spread", "pack", PLACED),
     "rollout.engine": Key(parts.generated, "torch", "scripted"),
     "rollout.group_size": Key(parts.taken_groups, 4, 8),
     "rollout.slots": Key(parts.generated, 4, 8),
@@ -335,6 +354,11 @@ KEYS: dict[str, Key] = {
     "rollout.threads": Key(parts.generated, 1, 2, {"rollout.deterministic": False}),
     "rollout.kv_bytes": Key(parts.generated, 2**18, 2**19),
     "rollout.journal_every_tokens": Key(parts.first_piece, 8, 16, ENDLESS),
+    "rollout.autoscaling.min_replicas": Key(autoscaling.shrunk, 1, 2, SCALED),
+    "rollout.autoscaling.max_replicas": Key(autoscaling.grown, 3, 4),
+    "rollout.autoscaling.target_ongoing_requests": Key(autoscaling.grown, 2.0, 4.0, SCALED),
+    "rollout.autoscaling.upscale_delay_s": Key(autoscaling.grown, 10.0, 20.0, SCALED),
+    "rollout.autoscaling.downscale_delay_s": Key(autoscaling.shrunk, 10.0, 20.0, SCALED),
     "rollout.sampling.temperature": Key(parts.generated, 0.5, 1.0),
     "rollout.sampling.top_p": Key(parts.generated, 1.0, 0.2),
     "rollout.sampling.top_k": Key(parts.generated, 0, 2),
@@ -356,6 +380,10 @@ KEYS: dict[str, Key] = {
     "reward.timeout_s": Key(parts.reward_scores, 0.2, 60.0, {"reward.function": "probe_task:slow"}),
     "reward.memory_bytes": Key(parts.reward_scores, 2**29, 2**31, {"reward.function": "probe_task:large"}),
     "reward.max_failed": Key(parts.too_many_failures, 0.1, 0.5),
+    "reward.model.path": Key(scores.scored_by_the_stage, "one", "other", SCORES),
+    "reward.model.weight": Key(scores.scored, 1.0, 2.0, SCORES),
+    "reward.model.max_tokens": Key(scores.scored, 6, 64, SCORES),
+    "reward.model.rows_at_once": Key(scores.forwards, 2, 3, SCORES),
     "learner.steps": Key(parts.taken_groups, 1, 2),
     "learner.num_workers": Key(parts.started_parts, 1, 2),
     "learner.tensor_parallel": Key(shares_of_a_step, 1, 2, {"learner.num_workers": 2}),
@@ -369,6 +397,7 @@ KEYS: dict[str, Key] = {
     "learner.device": Key(device_of, "cpu", "cuda"),
     "learner.threads": Key(learner.learn, 1, 2),
     "learner.micro_batch_tokens": Key(learner.learn, 32, 4096),
+    "learner.optimizer.kind": Key(learned_by, "adamw", "adamw_8bit", RATE),
     "learner.optimizer.lr": Key(learner.learn, 1e-4, 1e-3),
     "learner.optimizer.betas": Key(learner.learn, (0.9, 0.95), (0.5, 0.95), RATE),
     "learner.optimizer.eps": Key(learner.learn, 1e-8, 1e-2, RATE),
@@ -441,6 +470,7 @@ KEYS: dict[str, Key] = {
     "learner.critic.length_alpha": Key(learner.learn, None, 0.3, GAE),
     "learner.critic.value_lambda": Key(learner.learn, 0.5, 1.0, GAE),
     "learner.critic.whiten": Key(learner.learn, True, False, GAE),
+    "learner.critic.optimizer.kind": Key(learned_by, "adamw", "adamw_8bit", GAE),
     "learner.critic.optimizer.lr": Key(learner.learn, 1e-4, 1e-3, GAE),
     "learner.critic.optimizer.betas": Key(learner.learn, (0.9, 0.95), (0.5, 0.95), GAE),
     "learner.critic.optimizer.eps": Key(learner.learn, 1e-8, 1e-2, GAE),
@@ -457,6 +487,7 @@ KEYS: dict[str, Key] = {
     "learner.prime.gamma": Key(learner.learn, 0.5, 1.0, PRIME),
     "learner.prime.normalise": Key(learner.learn, False, True, PRIME),
     "learner.prime.whiten": Key(learner.learn, False, True, PRIME),
+    "learner.prime.optimizer.kind": Key(learned_by, "adamw", "adamw_8bit", PRIME),
     "learner.prime.optimizer.lr": Key(learner.learn, 1e-4, 1e-3, PRIME),
     "learner.prime.optimizer.betas": Key(learner.learn, (0.9, 0.95), (0.5, 0.95), PRIME),
     "learner.prime.optimizer.eps": Key(learner.learn, 1e-8, 1e-2, PRIME),
@@ -515,6 +546,14 @@ KEYS: dict[str, Key] = {
     "gateway.max_body_bytes": Key(gateway.codes, 3000, 5000),
     "gateway.max_completions": Key(gateway.codes, 4, 64),
     "gateway.max_requests": Key(gateway.codes, 1, 2),
+    "gateway.max_prompts": Key(gateway.open_prompts, 2, 3),
+    "gateway.max_prompt_tokens": Key(needed, 10, 4000, {"gateway.enabled": True}),
+    "gateway.max_payload_bytes": Key(gateway.payload_code, 100, 200),
+    "gateway.waiting_bytes": Key(settings_of, 1000, 2000),
+    "gateway.session_idle_s": Key(gateway.remembered, 60.0, 6000.0),
+    "gateway.session_bytes": Key(gateway.remembered, 3000, 2**20),
+    "gateway.stream_weights": Key(gateway.shared, {"agents": 1.0}, {"agents": 3.0}),
+    "gateway.stream_priorities": Key(gateway.shared, {"agents": 0}, {"agents": 1}),
     "ray.address": Key(too_little, "local", "10.0.0.1:6379"),
     "ray.num_cpus": Key(ray_options, 1, 2),
     "ray.object_store_bytes": Key(ray_options, 2**27, 2**28),

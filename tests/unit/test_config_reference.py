@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from streamrl.config import fields, known, learner_tables, limits, schema
+from streamrl.config import fields, known, learner_tables, limits, rollout_tables, schema
 from streamrl.config.model_facts import read_folder
 from streamrl.config.model_of import preset_facts
 from streamrl.config.reference import key_docs, reference_markdown
@@ -37,7 +37,7 @@ def test_the_page_is_printed_by_its_module():
 
 @pytest.mark.parametrize(("name", "table"), list(fields.tables()), ids=lambda value: str(value))
 def test_every_table_and_key_has_a_docstring_and_a_default(name, table):
-    docs = key_docs(schema, learner_tables)[table.__name__]
+    docs = key_docs(schema, learner_tables, rollout_tables)[table.__name__]
     assert table.__doc__, f"the table {name} has no docstring"
     for field in msgspec.structs.fields(table):
         assert not field.required, f"{name}.{field.name} has no default"
@@ -67,7 +67,7 @@ def test_every_key_and_name_of_the_algorithm_is_on_its_page():
 
 def test_the_names_known_to_a_check_are_the_names_that_exist():
     assert set(known.TASK_LONGEST_PROMPT) == set(tasks.BUILT_IN)
-    assert set(known.REWARDS) == set(rewards.BUILT_IN)
+    assert set(known.REWARDS) == {*rewards.BUILT_IN, known.REWARD_MODEL}
     assert set(known.MODEL_TYPES) == set(families.ROTARY)
 
 

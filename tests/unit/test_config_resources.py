@@ -9,7 +9,15 @@ import pytest
 
 from streamrl.config import ConfigProblems, ResourceProblems, check_resources, load, load_args
 from streamrl.config.capacity import check_capacity
-from streamrl.config.limits import human_bytes, judge_parameters, kv_request_bytes, row_bytes, version_bytes
+from streamrl.config.limits import (
+    checkpoint_bytes,
+    human_bytes,
+    judge_parameters,
+    kv_request_bytes,
+    row_bytes,
+    trained_parameters,
+    version_bytes,
+)
 from streamrl.config.machine import Machine, cgroup_memory_left, read_machine
 from streamrl.config.model_of import preset_facts, run_facts
 from streamrl.config.resources import estimate, shortages
@@ -35,6 +43,7 @@ def machine(**changes) -> Machine:
         torch_has_cuda=False,
         has_tensorboard=False,
         has_peft=False,
+        has_torchao=False,
     )
     return msgspec.structs.replace(plenty, **changes)
 
@@ -57,7 +66,7 @@ def test_too_little_memory_names_the_largest_part_and_both_amounts():
     assert problem.key == "rollout.kv_bytes"
     assert "TiB of memory free and has" not in str(problem)
     assert str(problem).startswith("this machine: rollout.kv_bytes: the run needs about ")
-    assert ", and there is 64.0 GiB of memory free; lower the largest part: ray 1.2 GiB, " in str(problem)
+    assert ", and there is 64.0 GiB of memory free; lower the largest part: ray 1.1 GiB, " in str(problem)
 
 
 def test_memory_is_named_for_processes_when_they_are_what_is_too_much():
@@ -125,6 +134,56 @@ def test_a_gpu_without_a_torch_that_can_use_it_is_named():
     assert found(quickstart("--learner.device=cuda"), num_gpus=1, torch_has_cuda=True) == []
 
 
+@pytest.mark.parametrize(
+    ("table", "advantage"),
+    [("learner.optimizer", "grpo"), ("learner.critic.optimizer", "gae"), ("learner.prime.optimizer", "prime")],
+)
+def test_8_bit_moments_without_their_package_are_named_with_the_extra_where_there_is_such_an_optimizer(
+    table: str, advantage: str
+):
+    config = quickstart(f"--{table}.kind=adamw_8bit", f"--learner.algorithm.advantage={advantage}")
+    (problem,) = found(config)
+    assert problem.startswith(f"this machine: {table}.kind: the package torchao is not installed; pip install 'torchao")
+    assert problem.endswith('(the extra low-bit), or set kind = "adamw"')
+    assert found(config, has_torchao=True) == []
+    assert found(quickstart(f"--learner.algorithm.advantage={advantage}")) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "small"),
+    [
+        (["--learner.optimizer.kind=adamw_8bit"], True),
+        (["--learner.optimizer.kind=adamw_8bit", "--learner.lora.rank=4", "--warmup.max_steps=0"], False),
+    ],
+)
+def test_8_bit_moments_take_as_much_less_as_is_sure(given: list[str], small: bool):
+    """Of adapters some rows are shorter than a block."""
+    full, low = quickstart(*given[1:]), quickstart(*given)
+    elements = trained_parameters(low, TINY)
+    saved = checkpoint_bytes(full, TINY) - checkpoint_bytes(low, TINY)
+    needed = [estimate(config, TINY).memory["learner.num_workers"] for config in (full, low)]
+    if small:
+        assert 0.7 * 8 * elements < saved < 0.75 * 8 * elements
+        assert needed[0] - needed[1] == pytest.approx(2 * saved, abs=4)
+    else:
+        assert (saved, needed[0]) == (0, needed[1])
+
+
+def test_8_bit_moments_of_a_judge_take_less_where_its_shape_is_known():
+    low = quickstart("--learner.algorithm.advantage=gae", "--learner.critic.optimizer.kind=adamw_8bit")
+    full, other = quickstart("--learner.algorithm.advantage=gae"), msgspec.structs.replace(TINY, critic_parameters=99)
+    assert checkpoint_bytes(full, TINY) - checkpoint_bytes(low, TINY) > 0.7 * 8 * TINY.num_parameters
+    assert checkpoint_bytes(full, other) == checkpoint_bytes(low, other)
+
+
+def test_8_bit_moments_of_a_model_of_other_rows_count_as_float32():
+    odd = msgspec.structs.replace(TINY, hidden_size=100)
+    full, low = (quickstart(f"--learner.optimizer.kind={kind}") for kind in ("adamw", "adamw_8bit"))
+    assert checkpoint_bytes(low, odd) == checkpoint_bytes(full, odd)
+    spread = quickstart("--learner.optimizer.kind=adamw_8bit", "--learner.num_workers=4", "--learner.tensor_parallel=4")
+    assert checkpoint_bytes(spread, TINY) == checkpoint_bytes(full, TINY)
+
+
 ADAPTERS = ("--warmup.max_steps=0", "--learner.lora.rank=4")
 
 
@@ -160,6 +219,14 @@ def test_a_critic_takes_memory_and_disk_as_a_second_model_that_is_trained():
     assert quickstart(gae, "--checkpoint.byte_budget", str(enough)).checkpoint.byte_budget == enough
     with pytest.raises(ConfigProblems, match=rf"checkpoint.byte_budget: must hold .* set at least {enough}"):
         quickstart(gae, "--checkpoint.byte_budget", str(enough - 1))
+
+
+def test_a_gateway_has_files_of_its_own_and_trajectories_that_wait_in_them():
+    without, beside = (
+        quickstart(*args) for args in ((), ("--gateway.enabled=true", "--gateway.waiting_bytes=1000000"))
+    )
+    more = estimate(beside, TINY).disk - estimate(without, TINY).disk
+    assert more == 2 * without.queue.segment_bytes + 1000000
 
 
 def test_an_implicit_reward_model_takes_as_much_and_a_reference_beside_it():
@@ -268,3 +335,21 @@ def test_a_task_of_ones_own_is_not_refused_for_prompts_that_nobody_knows_yet(tmp
 )
 def test_bytes_are_written_in_the_largest_fitting_unit(count, text):
     assert human_bytes(count) == text
+
+
+def test_each_process_that_scores_holds_the_reward_model(tmp_path):
+    path = tmp_path / "scores"
+    path.mkdir()
+    header = json.dumps({"w": {"dtype": "F32", "shape": [10**8], "data_offsets": [0, 0]}}).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    (path / "tokenizer.json").write_text("{}")
+    one_label = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    (path / "config.json").write_text(json.dumps(one_label))
+    settings = ["--reward.model.path", str(path), "--reward.workers", "3", "--reward.memory_bytes", str(4 * GIB)]
+    config = quickstart(*settings)
+    facts, problems = run_facts(config)
+    assert (facts.reward_parameters, facts.reward_context, problems) == (10**8, None, [])
+    more = estimate(config, facts).total_memory - estimate(quickstart("--reward.workers", "3"), TINY).total_memory
+    assert more >= 3 * 4 * 10**8
+    with pytest.raises(ConfigProblems, match=r"reward\.memory_bytes: .*set at least 2142177280 \(given 2000000000\)"):
+        quickstart(*settings[:4], "--reward.memory_bytes", "2000000000")

@@ -15,7 +15,9 @@ from services.controller import Controller
 from services.deadline import within_or_paused
 from services.disk_watch import DiskWatch
 from services.evaluator import Evaluator
+from services.replica_scaler import ReplicaScaler
 from services.replicas import ReplicaPool
+from services.reward_keeper import RewardKeeper
 from streamrl.append_file import AppendFile
 from streamrl.clock import SystemClock, VirtualClock
 from streamrl.config.schema import Config, ModelConfig, QueueConfig
@@ -139,12 +141,14 @@ async def test_no_group_is_overdue_while_the_disk_is_full(full: bool, tmp_path: 
     late = {"": "group 3 has not finished"}
     controller._queue = Handle(pause=lambda: "", hold=lambda _: None, overdue=lambda _: late)
     controller._store = Handle(late=dict)
-    controller._reward = Handle(status=lambda: {"paused": ""})
+    stage = Handle(status=lambda: {"paused": "", "not_started": ""})
+    controller._reward = RewardKeeper(1, lambda: stage, controller._queue, controller)
     controller._disk = DiskWatch(tmp_path, config, controller._queue, controller.tell)
-    seat, book = controller._reward_seat, controller._book
+    seat, book = controller._reward.seat, controller._book
     controller._evaluator = Evaluator(config, controller._store, seat, book, controller._finish_at)
     none = ReplicaPool(0, Handle, controller._queue, controller._store, controller._nodes, controller, (), 1.0)
     controller._pool = none
+    controller._scaler = ReplicaScaler(config, SystemClock(), none, controller._queue, Handle(), book.report, False)
     controller._opened.set()
     watch = asyncio.ensure_future(controller._watch())
     looked = asyncio.ensure_future(_heartbeat(controller))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from streamrl.config.schema import ScriptedConfig
+from streamrl.config.rollout_tables import ScriptedConfig
 from streamrl.engines.base import Engine
 from streamrl.engines.script import ScriptedAnswers
 from streamrl.engines.scripted import ScriptedEngine

@@ -108,6 +108,8 @@ def test_answers_are_greedy_in_prompt_order_and_ready_for_the_reward(tokenizer: 
     prompts = held_out_prompts(ArithmeticTask(), 7)
     assert [item.prompt for item in evaluation.items] == [prompt.text for prompt in prompts]
     assert [item.payload for item in evaluation.items] == [prompt.payload for prompt in prompts]
+    asked = [tokenizer.encode(prompt.text).astype("<i4").tobytes() for prompt in prompts]
+    assert [item.prompt_ids for item in evaluation.items] == asked
     assert evaluation.version == FIRST
     assert evaluation.errors == []
     assert evaluation.num_tokens == sum(len(item.completion) + 1 for item in evaluation.items)

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from services.gateway_guard import Guard
+from services.gateway_guard import Guard, Patience
 from streamrl.gateway.auth import Doorkeeper, all_scopes_token
 
 KEY = b"k" * 32
@@ -35,8 +35,7 @@ async def said(
         max_body_bytes=10,
         max_requests=1,
         count=lambda *one: counted.append(one),
-        body_s=SHORT,
-        send_s=SHORT,
+        patience=Patience(body_s=SHORT, send_s=SHORT),
     )
     told = {"host": "localhost", "authorization": f"Bearer {token or all_scopes_token(KEY)}"}
     headers = [(name.encode(), value.encode()) for name, value in told.items()]

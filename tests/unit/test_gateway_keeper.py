@@ -28,7 +28,7 @@ class Fates:
         self.starts: list[tuple[int, int, int]] = []
         self.serves: list[tuple[int, list[str]]] = []
 
-    def gateway(self, controller: Any) -> Any:
+    def gateway(self) -> Any:
         start, run = next(self._fates)
 
         def started(*args: int) -> int:
@@ -58,9 +58,9 @@ async def kept(
     parts: Any = Fates(iter(fates))
     number = (lambda: next(steps)) if steps is not None else (lambda: 0)
     config = Config(gateway=GatewayConfig(enabled=True))
-    keeper = GatewayKeeper(parts, run, config, RestartBudget(), number, lambda *event: told.append(event))
+    keeper = GatewayKeeper(run, config, RestartBudget(), number, lambda *event: told.append(event))
     keeper.serves("rollout-0", Handle())
-    keeping = asyncio.ensure_future(keeper.keep(Handle(), 7))
+    keeping = asyncio.ensure_future(keeper.keep(parts.gateway, 7))
     for _ in range(200):
         await asyncio.sleep(0)
     failed = keeping.exception() if keeping.done() else None

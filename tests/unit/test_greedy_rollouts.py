@@ -17,7 +17,8 @@ from services.run_folder import RunFolder
 from services.step_plan import make_plan, shares_of
 from streamrl.config import Config
 from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig, OverlongConfig
-from streamrl.config.schema import ModelConfig, QueueConfig, RolloutConfig, SamplingConfig
+from streamrl.config.rollout_tables import RolloutConfig, SamplingConfig
+from streamrl.config.schema import ModelConfig, QueueConfig
 from streamrl.engines.torch.engine import TorchEngine
 from streamrl.models.load import load_model, prepare_model_folder
 from streamrl.sampling import GroupSampling
@@ -49,7 +50,7 @@ def test_a_replica_asks_for_the_last_sample_of_a_group_greedily_and_only_under_r
     advantage: str, last: float, model: Path, tmp_path: Path
 ) -> None:
     async def asked(replica: RolloutReplica, run: RunFolder) -> list[GenerationRequest]:
-        return replica._requests(Ticket(3, 3, 0, 0, 9))
+        return [request for _, request in await replica._requests.of([Ticket(3, 3, 0, 0, 9)])]
 
     requests = asyncio.run(with_replica(configured(model, advantage=advantage), tmp_path / "run", asked))
     assert [one.sampling.temperature for one in requests] == [0.7, 0.7, 0.7, last]

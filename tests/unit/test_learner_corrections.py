@@ -21,7 +21,8 @@ from streamrl.config.algorithm_rules import ROW_LOSSES as RULED_ROW_LOSSES
 from streamrl.config.algorithm_rules import TEACHER_LOSSES as RULED_TEACHER_LOSSES
 from streamrl.config.fields import leaves, literals
 from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig, ReferenceConfig, RejectionConfig
-from streamrl.config.schema import Config, ModelConfig, RolloutConfig
+from streamrl.config.rollout_tables import RolloutConfig
+from streamrl.config.schema import Config, ModelConfig
 from streamrl.learner.objectives import Objective, policy_loss
 from streamrl.learner.packing import PackedBatch, pack
 from streamrl.learner.rows import count_targets, loss_mask, row_of_token, row_targets, select_rows

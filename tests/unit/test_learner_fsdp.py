@@ -1,5 +1,6 @@
 """The FSDP2 backend on one rank: bit-equal to a plain loop, safe against NaN, exact after a resume."""
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,11 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from streamrl.config.learner_tables import AlgorithmConfig, OptimizerConfig
-from streamrl.errors import ComponentError, DataError, NonFiniteError
+from streamrl.errors import ComponentError, ConfigError, DataError, NonFiniteError
 from streamrl.learner.digest import weight_digest
 from streamrl.learner.fsdp import FsdpBackend, build
 from streamrl.learner.objectives import Objective, Sums, policy_loss
-from streamrl.learner.optimizer import clip_gradients, make_optimizer, set_learning_rate
+from streamrl.learner.optimizer import clip_gradients, make_optimizer
 from streamrl.learner.packing import PackedBatch, pack
 from streamrl.learner.policy import PolicyModel
 from streamrl.learner.process_group import LearnerGroup, open_group
@@ -104,13 +105,20 @@ def test_one_rank_is_bit_equal_to_a_plain_loop_over_twenty_steps(group: LearnerG
             loss.backward()
             sums = sums.plus(more)
         norm = clip_gradients(params, OPTIMIZER.max_grad_norm)
-        set_learning_rate(optimizer, learning_rate(step, OPTIMIZER, TOTAL_STEPS))
+        optimizer.set_learning_rate(learning_rate(step, OPTIMIZER, TOTAL_STEPS))
         optimizer.step()
         optimizer.zero_grad()
         assert metrics["loss/policy"] == sums.metrics()["loss/policy"]
         assert metrics["grad/norm"] == norm
         plain = ((name.removeprefix("model."), p) for name, p in policy.named_parameters())
         assert backend.weight_digest() == weight_digest(plain)
+
+
+def test_an_optimizer_whose_package_is_missing_says_which_extra_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "streamrl.learner.low_bit", raising=False)
+    monkeypatch.setitem(sys.modules, "torchao.optim", None)
+    with pytest.raises(ConfigError, match=r"adamw_8bit.*torchao is not installed; pip install .*the extra low-bit"):
+        make_optimizer(make_model().parameters(), OptimizerConfig(kind="adamw_8bit"))
 
 
 def test_a_step_reports_the_metrics_of_the_run_folder(group: LearnerGroup) -> None:

@@ -6,13 +6,18 @@ from typing import Any, NamedTuple
 import pytest
 from rank_processes import run_ranks
 
+from streamrl.learner.checkpoint import find_newest
+from streamrl.learner.digest import tensor_digest
+
 PROGRAM = Path(__file__).with_name("learner_rank.py")
+RESHARDS = Path(__file__).with_name("reshard_rank.py")
 COMPARED = ("loss/policy", "loss/entropy", "grad/norm", "ratio/mean", "mismatch/kl", "mismatch/logprob_abs_max")
 
 
 class Runs(NamedTuple):
     two: list[dict[str, Any]]
     one: dict[str, Any]
+    checkpoints: Path
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +25,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Two ranks first: their checkpoint is what the one rank resumes from."""
     folder = tmp_path_factory.mktemp("ranks")
     two = run_ranks(PROGRAM, folder, 2, folder / "checkpoints")
-    return Runs(two, run_ranks(PROGRAM, folder, 1, folder / "checkpoints")[0])
+    return Runs(two, run_ranks(PROGRAM, folder, 1, folder / "checkpoints")[0], folder / "checkpoints")
 
 
 def assert_agree(got: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
@@ -47,6 +52,21 @@ def test_a_checkpoint_of_two_ranks_resumes_bit_equal_on_two_and_closely_on_one(r
         for key in COMPARED:
             assert [m[key] for m in rank["resumed_metrics"]] == [m[key] for m in rank["metrics"][16:]]
     assert_agree(runs.one["resumed_metrics"], runs.two[0]["metrics"][16:])
+
+
+def test_weights_and_moments_go_from_two_ranks_to_one_and_back_without_a_changed_bit(
+    runs: Runs, tmp_path: Path
+) -> None:
+    on_one, on_two = tmp_path / "one", tmp_path / "two"
+    (one,) = run_ranks(RESHARDS, tmp_path, 1, runs.checkpoints, on_one)
+    first, second = run_ranks(RESHARDS, tmp_path, 2, on_one, on_two)
+    written = find_newest(runs.checkpoints).newest
+    assert written is not None
+    assert one["steps_done"] == first["steps_done"] == 16
+    assert {name.partition("/")[0] for name in one["held"]} == {"model", "exp_avg", "exp_avg_sq"}
+    for name, digest in one["held"].items():
+        assert tensor_digest(written.tensor(name)) == digest, name
+    assert first["held"] == second["held"] == one["held"]
 
 
 def test_invariant_12_a_nan_on_one_rank_stops_all_and_changes_no_weight(runs: Runs) -> None:

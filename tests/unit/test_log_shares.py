@@ -14,7 +14,8 @@ from services.observe import Observer
 from streamrl.append_file import AppendFile
 from streamrl.chrome_trace import merge_traces
 from streamrl.config.learner_tables import LearnerConfig
-from streamrl.config.schema import Config, ObserveConfig, RolloutConfig
+from streamrl.config.rollout_tables import RolloutConfig
+from streamrl.config.schema import Config, ObserveConfig
 from streamrl.failure import FailureReport, first_cause
 from streamrl.log_shares import log_shares
 from streamrl.logs import release

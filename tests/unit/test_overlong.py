@@ -13,7 +13,7 @@ from streamrl.algorithms.overlong import overlong_penalty
 from streamrl.clock import VirtualClock
 from streamrl.config import Config
 from streamrl.config.learner_tables import FilterConfig, LearnerConfig, OverlongConfig
-from streamrl.config.schema import RolloutConfig, SamplingConfig
+from streamrl.config.rollout_tables import RolloutConfig, SamplingConfig
 from streamrl.errors import ComponentError
 
 

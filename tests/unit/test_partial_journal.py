@@ -13,7 +13,8 @@ from services.partial_journal import JournalFigures, PartialJournal
 from services.rollout_rows import Issued
 from streamrl.config import Config
 from streamrl.config.learner_tables import LearnerConfig
-from streamrl.config.schema import QueueConfig, RolloutConfig, SamplingConfig
+from streamrl.config.rollout_tables import RolloutConfig, SamplingConfig
+from streamrl.config.schema import QueueConfig
 from streamrl.partials import PartialChains
 from streamrl.types import GenerationRequest, PartialTokens, SamplingParams, Ticket, Version, VersionSpan
 

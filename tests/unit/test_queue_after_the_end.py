@@ -54,7 +54,7 @@ async def test_invariant_1_after_the_end_everything_acknowledged_is_there_again(
     trained_bytes = 4 * 2 * 50
     assert after == (*before[:2], before[2] - trained_bytes, *before[3:])
     assert back.counts().groups_trained == 4
-    assert back.next_step == 2
+    assert back.counts().next_step == 2
     assert back.incarnation == 1
     back.close()
 

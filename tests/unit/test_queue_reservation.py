@@ -19,7 +19,8 @@ from services.rollout_rows import Finished, Issued
 from streamrl.clock import SystemClock
 from streamrl.config import Config, limits
 from streamrl.config.learner_tables import LearnerConfig
-from streamrl.config.schema import QueueConfig, RolloutConfig, SamplingConfig
+from streamrl.config.rollout_tables import RolloutConfig, SamplingConfig
+from streamrl.config.schema import QueueConfig
 from streamrl.rewards.base import REASON_LENGTH
 from streamrl.tasks.base import Prompt
 from streamrl.tasks.order import PromptOrder

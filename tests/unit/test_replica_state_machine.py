@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from streamrl.config.schema import ScriptedConfig
+from streamrl.config.rollout_tables import ScriptedConfig
 from streamrl.engines.scripted import ScriptedEngine
 from streamrl.errors import ComponentError, FencedError
 from streamrl.replica_state import ReplicaState, ReplicaStateMachine

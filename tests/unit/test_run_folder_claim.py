@@ -13,7 +13,7 @@ from services.liveness import ProcessId
 from services.run_folder import Launch, RunFolder, RunState, explained, find_run, write_whole
 from services.run_lock import RunLock
 from streamrl.config.learner_tables import LearnerConfig
-from streamrl.config.schema import Config, ModelConfig, RewardConfig
+from streamrl.config.schema import Config, ModelConfig, RewardConfig, RewardModelConfig
 from streamrl.errors import ResourceError, RunFolderError
 
 NOBODY = ProcessId(2**22 - 1, 1)
@@ -56,6 +56,17 @@ def test_a_model_folder_is_kept_by_its_full_name_for_parts_that_work_elsewhere(
     taken.lock.abandon()
     assert taken.config.model.path == str(tmp_path / "hub" / "model")
     assert str(tmp_path / "hub" / "model") in taken.run.config_path.read_text()
+
+
+def test_so_is_that_of_a_reward_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    reward = RewardConfig(function="reward_model", model=RewardModelConfig(path="scores"))
+    taken = claim(msgspec.structs.replace(config(tmp_path), reward=reward))
+    assert taken.lock is not None
+    taken.lock.abandon()
+    assert taken.config.reward.model.path == str(tmp_path / "scores")
+    assert taken.config.reward.function == "reward_model"
+    assert taken.config.model.preset == "tiny-qwen3"
 
 
 def test_each_resume_raises_the_incarnation_and_keeps_the_run_id(tmp_path: Path) -> None:

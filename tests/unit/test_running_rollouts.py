@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from services.rollout_rows import Issued, RunningRollouts
-from streamrl.config.schema import ScriptedConfig
+from streamrl.config.rollout_tables import ScriptedConfig
 from streamrl.engines.base import Engine
 from streamrl.engines.scripted import ScriptedEngine
 from streamrl.types import (

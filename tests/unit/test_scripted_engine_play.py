@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamrl.config.schema import ScriptedConfig
+from streamrl.config.rollout_tables import ScriptedConfig
 from streamrl.engines.base import Engine
 from streamrl.engines.script import ScriptedAnswers
 from streamrl.engines.scripted import ScriptedEngine

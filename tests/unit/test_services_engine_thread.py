@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from services.engine_thread import SPARE_EVERY, EngineThread
-from streamrl.config.schema import ScriptedConfig
+from streamrl.config.rollout_tables import ScriptedConfig
 from streamrl.engines.scripted import ScriptedEngine
 from streamrl.errors import ComponentError
 from streamrl.types import GenerationRequest, GenerationResult, SamplingParams, UpdateMode, Version

@@ -9,7 +9,8 @@ from buffers.places import PARTIALS_DIR
 from services.queue import QueueActor
 from streamrl.config import Config
 from streamrl.config.learner_tables import LearnerConfig
-from streamrl.config.schema import QueueConfig, RolloutConfig
+from streamrl.config.rollout_tables import RolloutConfig
+from streamrl.config.schema import QueueConfig
 from streamrl.types import Version
 
 AT_ONCE = -1.0

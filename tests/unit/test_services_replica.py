@@ -16,7 +16,8 @@ from services.node import NodeSeat
 from services.rollout import RolloutReplica
 from services.run_folder import RunFolder
 from streamrl.config import Config
-from streamrl.config.schema import ModelConfig, QueueConfig, RolloutConfig
+from streamrl.config.rollout_tables import RolloutConfig
+from streamrl.config.schema import ModelConfig, QueueConfig
 from streamrl.errors import DataError, DeadlineError, FencedError, ProcessDiedError, ResourceError, StreamRLError
 from streamrl.models.load import prepare_model_folder
 from streamrl.types import FinishReason, GenerationResult, Version

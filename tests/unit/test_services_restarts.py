@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import ray
 
-from services.deaths import explain_death, process_died
+from services.deaths import explain_death, process_died, trace_of
 from services.restarts import RestartBudget
 from services.seat import Seat
 from streamrl.errors import ComponentError, DataError, ProcessDiedError
@@ -80,6 +80,15 @@ def test_an_error_of_ours_stays_what_it_is() -> None:
     error = DataError("frame at offset 8 is damaged")
     told = explain_death("queue", passed_on(error))
     assert (type(told), str(told)) == (DataError, str(error))
+
+
+def test_the_trace_of_an_error_is_the_remote_one_where_there_is_one() -> None:
+    told = ComponentError("learner-1: KeyError: 'rows'")
+    told.__cause__ = passed_on(KeyError("rows"))
+    assert [trace_of(error) for error in (told, passed_on(KeyError("rows")))] == ["traceback", "traceback"]
+    slow = ComponentError("it took too long")
+    slow.__cause__ = TimeoutError()
+    assert trace_of(slow) == "it took too long"
 
 
 class Handle:

@@ -20,9 +20,12 @@ from services.reward import RewardActor
 from services.rollout_rows import Finished, Issued
 from streamrl.config import Config
 from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig
+from streamrl.config.rollout_tables import RolloutConfig
 from streamrl.config.schema import ModelConfig, QueueConfig, RewardConfig
+from streamrl.errors import ComponentError
 from streamrl.logs import release
 from streamrl.models.load import prepare_model_folder
+from streamrl.streams import TASK
 from streamrl.types import FrameRef
 
 MODULE = '''
@@ -54,33 +57,35 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     sys.modules.pop("failing_reward", None)
 
 
-def numbered(number: int) -> Finished:
+def numbered(number: int, stream: str) -> Finished:
     """A rollout of group `number`, whose payload tells the number."""
     one = finished(number, 0)
     told = one.issued
-    issued = Issued(told.ticket, 0, told.group_id, told.prompt_id, told.prompt_ids, f'{{"n":{number}}}', 0)
+    issued = Issued(told.ticket, 0, told.group_id, told.prompt_id, told.prompt_ids, f'{{"n":{number}}}', 0, stream)
     return Finished(issued, one.result, 1)
 
 
-async def frame_of(config: Config, folder: Path, numbers: range) -> UnscoredFrame:
+async def frame_of(config: Config, folder: Path, numbers: range, stream: str) -> UnscoredFrame:
     log = CompletionLog(folder, config, f"rollout-{numbers[0]}", 0)
-    frame, rows = await log.append([numbered(number) for number in numbers])
+    frame, rows = await log.append([numbered(number, stream) for number in numbers])
     log.close()
     row = np.arange(len(numbers), dtype=np.int32)
     return UnscoredFrame(frame, row, rows.number, rows.sample_index, rows.branch, rows.attempt)
 
 
-async def scored(config: Config, folder: Path) -> tuple[FrameRef, ScoredRows]:
+async def scored(config: Config, folder: Path, stream: str = TASK) -> tuple[FrameRef, ScoredRows]:
     """What the stage tells the queue of eight rollouts in two frames."""
     open_run(config, folder)
     told: list[Any] = []
     queue = Handle(add_scores=lambda *args: told.append(args), unscored=lambda *_: [])
     actor = RewardActor(str(folder), msgspec.to_builtins(config), queue)
     await actor.start(0)
-    frames = [await frame_of(config, folder, range(start, start + ROWS // 2)) for start in (0, ROWS // 2)]
-    await actor._score_frames(frames, 5)
-    await actor.run()
-    release()
+    frames = [await frame_of(config, folder, range(start, start + ROWS // 2), stream) for start in (0, ROWS // 2)]
+    try:
+        await actor._score_frames(frames, 5)
+    finally:
+        await actor.run()
+        release()
     ((name, epoch, sequence, frame, rows),) = told
     assert (name, epoch, sequence) == ("reward", 0, 5)
     return frame, rows
@@ -121,3 +126,50 @@ def test_the_components_are_told_and_a_score_that_lacks_one_is_written_as_failed
 
 def test_without_components_the_queue_is_told_of_none(config, tmp_path) -> None:
     assert asyncio.run(scored(config, tmp_path / "run"))[1].components is None
+
+
+@pytest.mark.parametrize("stream", [TASK, "clients"])
+def test_what_clients_submit_ends_no_run_however_much_of_it_has_no_score(stream, config, tmp_path) -> None:
+    reward = RewardConfig(function="failing_reward:by_number", max_failed=0.5)
+    small = RolloutConfig(group_size=2)
+    learner = LearnerConfig(groups_per_step=2)
+    config = msgspec.structs.replace(config, reward=reward, rollout=small, learner=learner)
+    if stream == TASK:
+        with pytest.raises(ComponentError, match=r"3 of the last 4 rollouts have no score"):
+            asyncio.run(scored(config, tmp_path / "run", stream))
+    else:
+        rows = asyncio.run(scored(config, tmp_path / "run", stream))[1]
+        assert np.count_nonzero(~rows.valid) == 3 * ROWS // 4
+
+
+async def test_how_many_children_there_are_is_what_was_said_last_and_rows_are_handed_out_to_as_many(
+    config, tmp_path
+) -> None:
+    run = open_run(config, tmp_path / "run")
+    asked: list[int] = []
+    queue = Handle(unscored=lambda _name, _epoch, most: asked.append(most) or [])
+    actor = RewardActor(str(run.path), msgspec.to_builtins(config), queue)
+    with pytest.raises(ComponentError, match="have not started"):
+        await actor.status()
+    await actor.scale(1, 3)
+    await actor.scale(0, 7)  # it was said before, and comes late
+    await actor.start(0, 2)
+    try:
+        assert (await actor.status())["workers"] == 3
+        await actor.scale(2, 1)
+        assert (await actor.status())["workers"] == 1
+        await actor.scale(2, 4)
+        assert (await actor.status())["workers"] == 1
+    finally:
+        await actor.run()
+        release()
+    assert asked == [config.reward.batch_size]
+
+
+async def test_a_stage_that_was_told_no_number_has_as_many_children_as_its_start_says(config, tmp_path) -> None:
+    run = open_run(config, tmp_path / "run")
+    actor = RewardActor(str(run.path), msgspec.to_builtins(config), Handle(unscored=lambda *_: []))
+    await actor.start(0, 2)
+    assert (await actor.status())["workers"] == 2
+    await actor.run()
+    release()

@@ -10,7 +10,8 @@ from rich.console import Console
 from services.view import JsonView, PlainView, choose_view, page, summary_text
 from services.view_state import ViewState, human_bytes, human_seconds, number
 from streamrl.config.learner_tables import LearnerConfig
-from streamrl.config.schema import Config, QueueConfig, RolloutConfig
+from streamrl.config.rollout_tables import RolloutConfig
+from streamrl.config.schema import Config, QueueConfig
 
 SECOND = 10**9
 
@@ -201,10 +202,11 @@ def test_a_run_with_replicas_on_other_nodes_says_whose_disk_its_rows_hang_on() -
     assert "rows of a replica on another node are generated again" in summary_text({"durability": config.promise})
 
 
-def test_a_resume_is_a_line_and_a_notice() -> None:
+@pytest.mark.parametrize("kind", ["resumed", "autoscaling"])
+def test_a_resume_and_a_change_of_replicas_are_a_line_and_a_notice(kind: str) -> None:
     stream = io.StringIO()
     view = PlainView(config(), stream)
-    event = {"kind": "resumed", "text": "resumed from the checkpoint of step 4: 1 later step is trained again"}
+    event = {"kind": kind, "text": "from the checkpoint of step 4, with 2 replicas"}
     view.show(event)
     assert stream.getvalue() == f"! {event['text']}\n"
-    assert "checkpoint of step 4" in picture(state_after(event))
+    assert "checkpoint of step 4, with 2 replicas" in picture(state_after(event))

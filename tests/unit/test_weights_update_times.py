@@ -13,7 +13,8 @@ from services.rollout import RolloutReplica
 from services.run_folder import RunFolder
 from services.weights import WeightStoreActor
 from streamrl.config import Config
-from streamrl.config.schema import ModelConfig, RolloutConfig, SamplingConfig, ScriptedConfig
+from streamrl.config.rollout_tables import RolloutConfig, SamplingConfig, ScriptedConfig
+from streamrl.config.schema import ModelConfig
 from streamrl.models.load import prepare_model_folder
 from streamrl.types import GenerationRequest, Version
 from streamrl.weights.manifest import encode

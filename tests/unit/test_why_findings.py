@@ -6,7 +6,8 @@ import pytest
 
 from services.why import WINDOW, explain
 from streamrl.config.learner_tables import AlgorithmConfig, CriticConfig, LearnerConfig
-from streamrl.config.schema import Config, RolloutConfig
+from streamrl.config.rollout_tables import AutoscalingConfig, RolloutConfig
+from streamrl.config.schema import Config
 
 
 def config() -> Config:
@@ -45,6 +46,13 @@ def test_the_part_that_bounds_the_speed_is_named(kind: str, metrics: dict[str, A
     assert finding.kind == kind
     assert says in finding.text
     assert finding.figures["time/step"] == pytest.approx(0.2)
+
+
+def test_where_the_number_of_replicas_is_autoscaled_its_limit_is_what_to_raise() -> None:
+    autoscaled = Config(rollout=RolloutConfig(autoscaling=AutoscalingConfig(max_replicas=2)))
+    for given, key in ((config(), "raise rollout.replicas,"), (autoscaled, "raise rollout.autoscaling.max_replicas,")):
+        (finding,) = explain(rows(time__wait=0.1), given)
+        assert key in finding.text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,184 @@
+"""The gateway under 1,000 streams at once, and beside a bare Ray Serve application that streams the same chunks.
+
+    make bench-service
+
+A live run with the scripted engine, which trains on nothing meanwhile. Wanted: no error; memory of the gateway that
+stays what the first round made it; at half of the rate that saturates the Serve application, a 99th percentile of an
+answer's seconds of at most 1.5 times that of Serve, at the same rate, in turns. The scripted engine takes no time for a
+token, so an answer comes in as few chunks as the gateway's 50 ms make of it, and in more where many are answered at
+once. Writes benchmarks/out/service.json.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+from report import Report
+from service_load import Answers, Load
+
+from services.run_folder import RunFolder
+from streamrl.client.address import Address, Where
+from streamrl.errors import ComponentError
+
+ROOT = Path(__file__).parents[1]
+STREAMRL = Path(sys.executable).with_name("streamrl")
+SERVE_PYTHON = ROOT / ".venvs/serve/bin/python"
+ECHO = Path(__file__).parent / "peers/serve_echo.py"
+TOKENS = 48
+CONFIG = f"""
+name = "bench"
+[model]
+preset = "tiny-qwen3"
+[rollout]
+replicas = 1
+engine = "scripted"
+slots = 1024
+[rollout.sampling]
+max_new_tokens = {TOKENS}
+[rollout.scripted]
+latency_steps = {TOKENS}
+[learner]
+steps = 100000
+[eval]
+every = 100000
+[gateway]
+enabled = true
+max_requests = 4096
+stream_weights = {{ train = 0.0 }}
+"""
+BODY = {"model": "bench", "prompt": "1+1=", "max_tokens": TOKENS, "stream": True}
+UP_S, LOOK_S = 120.0, 0.2
+MIB = 2**20
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="the gateway under load, and against a bare Ray Serve application")
+    parser.add_argument("--streams", type=int, default=1000, help="at once")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement at a rate")
+    parser.add_argument("--clients", type=int, default=400, help="that find the rate at which Serve saturates")
+    parser.add_argument("--serve-python", type=Path, default=SERVE_PYTHON)
+    options = parser.parse_args()
+    report = Report("service")
+    with tempfile.TemporaryDirectory(prefix="bench-service-") as name, live(Path(name)) as (address, gateway):
+        asyncio.run(measure(report, options, Path(name), address, gateway))
+    return report.finish()
+
+
+async def measure(
+    report: Report, options: argparse.Namespace, folder: Path, address: Address, gateway: psutil.Process
+) -> None:
+    headers = {"authorization": f"Bearer {address.token}"}
+    async with Load(f"{address.url}/v1/completions", headers, BODY) as ours:
+        await at_once(report, ours, gateway, options.streams, options.rounds)
+        pieces = await typical(ours)
+        report.add("chunks of the answer that both stream", len(pieces), "")
+        with echo(options.serve_python, folder, pieces) as url:
+            async with Load(url, {}, BODY) as bare:
+                await beside(report, ours, bare, options)
+
+
+async def at_once(report: Report, load: Load, gateway: psutil.Process, streams: int, rounds: int) -> None:
+    """Errors and memory of all streams at once, several times."""
+    rounds_of: list[Answers] = []
+    resident = [gateway.memory_info().rss]
+    for _ in range(rounds):
+        rounds_of.append(await load.at_once(streams))
+        resident.append(gateway.memory_info().rss)
+    errors = [error for answers in rounds_of for error in answers.errors]
+    for error in errors[:3]:
+        print(error, file=sys.stderr)
+    report.add(f"errors of {streams} streams at once, {rounds} rounds", len(errors), "", at_most=0)
+    report.add("slowest of them", max(max(one.seconds, default=0.0) for one in rounds_of), "s")
+    report.add("resident memory of the gateway before", resident[0] / MIB, "MiB")
+    report.add("after the first round", resident[1] / MIB, "MiB")
+    report.add("after the last over after the first", resident[-1] / resident[1], "x", at_most=1.05)
+
+
+async def typical(load: Load) -> list[bytes]:
+    """The chunks of the answer in the middle of several, by how many they are."""
+    answers = sorted([await load.pieces() for _ in range(9)], key=len)
+    return answers[len(answers) // 2]
+
+
+async def beside(report: Report, ours: Load, bare: Load, options: argparse.Namespace) -> None:
+    """Both at half of the rate that saturates the bare one, in turns."""
+    await bare.at_once(options.clients)  # its first answers start what serves the others
+    saturated = await bare.rate(options.clients, options.seconds)
+    report.add(f"answers a second that {options.clients} clients get of Ray Serve", saturated, "1/s")
+    ratios, errors = [], 0
+    tails: dict[str, list[float]] = {"ours": [], "bare": []}
+    for _ in range(options.rounds):
+        for name, load in (("bare", bare), ("ours", ours)):
+            answers = await load.at_rate(saturated / 2, options.seconds)
+            errors += len(answers.errors)
+            tails[name].append(float(np.percentile(answers.seconds or [np.inf], 99)))
+        ratios.append(tails["ours"][-1] / tails["bare"][-1])
+    report.add("errors at half of that rate", errors, "", at_most=0)
+    report.add("p99 of an answer, Ray Serve", statistics.median(tails["bare"]), "s")
+    report.add("p99 of an answer, the gateway", statistics.median(tails["ours"]), "s")
+    report.add("p99 of the gateway over Ray Serve", statistics.median(ratios), "x", at_most=1.5)
+
+
+@contextmanager
+def live(folder: Path) -> Iterator[tuple[Address, psutil.Process]]:
+    """A run, with the address and the process of its gateway."""
+    (folder / "run.toml").write_text(CONFIG)
+    subprocess.run([STREAMRL, "up", "run.toml", "--detach"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    run = folder / "runs/bench"
+    try:
+        address = until_ready(Where(run))
+        launch = RunFolder.open(run).record.launch
+        assert launch is not None, "it is up"
+        below = psutil.Process(launch.watcher.pid).children(recursive=True)
+        yield address, next(one for one in below if "".join(one.cmdline()[:1]).startswith("ray::GatewayActor"))
+    finally:
+        subprocess.run([STREAMRL, "down", run], check=False, stdout=subprocess.DEVNULL)
+
+
+def until_ready(where: Where) -> Address:
+    """Look until the run has a gateway, and ask that until a replica serves. Raises TimeoutError."""
+    ends = time.monotonic() + UP_S
+    while time.monotonic() < ends:
+        with contextlib.suppress(ComponentError, urllib.error.URLError):
+            address = where.find()
+            urllib.request.urlopen(f"{address.url}/readyz", timeout=10).close()
+            return address
+        time.sleep(LOOK_S)
+    raise TimeoutError(f"the gateway of {where} was not ready within {UP_S} s")
+
+
+@contextmanager
+def echo(python: Path, folder: Path, pieces: list[bytes]) -> Iterator[str]:
+    """The bare Serve application, with its URL."""
+    path = folder / "pieces.json"
+    path.write_text(json.dumps([piece.decode() for piece in pieces]))
+    started = subprocess.Popen([python, ECHO, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with started as process:
+        yield f"http://127.0.0.1:{first_number(process)}/"
+
+
+def first_number(process: "subprocess.Popen[str]") -> int:
+    """The first line that is a number; Ray may say something before."""
+    assert process.stdout is not None, "it is a pipe"
+    for line in process.stdout:
+        if line.strip().isdecimal():
+            return int(line)
+    raise RuntimeError(f"{process.args} ended with exit code {process.wait()} before it served")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

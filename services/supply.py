@@ -1,0 +1,80 @@
+"""What the nodes of the cluster have, and where Ray is to put a replica. A thin call: `streamrl.placement` decides."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray._private.state import available_resources_per_node
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from streamrl.config import Config
+from streamrl.errors import ResourceError
+from streamrl.placement import Supply, fullest, impossible
+
+KNOWN_AFTER_S = 2.0
+"""Seconds after which what is free tells of a replica that was made."""
+
+
+def supply() -> list[Supply]:
+    """Of each node that is up. Blocks for a call to Ray."""
+    # What `ray status` shows, too: of each node alone there is no public call.
+    free = available_resources_per_node()
+    return [
+        Supply(node["NodeID"], node["NodeManagerHostname"], node["Resources"], free.get(node["NodeID"], {}))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def require_possible(config: Config) -> None:
+    """Raises ResourceError where no node could ever have a replica. Blocks as `supply` does."""
+    demand = config.rollout.resources
+    why = impossible(demand, supply()) if demand is not None else ""
+    if why:
+        raise ResourceError(f"rollout.resources: {why}; ask for less, or start Ray on a node that has it")
+
+
+class Placer:
+    """Ray's options for each replica of one run that takes these of its node."""
+
+    def __init__(self, config: Config, supply: Callable[[], list[Supply]] = supply) -> None:
+        self._supply = supply
+        self._demand = config.rollout.resources
+        self._pack = config.rollout.placement == "pack"
+        self._sent: deque[tuple[float, str]] = deque()
+        """(when, node) of those that were made lately."""
+
+    def options(self) -> dict[str, Any]:
+        """For the next one; none where replicas run on the run's own node. Blocks as `supply` does, to pack."""
+        if self._demand is None:
+            return {}
+        node = self._fullest(self._demand) if self._pack else None
+        return {**placement(self._demand), **({} if node is None else _preferred(node))}
+
+    def _fullest(self, demand: dict[str, float]) -> str | None:
+        now = time.monotonic()
+        while self._sent and self._sent[0][0] < now - KNOWN_AFTER_S:
+            self._sent.popleft()
+        node = fullest(demand, self._supply(), [sent for _, sent in self._sent])
+        if node is not None:
+            self._sent.append((now, node))
+        return node
+
+
+def placement(resources: dict[str, float]) -> dict[str, Any]:
+    """Ray's options for a part that takes these of its node: on any node that has them free, on as many nodes as there
+    are."""
+    own = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")}
+    return {
+        "num_cpus": resources.get("CPU", 0),
+        "num_gpus": resources.get("GPU", 0),
+        "resources": own,
+        "scheduling_strategy": "SPREAD",
+    }
+
+
+def _preferred(node: str) -> dict[str, Any]:
+    # Elsewhere if somebody else was quicker: it would wait for this node alone.
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)}

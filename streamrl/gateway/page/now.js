@@ -1,0 +1,61 @@
+// How the run stands at this moment, in words and numbers: its waits, its queue, what was dropped, what bounds it.
+
+import { bytes, made, number, percent, say } from "./format.js";
+
+const QUEUE_WORDS = {
+  pending: "being generated",
+  complete: "wait for a score",
+  scored: "wait for their group",
+  ready: "ready",
+  leased: "with the learner",
+};
+const KEYS = { pending: "key-5", complete: "key-2", scored: "key-3", ready: "key-1", leased: "key-4" };
+
+/** Show a status. */
+export function showNow(status) {
+  const { run, metrics } = status;
+  say(document.getElementById("name"), run.name);
+  const step = metrics?.step ?? 0;
+  const held = Object.entries(status.eval ?? {}).at(-1);
+  const score = held ? `, held-out score ${number(held[1])} at step ${held[0]}` : "";
+  say(document.getElementById("progress"), `step ${number(step)} of ${number(run.steps)}, version ${metrics?.version ?? "-"}${score}`);
+  document.title = `${run.name}: step ${step}`;
+  list("findings", status.why.length ? status.why : ["nothing stands out"]);
+  list("waits-now", status.waits.map(({ who, what, share }) => `${who}: ${percent(share)} waiting for ${what}`));
+  list(
+    "queue-now",
+    Object.entries(status.queue_rows).map(([state, rows]) => `${number(rows)} ${QUEUE_WORDS[state]}`),
+    Object.keys(status.queue_rows).map((state) => `key ${KEYS[state]}`),
+  );
+  showWeights(metrics ?? {});
+  showDrops(status.dropped);
+}
+
+function showWeights(metrics) {
+  if (metrics["weights/bytes"] === undefined) return;
+  const [sent, full] = [bytes(metrics["weights/bytes"]), bytes(metrics["weights/full_bytes"])];
+  say(document.getElementById("weights-now"), `version ${metrics.version}: ${sent} written, of a model of ${full}`);
+}
+
+function showDrops(dropped) {
+  const rows = Object.entries(dropped);
+  const body = document.getElementById("drop-rows");
+  body.replaceChildren(
+    ...rows.map(([reason, groups]) => {
+      const row = made("tr");
+      row.append(made("td", reason), made("td", number(groups)));
+      return row;
+    }),
+  );
+  document.getElementById("drops-none").hidden = rows.length > 0;
+}
+
+function list(id, texts, classes = []) {
+  const element = document.getElementById(id);
+  while (element.children.length > texts.length) element.lastChild.remove();
+  texts.forEach((text, place) => {
+    const item = element.children[place] ?? element.appendChild(made("li"));
+    say(item, text);
+    item.className = classes[place] ?? "";
+  });
+}

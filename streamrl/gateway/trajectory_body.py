@@ -1,0 +1,74 @@
+"""The body of `/api/trajectories`, and the trajectory that it tells of. Pure.
+
+    {"key": "a-1", "group": "task-17", "reward": 1.0, "turns": [{"prompt_token_ids": [..], "token_ids": [..],
+     "logprobs": [..], "version_spans": [[0, "0.3"]]}]}
+
+The fields of a turn are those that the gateway's own answers have under `streamrl`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+import xxhash
+from pydantic import BaseModel, ConfigDict, Field
+
+from streamrl.gateway.prompt_lines import KEY_LETTERS
+from streamrl.gateway.refusal import invalid, json_bytes
+from streamrl.gateway.trajectory import Branch, Trajectory, Turn, check_branch
+
+Name = Annotated[str, Field(min_length=1, max_length=KEY_LETTERS)]
+_TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+_Start = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+_VersionText = Annotated[str, Field(pattern=r"^[0-9]{1,9}\.[0-9]{1,18}$")]
+
+
+class TurnBody(BaseModel):
+    """prompt_token_ids: what stands before the sampled tokens; in a later turn, what the environment added to the turn
+    before. version_spans: (start, version), `start` counted from the turn's first sampled token."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt_token_ids: list[_TokenId]
+    token_ids: list[_TokenId]
+    logprobs: list[float]
+    version_spans: list[tuple[_Start, _VersionText]]
+
+    def turn(self) -> Turn:
+        spans = [(start, *map(int, version.split("."))) for start, version in self.version_spans]
+        return Turn(self.prompt_token_ids, self.token_ids, self.logprobs, [(a, b, c) for a, b, c in spans])
+
+
+class TrajectoryBody(BaseModel):
+    """key: the client's own name for it: sent again under it, it is the same one. group: shared with those that its
+    reward is compared with. components: of the reward, where the run wants any."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    key: Name
+    group: Name
+    reward: float
+    components: dict[str, float] = {}
+    finish_reason: Literal["stop", "length"] = "stop"
+    turns: list[TurnBody]
+
+    def trajectory(self, *, context: int, vocab_size: int, components: Sequence[str]) -> Trajectory:
+        """Raises Refusal. components: the names that the run wants."""
+        branch = Branch([turn.turn() for turn in self.turns], self.finish_reason)
+        check_branch(branch, context=context, vocab_size=vocab_size)
+        check_reward(self.reward, self.components, components)
+        # Behind the checks: a number that JSON has no word for would not pass.
+        digest = xxhash.xxh3_64_intdigest(json_bytes(self.model_dump()))
+        return Trajectory(self.key, digest, self.group, self.reward, self.components, [branch])
+
+
+def check_reward(reward: float, given: Mapping[str, float], wanted: Sequence[str]) -> None:
+    """Raises Refusal for a reward that is no number, or lacks a component, or has one that the run does not know."""
+    if not math.isfinite(reward):
+        raise invalid("non_finite", f"a reward of {reward}; leave out what could not be scored", "reward")
+    if sorted(given) != sorted(wanted):
+        what = f"components {sorted(given)!a}; this run's reward has {sorted(wanted)} (learner.algorithm.components)"
+        raise invalid("wrong_components", what, "components")
+    for name, value in given.items():
+        if not math.isfinite(value):
+            raise invalid("non_finite", f"component {name!a} is {value}", "components")

@@ -1,0 +1,471 @@
+"""The page in a real browser: what it shows, what it follows, what it says when something is wrong."""
+
+import itertools
+
+import pytest
+from page_server import PageServer, replica, row, sample, standing
+from page_viewer import Viewer
+from selenium.webdriver.common.keys import Keys
+
+from streamrl.gateway.auth import Scope
+
+CHARTS = ("reward", "staleness", "waits", "queue", "tokens", "weights")
+COLOURS = """
+const canvas = document.querySelector(arguments[0]);
+const pixels = new Uint32Array(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+return new Set(pixels).size;
+"""
+
+
+def running(server: PageServer, *, steps: int = 120, replicas: int = 3) -> None:
+    """A run that has done so many steps."""
+    server.write([row(step) for step in range(1, steps + 1)])
+    server.status(**standing(steps, replicas))
+    server.tell("phase", name="running")
+
+
+def opened(page: Viewer, server: PageServer) -> None:
+    page.open(server.link)
+    page.until_text("#reward .readout", "reward 0")
+    page.until_text("#progress", "step ")
+
+
+# ---- what it shows
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_run_is_shown_whole_in_both_themes(server: PageServer, page: Viewer, theme: str) -> None:
+    server.samples = [sample(number) for number in range(20, 0, -1)]
+    running(server)
+    page.theme(theme)
+    page.resize(1400, 1700)
+    opened(page, server)
+    page.until(lambda: len(page.all("#sample-rows tr")) == 20, "samples")
+    assert page.text("#name") == "run"
+    assert "step 120 of 100, version 0.120, held-out score 0.710 at step 100" in page.text("#progress")
+    assert "max_staleness" in page.text("#findings") or "generation" in page.text("#findings")
+    assert "learner: " in page.text("#waits-now")
+    assert "rows" in page.text("#waits-now")
+    assert [one.text for one in page.all("#queue-now li")][:2] == ["512 being generated", "40 wait for a score"]
+    assert [one.text for one in page.all("#drop-rows tr")] == ["zero_variance 12", "cancelled 3"]
+    assert [one.text for one in page.all("#replica-rows tr:nth-child(3) td")][:5] == [
+        *("rollout-2", "serving", "0.118", "2", "30"),
+    ]
+    assert "39.1 KiB written, of a model of 1.5 MiB" in page.text("#weights-now")
+    page.picture(f"run-{theme}")
+    for chart in CHARTS:
+        assert page.run(COLOURS, f"#{chart} canvas") > 3, f"{chart} has nothing drawn"
+    assert page.run(COLOURS, "#behind") > 2
+    assert page.complaints() == []
+
+
+def test_the_page_follows_the_run(server: PageServer, page: Viewer) -> None:
+    running(server, steps=3)
+    opened(page, server)
+    before = page.text("#reward .readout")
+    server.step({**row(4), "reward/mean": 0.987})
+    page.until_text("#reward .readout", "reward 0.987")
+    assert before != page.text("#reward .readout")
+    assert page.text("#phase") == "training"
+    server.status(**standing(7, replicas=5))
+    page.until_text("#progress", "step 7 of")
+    page.until(lambda: len(page.all("#replica-rows tr")) == 5, "two more replicas")
+    server.status(**{**standing(7), "replicas": [replica(number, 7) for number in (10, 1, 0, 9)]})
+    page.until(lambda: len(page.all("#replica-rows tr")) == 4, "others")
+    names = [one.text for one in page.all("#replica-rows td:first-child")]
+    assert names == ["rollout-0", "rollout-1", "rollout-9", "rollout-10"]
+    server.status(**standing(8, replicas=2))
+    page.until(lambda: len(page.all("#replica-rows tr")) == 2, "three less")
+    server.tell("notice", text="rollout replicas: 5 -> 2")
+    page.until_text("#notices", "rollout replicas: 5 -> 2")
+    assert page.run("return document.title") == "run: step 8"
+
+
+def test_steps_that_are_made_again_after_a_resume_replace_those_before(server: PageServer, page: Viewer) -> None:
+    running(server, steps=20)
+    opened(page, server)
+    page.find("#reward canvas").send_keys(Keys.END)
+    page.until_text("#reward .readout", "step 20")
+    page.find("#reward canvas").send_keys(Keys.ESCAPE)
+    server.truncate(10)
+    server.step({**row(11), "reward/mean": 0.111})
+    page.until_text("#reward .readout", "reward 0.111")
+    page.find("#reward canvas").send_keys(Keys.END)
+    page.until_text("#reward .readout", "step 11")
+    page.find("#reward canvas").send_keys(Keys.ARROW_LEFT)
+    page.until_text("#reward .readout", "step 10")
+    page.find("#reward canvas").send_keys(Keys.ARROW_RIGHT * 4)
+    page.until(lambda: page.text("#reward .readout span") == "step 11", "nothing behind step 11")
+
+
+def test_curves_go_over_steps_or_over_time(server: PageServer, page: Viewer) -> None:
+    server.write([{**row(step), "time/step": 30.0} for step in range(1, 11)])
+    server.status(**standing(10))
+    opened(page, server)
+    for value, first, last in (("time", "time 30 s", "time 5:00"), ("step", "step 1", "step 10")):
+        page.find(f"input[name=axis][value={value}]").click()
+        page.find("#reward canvas").send_keys(Keys.HOME)
+        page.until_text("#reward .readout", first)
+        page.find("#reward canvas").send_keys(Keys.END)
+        page.until_text("#reward .readout", last)
+
+
+# ---- the token
+
+
+def test_the_token_of_the_link_leaves_the_address_and_stays_in_the_tab(server: PageServer, page: Viewer) -> None:
+    running(server)
+    opened(page, server)
+    assert page.driver.current_url == f"{server.url}/"
+    assert page.run("return sessionStorage.length + localStorage.length") == 1
+    assert server.token() not in page.driver.page_source
+    assert page.run("return document.cookie") == ""
+    page.driver.refresh()
+    page.until_text("#progress", "step 120")
+    assert not page.shown("#token-form")
+
+
+def test_without_a_token_the_page_asks_for_one_and_says_what_is_wrong(server: PageServer, page: Viewer) -> None:
+    running(server)
+    page.open(server.url)
+    page.until(lambda: page.shown("#token-form"), "the form")
+    page.picture("token")
+    assert (page.text("#token-wrong"), page.shown("main")) == ("", False)
+    assert page.run("return document.activeElement.id") == "token"
+    for wrong, says in (
+        ("srl-wrong", "not a token of this run"),
+        (server.token(Scope.GENERATE), "wants the one for control"),
+        ("caf\u00e9 \u2603", "not a token of this run"),
+    ):
+        page.find("#token").send_keys(wrong, Keys.ENTER)
+        page.until_text("#token-wrong", says)
+        page.until(lambda: page.shown("#token-form"), "the form again")
+    page.picture("token-wrong")
+    page.find("#token").send_keys(server.token(), Keys.ENTER)
+    page.until_text("#progress", "step 120")
+    assert (page.shown("#token-form"), page.shown("main")) == (False, True)
+    assert page.run("return document.querySelector('#token').value") == ""
+    page.complaints()  # the refusals themselves
+
+
+def test_a_link_opened_in_the_tab_of_another_one_is_taken(server: PageServer, page: Viewer) -> None:
+    running(server)
+    page.open(server.url)
+    page.until(lambda: page.shown("#token-form"), "the form")
+    page.driver.get(server.link)
+    page.until_text("#progress", "step 120")
+    assert "#" not in page.driver.current_url
+
+
+# ---- what goes wrong
+
+
+def test_a_lost_connection_is_said_and_comes_back_by_itself(server: PageServer, page: Viewer) -> None:
+    running(server, steps=5)
+    opened(page, server)
+    assert page.text("#connection") == "connected"
+    server.stop_gateway()
+    page.until_text("#connection", "not connected since")
+    page.until_text("#connection", "since 1 s")
+    page.picture("not-connected")
+    assert "reward" in page.text("#reward .readout"), "what was known stays"
+    server.write([{**row(6), "reward/mean": 0.666}])
+    server.start_gateway()
+    page.until(lambda: page.text("#connection") == "connected", "connected")
+    page.until_text("#reward .readout", "reward 0.666")
+    page.complaints()  # that nobody answered
+
+
+def test_of_several_failures_the_first_is_shown_until_the_system_starts_again(server: PageServer, page: Viewer) -> None:
+    running(server)
+    opened(page, server)
+    assert not page.shown("#failure")
+    server.tell("failure", component="learner", phase="run", version="0.3", cause="loss is nan <b>at step 4</b>")
+    server.tell("failure", component="reward", phase="run", version="0.3", cause="its queue is gone")
+    server.tell("notice", text="after both")
+    page.until_text("#notices", "after both")
+    assert page.text("#failure") == "learner failed in run: loss is nan <b>at step 4</b>"
+    page.picture("failure")
+    server.tell("phase", name="ray")
+    page.until(lambda: not page.shown("#failure"), "no failure any more")
+    server.step(row(121))
+    page.until_text("#reward .readout", f"reward {row(121)['reward/mean']:.3f}")
+    assert page.text("#phase") == "ray", "it is not as far yet"
+    server.tell("end", how="failed", code=4, error={"type": "ComponentError", "message": "the raylet is gone"})
+    page.until_text("#failure", "the raylet is gone")
+    assert page.text("#phase") == "the run has ended: failed"
+
+
+def test_a_run_that_has_no_step_yet_and_one_that_tells_nothing(server: PageServer, page: Viewer) -> None:
+    server.status(metrics={}, replicas=[], queue=None, steps=0)
+    server.tell("phase", name="warm-up")
+    page.open(server.link)
+    page.until_text("#phase", "warm-up")
+    page.until_text("#progress", "step 0")
+    assert page.text("#reward .readout") == "nothing yet"
+    page.until_text("#samples-said", "No sample yet.")
+    page.picture("no-step-yet")
+    server.step(row(1))
+    page.until_text("#reward .readout", "reward 0")
+    assert page.complaints() == []
+
+
+def test_figures_that_cannot_be_read_are_said_once_with_their_line(server: PageServer, page: Viewer) -> None:
+    running(server, steps=2)
+    server.damage()
+    page.open(server.link)
+    page.until_text("#notices", "metrics.jsonl:3 is no metrics line")
+    asked = server.asked
+    page.until(lambda: server.asked > asked + 2, "two more looks, which fail as well")
+    server.tell("notice", text="something else")
+    page.until_text("#notices", "something else")
+    said = [one.text for one in page.all("#notices li")]
+    assert all(one != other for one, other in itertools.pairwise(said))
+    assert page.text("#connection") == "connected"
+    page.complaints()  # the refusal
+
+
+# ---- samples
+
+
+def test_a_sample_opens_to_its_tokens_coloured_by_what_is_asked_for(server: PageServer, page: Viewer) -> None:
+    server.samples = [sample(2), sample(1, advantage=None), sample(0, advantage=[-2.0, -0.5, -0.1, 0.0, 0.1, 0.5, 2.0])]
+    running(server)
+    opened(page, server)
+    page.until(lambda: len(page.all("#sample-rows button")) == 3, "samples")
+    newest, without, by_token = page.all("#sample-rows button")
+    newest.click()
+    tokens = page.all("#sample-rows .token")
+    assert "".join(one.get_attribute("textContent") for one in tokens) == "12+30=42\u21b5\n"
+    assert classes(page) == ["v0"] * 3 + ["v1"] * 4
+    assert tokens[4].get_attribute("title") == "id 4, version 0.3, log-prob -0.810, advantage 0.700"
+    choose(page, "logprob")
+    assert classes(page) == ["l0", "l0", "l0", "l1", "l2", "l3", "l5"]
+    choose(page, "advantage")
+    assert classes(page) == ["a5"] * 7
+    page.picture("sample")
+    newest.click()
+    by_token.click()
+    assert classes(page) == ["a0", "a1", "a2", "a3", "a4", "a5", "a6"]
+    by_token.click()
+    without.click()
+    assert classes(page) == [""] * 7, "nothing is known, and so nothing is coloured"
+
+
+def choose(page: Viewer, mode: str) -> None:
+    page.find(f"input[name=colour][value={mode}]").click()
+
+
+def classes(page: Viewer) -> list[str]:
+    return [one.get_attribute("class").removeprefix("token").strip() for one in page.all("#sample-rows .token")]
+
+
+def test_what_a_model_or_a_user_wrote_is_text_whatever_it_looks_like(server: PageServer, page: Viewer) -> None:
+    script, image = "<script>document.title = 'owned'</script>", "<img src=x onerror=\"document.title = 'owned'\">"
+    server.samples = [
+        sample(1, completion=[script, image, "</td></tr></table>", "\u202e", ""], prompt=image, stream=script)
+    ]
+    running(server)
+    dropped = {"groups_dropped": {image: 1}}
+    server.status(**standing(120, queue=dropped))
+    opened(page, server)
+    page.until(lambda: page.all("#sample-rows button"), "samples").pop().click()
+    server.tell("notice", text=image)
+    server.tell("failure", component=script, phase="run", version="", cause=image)
+    page.until_text("#failure", "<img")
+    assert page.text("#sample-rows .token") == script
+    assert image in page.text("#sample-rows .opened")
+    assert image in page.text("#drop-rows")
+    assert image in page.text("#notices")
+    assert page.all("main img, main script, header img") == []
+    assert page.run("return document.title") == "run: step 120"
+    page.picture("hostile")
+    assert page.complaints() == []
+
+
+def test_the_policy_forbids_what_would_get_past_it(server: PageServer, page: Viewer) -> None:
+    running(server)
+    opened(page, server)
+    page.run("""
+        const image = document.createElement("img");
+        image.src = "x"; image.setAttribute("onerror", "document.title = 'owned'");
+        const script = document.createElement("script");
+        script.textContent = "document.title = 'owned'";
+        document.body.append(image, script);
+    """)
+    said = page.until(page.complaints, "the browser says what it refused")
+    assert any("Content Security Policy" in one for one in said)
+    assert page.run("return document.title").startswith("run")
+
+
+def test_new_samples_come_by_themselves_and_older_ones_on_demand(server: PageServer, page: Viewer) -> None:
+    server.samples = [sample(number) for number in range(119, -1, -1)]
+    running(server)
+    opened(page, server)
+    page.until(lambda: len(page.all("#sample-rows tr")) == 50, "the newest 50")
+    page.find("#sample-rows button").click()
+    server.samples[:0] = [sample(121), sample(120)]
+    page.until(lambda: keys(page)[:3] == ["121/0/0", "120/0/0", "119/0/0"], "two new ones")
+    assert page.find("#sample-rows button[aria-expanded=true]").text == "119/0/0", "what is open stays open"
+    page.find("#sample-rows button[aria-expanded=true]").click()
+    page.find("#samples-older").click()
+    page.until(lambda: len(page.all("#sample-rows tr")) > 60, "older ones")
+    page.find("#samples-older").click()
+    page.until(lambda: not page.shown("#samples-older"), "all of them")
+    numbers = [int(key.split("/")[0]) for key in keys(page)]
+    assert numbers == sorted(numbers, reverse=True)
+    assert set(numbers) >= {0, 119, 120, 121}
+    page.find("#samples-live").click()
+    server.samples.insert(0, sample(122))
+    before = page.text("#progress")
+    server.status(**standing(121))
+    page.until(lambda: page.text("#progress") != before, "the next status")
+    assert keys(page)[0] == "121/0/0"
+
+
+def keys(page: Viewer) -> list[str]:
+    return page.run("return [...document.querySelectorAll('#sample-rows tr[data-key]')].map((one) => one.dataset.key)")
+
+
+def test_a_sample_of_many_tokens_shows_some_and_the_rest_on_demand(server: PageServer, page: Viewer) -> None:
+    server.samples = [sample(1, completion=["a "] * 9000)]
+    running(server)
+    opened(page, server)
+    page.until(lambda: page.all("#sample-rows button"), "samples").pop().click()
+    for shown in (4000, 8000, 9000):
+        assert page.run("return document.querySelectorAll('.token').length") == shown
+        for more in page.all(".answer button"):
+            more.click()
+
+
+# ---- scale
+
+
+def test_replicas_are_scaled_and_what_is_refused_is_said(server: PageServer, page: Viewer) -> None:
+    running(server)
+    opened(page, server)
+    page.until_text("#scale-now", "2 wanted, 2 serve; 2 reward workers")
+    order(page, "4")
+    page.until_text("#scale-said", "2 -> 4")
+    page.until_text("#scale-now", "4 wanted, 2 serve")
+    order(page, "99")
+    page.until_text("#scale-said", "rollout = 99: this machine has memory for 8")
+    assert server.scale["rollout"]["now"] == 4
+    for bad in ("0", "-1", "1.5", ""):
+        order(page, bad)
+        assert page.run("return document.querySelector('#scale-rollout').validity.valid") is False
+    assert server.scale["rollout"]["now"] == 4
+    page.complaints()  # the refusal
+
+
+def order(page: Viewer, number: str) -> None:
+    field = page.find("#scale-rollout")
+    field.send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE, number, Keys.ENTER)
+
+
+# ---- everybody
+
+
+def test_all_is_reached_by_the_keyboard_in_the_order_of_the_page(server: PageServer, page: Viewer) -> None:
+    server.samples = [sample(1)]
+    running(server)
+    opened(page, server)
+    page.until(lambda: page.all("#sample-rows button"), "samples")
+    page.run("document.activeElement.blur()")
+    reached = []
+    for _ in range(40):
+        page.driver.switch_to.active_element.send_keys(Keys.TAB)
+        reached.append(page.run(FOCUSED))
+        if reached[-1].startswith("1/0/0"):
+            break
+    names = [name for name, _ in itertools.groupby(reached)]
+    charts = [f"{chart} canvas" for chart in CHARTS]
+    assert [name for name in names if name in charts] == charts
+    for name in ("step", "scale-rollout", "Scale", "samples-live", "version", "1/0/0"):
+        assert name in names, name
+    assert page.run(OUTLINED), "who has the focus is seen"
+    page.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    assert page.all("#sample-rows .token")
+
+
+FOCUSED = """
+const one = document.activeElement;
+if (one.tagName === "CANVAS") return `${one.closest("section").id} canvas`;
+return one.type === "radio" ? one.value : one.id || one.textContent.slice(0, 20);
+"""
+OUTLINED = "const style = getComputedStyle(document.activeElement); return parseFloat(style.outlineWidth) >= 2;"
+
+
+def test_arrow_keys_move_in_a_curve_and_say_where_they_are(server: PageServer, page: Viewer) -> None:
+    running(server, steps=30)
+    opened(page, server)
+    canvas = page.find("#reward canvas")
+    for keys_, step in ((Keys.HOME, 1), (Keys.ARROW_RIGHT, 2), (Keys.ARROW_LEFT * 3, 1), (Keys.END, 30)):
+        canvas.send_keys(keys_)
+        page.until(lambda step=step: page.text("#reward .readout span") == f"step {step}", f"step {step}")
+        assert f"step {step}, reward" in canvas.get_attribute("aria-label")
+    canvas.send_keys(Keys.ESCAPE)
+    page.until(lambda: page.text("#reward .readout").startswith("reward"), "no place")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_text_has_enough_contrast(server: PageServer, page: Viewer, theme: str) -> None:
+    server.samples = [sample(1, completion=["a"] * 12, version_spans=[[2 * i, f"0.{i}"] for i in range(6)])]
+    running(server)
+    page.theme(theme)
+    opened(page, server)
+    page.until(lambda: page.all("#sample-rows button"), "samples").pop().click()
+    server.tell("failure", component="learner", phase="run", version="", cause="loss is nan")
+    page.until(lambda: page.shown("#failure"), "the failure")
+    for mode in ("version", "logprob", "advantage"):
+        choose(page, mode)
+        weak = page.run(CONTRASTS)
+        assert weak == [], f"{theme}, {mode}"
+    page.run("document.querySelector('#token-form').hidden = false")
+    page.run("document.querySelector('#token-wrong').textContent = 'wrong'")
+    assert page.run(CONTRASTS) == []
+
+
+CONTRASTS = """
+const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+const channel = (part) => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+const ground = (element) => {
+  for (; element; element = element.parentElement) {
+    const colour = parse(getComputedStyle(element).backgroundColor);
+    if (colour.length < 4 || colour[3] > 0) return colour;
+  }
+  return [255, 255, 255];
+};
+const weak = [];
+let looked = 0;
+for (const element of document.querySelectorAll("body *")) {
+  const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+  if (!own || !element.checkVisibility() || element.disabled) continue;
+  looked += 1;
+  const [one, two] = [light(parse(getComputedStyle(element).color)), light(ground(element))].sort((a, b) => b - a);
+  const contrast = (one + 0.05) / (two + 0.05);
+  const name = `${element.tagName}.${element.className} ${element.textContent.slice(0, 20)}`;
+  if (contrast < 4.5) weak.push(`${name}: ${contrast}`);
+}
+return looked < 50 ? [`only ${looked} texts were looked at`] : weak;
+"""
+
+
+@pytest.mark.parametrize("width", [360, 800])
+def test_a_narrow_window_scrolls_down_and_not_sideways(server: PageServer, page: Viewer, width: int) -> None:
+    server.samples = [sample(1, completion=["long" * 400])]
+    running(server)
+    page.resize(width, 900)
+    opened(page, server)
+    page.until(lambda: page.all("#sample-rows button"), "samples").pop().click()
+    page.picture(f"width-{width}")
+    assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_page_that_is_left_is_followed_no_more(server: PageServer, page: Viewer) -> None:
+    running(server)
+    opened(page, server)
+    assert server.readers == 1
+    page.driver.get("about:blank")
+    page.until(lambda: server.readers == 0, "no reader")
