@@ -5,7 +5,6 @@ with its exit code. Synchronous and light, since commands are short.
 """
 
 import json
-import select
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from services.ending import error_of
 from services.run_folder import RunFolder
+from streamrl.descriptors import readable
 from streamrl.errors import ComponentError, DeadlineError, RunFolderError
 
 
@@ -67,7 +67,7 @@ class ControlClient:
         while True:
             while (line := self._line()) is not None:
                 yield json.loads(line)["event"]
-            if not select.select([self._socket], [], [], tick_s)[0]:
+            if not readable([self._socket.fileno()], tick_s):
                 yield None
                 continue
             try:

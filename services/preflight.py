@@ -8,7 +8,6 @@ would end with half a minute later. It does not call the reward: whether that sc
 import ctypes
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import msgspec
 from services.ending import error_of
 from services.process_environment import extend_import_path, import_path, variables
 from streamrl.config.schema import Config, ModelConfig
+from streamrl.descriptors import readable
 from streamrl.errors import ComponentError, DeadlineError, StreamRLError
 from streamrl.processes import end_session
 
@@ -67,7 +67,7 @@ def _start(config: Config, writer: int, words: IO[bytes]) -> subprocess.Popen[by
 def _wait(child: subprocess.Popen[bytes], limit_s: float) -> bool:
     """Whether it ended in time. It is not reaped, so that its number is nobody else's yet."""
     with open(os.pidfd_open(child.pid), "rb", buffering=0) as ends:
-        return bool(select.select([ends], [], [], limit_s)[0])
+        return bool(readable([ends.fileno()], limit_s))
 
 
 def _read(answer: IO[bytes]) -> bytes:
@@ -123,7 +123,7 @@ def check(config: Config) -> None:
     from streamrl.engines.server.place import engine_python
     from streamrl.models.tokenizer import load_tokenizer
     from streamrl.models.vocabulary import require_same_vocabulary
-    from streamrl.rewards.scorer import Scorer, resolve_reward
+    from streamrl.rewards.build import make_scorer
     from streamrl.tasks.load import load_task
 
     if config.gateway.has_tls:
@@ -135,8 +135,10 @@ def check(config: Config) -> None:
         tokenizer = load_tokenizer(folder)
         if (reference := config.learner.algorithm.reference.path) is not None:
             require_same_vocabulary(folder, Path(reference).expanduser())
+        if (scores := config.reward.model.path) is not None:
+            require_same_vocabulary(folder, Path(scores).expanduser(), "reward.model.path")
     load_task(config, tokenizer)
-    Scorer(resolve_reward(config.reward.function)).close()
+    make_scorer(config.reward.function, config.reward.model).close()
 
 
 def starts_server_here(config: Config) -> bool:

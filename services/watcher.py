@@ -68,7 +68,7 @@ def watch(owner: subprocess.Popen, wakeup: int, lifeline: int | None, grace_s: f
     deadline = None
     while owner.poll() is None:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready, _, _ = select.select(waits, [], [], left)
+        ready = readable(waits, left)
         signals = os.read(wakeup, 512) if wakeup in ready else b""
         reap(keep=owner.pid)
         if deadline is None and (lifeline in ready or ASK in signals):
@@ -79,6 +79,15 @@ def watch(owner: subprocess.Popen, wakeup: int, lifeline: int | None, grace_s: f
         if INSIST in signals or (deadline is not None and time.monotonic() >= deadline):
             owner.kill()
             owner.wait()
+
+
+def readable(descriptors: list[int], timeout_s: float | None) -> set[int]:
+    """Those with something to read, or an end of file, within `timeout_s`. By poll, since
+    select knows none above 1023 (`streamrl.descriptors`, which this script cannot import)."""
+    waiting = select.poll()
+    for descriptor in descriptors:
+        waiting.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in waiting.poll(None if timeout_s is None else 1000 * timeout_s)}
 
 
 def end_descendants() -> None:

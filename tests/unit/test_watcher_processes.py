@@ -1,5 +1,6 @@
 """The watcher, on owners that are plain scripts: whatever dies how, nothing stays."""
 
+import fcntl
 import json
 import os
 import signal
@@ -70,7 +71,10 @@ class Watched:
 def watched(
     *, behaviour: str, folders: list[str], prefixes: list[str], grace_s: float = 5.0, child: str = STUBBORN_CHILD
 ) -> Iterator[Watched]:
-    reader, writer = os.pipe()
+    low, writer = os.pipe()
+    # Above what select(2) knows: the starter may hold as many files.
+    reader = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 1500)
+    os.close(low)
     order = {
         "owner": [sys.executable, "-S", "-c", child + behaviour + READY],
         "fds": [],

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from streamrl.descriptors import readable
 from streamrl.processes import family
 
 PR_SET_PDEATHSIG = 1
@@ -59,10 +60,10 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
 def wait(server: "subprocess.Popen[bytes]", lifeline: int, grace_s: float) -> None:
     """Return when the server has ended; ask it to when the lifeline breaks, and insist after the grace."""
     ends = os.pidfd_open(server.pid)
-    ready, _, _ = select.select([ends, lifeline], [], [])
+    ready = readable([ends, lifeline], None)
     if ends not in ready:
         server.send_signal(signal.SIGTERM)
-        ready, _, _ = select.select([ends], [], [], grace_s)
+        ready = readable([ends], grace_s)
     if ends not in ready:
         server.kill()
     server.wait()
