@@ -1,11 +1,13 @@
 """A replay queue in a folder, with the writers of its replica and its scorer."""
 
 import asyncio
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from buffers.ledger import Ledger
 from buffers.queue import COMPLETIONS_DIR, SCORES_DIR, ReplayQueue
 from buffers.records import AcceptedRows, QueueSettings, ScoredRows
 from buffers.rows import scores_batch
@@ -41,8 +43,16 @@ def open_queue(run: Path, *, resume_step=0, **changes) -> ReplayQueue:
 
 
 def kill(queue: ReplayQueue) -> None:
-    """End it as `kill -9` would: the ledger keeps what was committed, nothing is closed or cut."""
-    queue._journal._ledger._committer.close()
+    """End it as `kill -9` would: the ledger keeps what was committed, its file is not ended or cut."""
+    leave(queue._journal._ledger)
+
+
+def leave(ledger: Ledger) -> None:
+    """As a killed process leaves it: preallocated zeros at the end. The kernel closes what such a process held."""
+    ledger._committer.close()
+    if not ledger._closed:
+        ledger._closed = True
+        os.close(ledger._fd)
 
 
 @dataclass

@@ -21,7 +21,7 @@ import msgspec
 
 from streamrl.errors import ComponentError, DataError
 from streamrl.types import Version
-from streamrl.weights.copies import VersionCopies
+from streamrl.weights.copies import IncomingVersion, VersionCopies
 from streamrl.weights.delta_chain import Kind, version_before
 from streamrl.weights.manifest import WeightManifest, decode, encode, is_base, verify
 
@@ -172,7 +172,7 @@ class VersionPulls:
         return manifest
 
     async def _take_anchor(self, step: WayStep, manifest: WeightManifest) -> None:
-        incoming = await in_thread(self._copies.begin, manifest)
+        incoming = await self._begin(manifest)
         try:
             async with contextlib.aclosing(self._transport.receive(step)) as pieces:
                 async for piece in pieces:
@@ -184,6 +184,17 @@ class VersionPulls:
             raise
         self._took(manifest)
         self.figures.anchors += 1
+
+    async def _begin(self, manifest: WeightManifest) -> IncomingVersion:
+        """Who is cancelled meanwhile leaves no file open."""
+        beginning = asyncio.ensure_future(asyncio.to_thread(self._copies.begin, manifest))
+        try:
+            return await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            await asyncio.wait({beginning})
+            if beginning.exception() is None:
+                beginning.result().abandon()
+            raise
 
     async def _take_delta(self, step: WayStep, manifest: WeightManifest) -> None:
         what = f"weights: the delta of version {step.version}"

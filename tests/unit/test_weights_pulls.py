@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +356,16 @@ async def test_r9_whatever_happens_to_the_pieces_no_unverified_version_is_there_
         except (AssertionError, DataError, ComponentError) as error:
             raise AssertionError(f"seed {seed}/{number}: {error}") from error
     assert failed > SEEDS / 2
+    assert open_files(tmp_path) == [], f"seed {seed}"
+
+
+def open_files(folder: Path) -> list[str]:
+    """What this process holds open below a folder, removed files too."""
+    held = []
+    for one in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that reads this folder
+            held.append(str(one.readlink()))
+    return [path for path in held if path.startswith(str(folder))]
 
 
 # ---- the shelf
