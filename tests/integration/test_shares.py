@@ -32,7 +32,7 @@ RUN = (
     *("--rollout.engine", "scripted", "--rollout.group_size", "2", "--learner.groups_per_step", "16"),
     *("--learner.max_staleness", "2", "--learner.steps", "100000", "--eval.every", "100000"),
     *("--checkpoint.every", "20", "--observe.trace", "false", "--gateway.enabled", "true"),
-    *("--gateway.stream_weights", f"{{ train = 0.0, {HEAVY} = 3.0, {LIGHT} = 1.0, {FIRST} = 0.01 }}"),
+    *("--gateway.stream_weights", f"{{ train = 0.0, {HEAVY} = 3.0, {LIGHT} = 1.0, {FIRST} = 0.5 }}"),
     *("--gateway.stream_priorities", f"{{ {FIRST} = 1 }}"),
 )
 
@@ -63,7 +63,7 @@ class Clients:
             self._ended.set()
 
     async def _keep_full(self, stream: str) -> None:
-        asks = ({"key": f"k{number}", "prompt": f"{number}+1="} for number in count())
+        asks = ({"key": f"k{number}", "prompt": f"{number % 1000}+1="} for number in count())
         async with aclosing(self._client.stream(asks, stream=stream, ahead=AHEAD)) as results:
             async for _ in results:
                 self._results += 1
