@@ -81,6 +81,7 @@ class Submissions:
         self._waiting_bytes = 0
         self._with_rows: dict[int, None] = {}
         """Those whose rows are known, the one that finished first in front."""
+        self._ends: list[int] = []
 
     def __len__(self) -> int:
         return len(self._items)
@@ -146,6 +147,7 @@ class Submissions:
             for (sample, branch), row in sorted(group.rows.items())
         ]
         self._with_rows[item] = None
+        self._ends.append(item)
         if len(self._with_rows) > RESULTS_KEPT:
             self._let_go(next(iter(self._with_rows)))
 
@@ -159,6 +161,7 @@ class Submissions:
         one = self._item(item)
         self._waits_no_more(item)
         one.state, one.reason, one.prompt = SubmissionState.DROPPED, reason, None
+        self._ends.append(item)
         self._let_go(item)
 
     def covered(self, item: int) -> None:
@@ -171,6 +174,11 @@ class Submissions:
         """What became of those that have ended."""
         over = (SubmissionState.FINISHED, SubmissionState.DROPPED)
         return [self.outcome(item) for item in items if self._item(item).state in over]
+
+    def ends(self, after: int) -> list[int]:
+        """The prompts that ended, in that order, without the first `after` of them; one that began again and ended is
+        there twice."""
+        return self._ends[after:]
 
     def outcome(self, item: int) -> Outcome:
         one = self._item(item)

@@ -1,10 +1,10 @@
 """Prompts of clients in the replay queue: taken, given out as groups, ended; durable and awaitable like the rest of it.
 
-    client: submit -> ended        replica: prompts        client: cancel
+    client: submit -> ends, ended        replica: prompts        client: cancel
 
 Guaranteed: what `submit` acknowledged is trained, or dropped with a reason, whatever is killed meanwhile; submitted
 again under its key it is the same prompt. The prompts that wait are bounded in bytes: `submit` waits for room. `close`
-wakes each waiting call: `submit` raises, `ended` returns [].
+wakes each waiting call: `submit` raises, `ends` returns [].
 """
 
 from collections.abc import Sequence
@@ -66,14 +66,21 @@ class SubmittedPrompts:
         return [self._submissions.prompt(item) for item in items]
 
     async def ended(self, items: Sequence[int]) -> list[Outcome]:
-        """Those among `items` that have ended, at least one, as soon as there is one; [] once closed. What is told of
-        is durable. Raises DataError for a number that nobody got."""
-        while not (found := self._submissions.ended(items)):
+        """Those among `items` that have ended by now. What is told of is durable. Raises DataError for a number that
+        nobody got."""
+        self._journal.check()
+        found = self._submissions.ended(items)
+        await self._journal.settled()
+        return found
+
+    async def ends(self, after: int) -> list[int]:
+        """Which prompts ended, in that order, without the first `after` of them, as soon as there is one more; [] once
+        closed. It is counted since this queue was opened: whoever follows counts what it was told."""
+        while not (found := self._submissions.ends(after)):
             self._journal.check()
             if self._closed:
                 return []
             await self._changes.wait()
-        await self._journal.settled()
         return found
 
     async def cancel(self, items: Sequence[int]) -> list[tuple[int, str]]:

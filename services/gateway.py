@@ -115,6 +115,7 @@ class GatewayActor:
         finally:
             await self._pool.close()
             await self._versions.close()
+            await self._prompts.ends.close()
             await self._watch.close()
             self._rows.close()
             await asyncio.to_thread(self._trajectories.close)
@@ -156,7 +157,7 @@ class GatewayActor:
 
     def _prompt_desk(self, tokenizer: TextTokenizer, longest_prompt: int) -> PromptDesk:
         gateway = self._config.gateway
-        return PromptDesk(
+        self._prompts = PromptDesk(
             PromptReader(tokenizer, longest_prompt, gateway.max_payload_bytes),
             self._rows,
             self._queue,
@@ -165,6 +166,7 @@ class GatewayActor:
             max_line_bytes=gateway.max_body_bytes,
             idle_s=self._patience.idle_s,
         )
+        return self._prompts
 
     def _trajectory_desk(self, limits: Limits) -> TrajectoryDesk:
         log = TrajectoryLog(self._run.path, self._config, lambda writer: self._queue.next_epoch.remote(writer))

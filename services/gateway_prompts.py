@@ -13,16 +13,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-import ray
 from ray.actor import ActorHandle
 from starlette.responses import Response
 
 from buffers.submissions import Outcome, SubmissionState
-from services.deaths import cause_of
 from services.gateway_answering import ClientGone
 from services.gateway_guard import Receive, Scope, Send
+from services.gateway_queue import CALLS_AT_ONCE, EndDesk, asked_of_queue
 from services.gateway_rows import GatewayRows
-from streamrl.errors import StreamRLError
 from streamrl.gateway import prompt_answers
 from streamrl.gateway.prompt_lines import Lines, PromptReader, key_of
 from streamrl.gateway.refusal import Refusal
@@ -50,7 +48,15 @@ class PromptDesk:
         self.max_prompts = max_prompts
         self.max_line_bytes = max_line_bytes
         self.idle_s = idle_s
+        self.ends = EndDesk(queue)
+        self._submitting = asyncio.Semaphore(CALLS_AT_ONCE)
         self._abort = abort
+
+    async def submit(self, stream: str, asked: Sequence[SubmittedPrompt]) -> list[int]:
+        """Give prompts to the queue, which may have no room for a while; their numbers. Raises Refusal."""
+        async with self._submitting:
+            numbers: list[int] = await asked_of_queue(self.queue.submit.remote(stream, list(asked)))
+        return numbers
 
     async def cancel(self, stream: str, keys: Sequence[str]) -> int:
         """Give up the prompts of these keys that have not ended; how many of them were generated. Raises Refusal, for a
@@ -64,18 +70,6 @@ class PromptDesk:
             groups.setdefault(replica, []).append(number)
         await asyncio.gather(*(self._abort(replica, numbers) for replica, numbers in groups.items() if replica))
         return len(ran)
-
-
-async def asked_of_queue(call: Awaitable[Any]) -> Any:
-    """What the queue answers. Raises Refusal when it cannot."""
-    try:
-        return await call
-    except Refusal:
-        raise
-    except (ray.exceptions.RayError, StreamRLError) as error:
-        why = cause_of(error)
-        told = str(why) if isinstance(why, StreamRLError) else "its queue is being started again"
-        raise Refusal(503, "run_not_ready", f"the run's queue does not answer: {told}; send it again") from error
 
 
 class PromptStream(Response):
@@ -192,7 +186,7 @@ class PromptStream(Response):
             await self._fewer_than(self._desk.max_prompts)
             room = self._desk.max_prompts - len(self._open)
             piece, asked = asked[:room], asked[room:]
-            numbers = await asked_of_queue(self._desk.queue.submit.remote(self._stream, piece))
+            numbers = await self._desk.submit(self._stream, piece)
             fresh = []
             for one, item in zip(piece, numbers, strict=True):
                 self._say(prompt_answers.accepted(one.key, item))
@@ -211,7 +205,7 @@ class PromptStream(Response):
         """Tell of these prompts, as they end."""
         waiting = set(items)
         while waiting:
-            outcomes = await asked_of_queue(self._desk.queue.ended.remote(sorted(waiting)))
+            outcomes = await self._desk.ends.ended(sorted(waiting))
             if not outcomes:
                 what = "the run ends; what was accepted goes on with its next launch: submit it again then"
                 raise Refusal(503, "run_ended", what)

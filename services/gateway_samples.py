@@ -10,7 +10,7 @@ from ray.actor import ActorHandle
 
 from buffers.recent import RecentGroup, RecentRow
 from buffers.shown_rows import ShownRow
-from services.gateway_prompts import asked_of_queue
+from services.gateway_queue import asked_of_queue
 from services.gateway_rows import GatewayRows
 from streamrl.config import Config
 from streamrl.gateway.samples import cursor_of, group_advantages, place_of

@@ -16,7 +16,7 @@ from buffers.gathering import TOO_MANY_WAIT, TOO_STALE, Objection
 from buffers.ledger_records import Offered
 from buffers.offered import Standing
 from services.deadline import within_or_paused
-from services.gateway_prompts import asked_of_queue
+from services.gateway_queue import asked_of_queue
 from services.trajectory_log import WRITER, TrajectoryLog
 from streamrl.config import Config
 from streamrl.errors import ConfigError

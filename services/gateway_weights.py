@@ -73,9 +73,6 @@ class WeightsDesk:
         manifest = await self._pinned(name)
         try:
             verify(manifest, self._run.key(), self._run.run_id)
-            if manifest.adapters is not None:
-                what = "the versions of this run are adapters (learner.lora); `streamrl export` merges them"
-                raise invalid("adapters_not_merged", what)
             return manifest, opened.enter_context(mapped(Path(manifest.location), manifest))
         except FileNotFoundError as error:
             raise Refusal(503, "run_not_ready", f"{manifest.version} was taken back; ask for the newest") from error

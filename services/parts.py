@@ -26,6 +26,9 @@ from streamrl.config import Config
 
 # Ray starts it again, for as long as its node is up, and calls it again: all its calls may be made twice.
 _COMES_BACK = {"max_restarts": -1, "max_task_retries": -1}
+# Each replica has a call or two that wait there: with no place left for one more, nothing would be handed in, and all
+# would wait for ever. A place costs nothing until it is taken.
+_ALL_WAIT_THERE = {"max_concurrency": 4096}
 
 
 class Parts:
@@ -40,10 +43,10 @@ class Parts:
         self._placer = Placer(config)
 
     def queue(self) -> ActorHandle:
-        return self._make(QueueActor, 1, self._run_folder, self._data)
+        return self._make(QueueActor, 1, self._run_folder, self._data, **_ALL_WAIT_THERE)
 
     def weight_store(self) -> ActorHandle:
-        return self._make(WeightStoreActor, 1, self._run_folder, self._config.deadlines.update_s)
+        return self._make(WeightStoreActor, 1, self._run_folder, self._config.deadlines.update_s, **_ALL_WAIT_THERE)
 
     def reward(self, queue: ActorHandle, home: ActorHandle | None = None) -> ActorHandle:
         return self._make(RewardActor, 1, self._run_folder, self._data, queue, home)

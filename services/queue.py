@@ -95,8 +95,12 @@ class QueueActor:
         return self._queue.submitted.prompts(items)
 
     async def ended(self, items: list[int]) -> list[Outcome]:
-        """Those among submitted prompts that have ended, as soon as there is one; [] once closed."""
+        """Those among submitted prompts that have ended by now."""
         return await self._queue.submitted.ended(items)
+
+    async def ends(self, after: int) -> list[int]:
+        """Which submitted prompts ended, without the first `after`, as soon as there is one more; [] once closed."""
+        return await self._queue.submitted.ends(after)
 
     async def cancel(self, items: list[int]) -> list[tuple[int, str]]:
         """Give up submitted prompts; (group, replica) of those that ran."""

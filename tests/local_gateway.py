@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -48,26 +49,30 @@ ENDLESS: dict[str, Any] = {"most": 10**6, "latency_steps": 10**5, "step_s": 0.00
 
 
 class Direct:
-    """In the place of Ray's handle of an actor: its methods, called in this loop. `die` is a `kill -9`."""
+    """In the place of Ray's handle of an actor: its methods, called in this loop. `die` is a `kill -9`. under_way: how
+    many calls of each method have no answer yet."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
+        self.under_way: Counter[str] = Counter()
         self._dead = asyncio.Event()
 
     def die(self) -> None:
         self._dead.set()
 
     def __getattr__(self, name: str) -> Any:
-        return _Remote(lambda *args: self._called(getattr(self._actor, name), args))
+        return _Remote(lambda *args: self._called(name, args))
 
-    async def _called(self, method: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
-        work, death = asyncio.ensure_future(method(*args)), asyncio.ensure_future(self._dead.wait())
+    async def _called(self, name: str, args: tuple[Any, ...]) -> Any:
+        self.under_way[name] += 1
+        work, death = asyncio.ensure_future(getattr(self._actor, name)(*args)), asyncio.ensure_future(self._dead.wait())
         try:
             await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
             if death.done():
                 raise ray.exceptions.ActorDiedError
             return work.result()
         finally:
+            self.under_way[name] -= 1
             work.cancel()
             death.cancel()
 

@@ -162,12 +162,12 @@ class PageServer:
     async def _scale(self, request: Request) -> Response:
         if request.method == "GET":
             return JSONResponse(self.scale)
-        wanted = (await request.json())["rollout"]
+        ((part, wanted),) = (await request.json()).items()
         if wanted > 8:
-            raise Refusal(400, "invalid_value", f"rollout = {wanted}: this machine has memory for 8", "rollout")
-        before = self.scale["rollout"]["now"]
-        self.scale["rollout"] = {"now": wanted, "serving": before}
-        return JSONResponse({"rollout": wanted, "before": before})
+            raise Refusal(400, "invalid_value", f"{part} = {wanted}: this machine has memory for 8", part)
+        before = self.scale[part]["now"]
+        self.scale[part]["now"] = wanted
+        return JSONResponse({part: wanted, "before": before})
 
     async def _samples(self, request: Request) -> Response:
         limit, before = int(request.query_params["limit"]), request.query_params.get("before")

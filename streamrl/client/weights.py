@@ -18,13 +18,15 @@ PIECE_BYTES = 2**20
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
-    """A version that was downloaded. path: a safetensors file, its tensors named as in the Hugging Face export. digest:
-    of the version, the same wherever its weights are equal."""
+    """A version that was downloaded. path: a safetensors file, its tensors named as in the Hugging Face export, or as
+    peft names adapters. digest: of the version, the same wherever its weights are equal. adapters: None for whole
+    weights, else what peft's `LoraConfig` is told of them."""
 
     path: Path
     version: Version
     digest: str
     num_bytes: int
+    adapters: dict[str, Any] | None = None
 
 
 class WeightsFile:
@@ -66,6 +68,7 @@ class WeightsFile:
             version=self._incoming.version,
             digest=self._incoming.digest,
             num_bytes=self._num_bytes,
+            adapters=self._incoming.adapters,
         )
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 CODES: Mapping[int, frozenset[str]] = {
     400: frozenset(
         {
-            "adapters_not_merged",
             "context_length_exceeded",
             "empty_prompt",
             "empty_stop",

@@ -1,11 +1,16 @@
-"""How the tensors of low-rank adapters (LoRA) are called, in versions, checkpoints and exports. Imports nothing.
+"""How the tensors of low-rank adapters (LoRA) are called, in versions, checkpoints and exports. Without torch and peft.
 
 `<module>.lora_A.weight` [rank, in] and `<module>.lora_B.weight` [out, rank] change `<module>.weight` [out, in], the
 weight that is called by its Hugging Face name.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 LORA_A = ".lora_A.weight"
 LORA_B = ".lora_B.weight"
+PEFT_PREFIX = "base_model.model."
+"""What stands before these names in a file of peft's."""
 
 
 def adapted_weight(name: str) -> str | None:
@@ -14,6 +19,18 @@ def adapted_weight(name: str) -> str | None:
         if name.endswith(suffix):
             return f"{name.removesuffix(suffix)}.weight"
     return None
+
+
+def peft_facts(names: Iterable[str], rank: int, alpha: float) -> dict[str, Any]:
+    """What peft's `LoraConfig` is told of adapters whose tensors have these names."""
+    weights = (adapted_weight(name) or "" for name in names)
+    return {
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        # An integer where it is one: so it is typed there.
+        "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
+        "target_modules": sorted({weight.removesuffix(".weight").rpartition(".")[2] for weight in weights}),
+    }
 
 
 def adapter_of(weight: str) -> tuple[str, str]:

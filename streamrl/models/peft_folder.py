@@ -12,11 +12,10 @@ from peft import LoraConfig
 from safetensors.torch import save_file
 
 from streamrl.errors import NonFiniteError
+from streamrl.models.adapter_names import PEFT_PREFIX
 from streamrl.models.folders import write_folder
 
 WEIGHTS = "adapter_model.safetensors"
-PREFIX = "base_model.model."
-"""What stands there before the names that a tensor has in the model."""
 
 
 def peft_config(rank: int, alpha: float, targets: Sequence[str], base: str | None = None) -> LoraConfig:
@@ -45,5 +44,5 @@ def export_peft(tensors: Mapping[str, torch.Tensor], config: LoraConfig, out_fol
 def _fill(fresh: Path, tensors: Mapping[str, torch.Tensor], config: LoraConfig) -> None:
     config.inference_mode = True
     config.save_pretrained(fresh)
-    named = {PREFIX + name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    named = {PEFT_PREFIX + name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(named, fresh / WEIGHTS, metadata={"format": "pt"})

@@ -1,8 +1,10 @@
-"""A whole version as a safetensors file: the header that is sent before its tensors, and what a reader checks. Without
+"""A version as a safetensors file: the header that is sent before its tensors, and what a reader checks. Without
 torch.
 
 The tensors follow in the order of the version's file, without the gaps between them. The metadata say which version it
 is, and the digest of each tensor, so that a reader that has the file knows that it is the version, to the bit.
+
+A version that holds adapters has the names of peft's layout, and in its metadata what a `LoraConfig` is told.
 """
 
 import json
@@ -14,6 +16,7 @@ import msgspec
 import xxhash
 
 from streamrl.errors import DataError
+from streamrl.models.adapter_names import PEFT_PREFIX, peft_facts
 from streamrl.types import Version
 from streamrl.weights.manifest import TensorEntry, WeightManifest, combined_digest, entry_bytes
 
@@ -32,13 +35,22 @@ def in_order(manifest: WeightManifest) -> list[TensorEntry]:
 def header_of(manifest: WeightManifest) -> bytes:
     """The bytes before the first tensor: length and header, a multiple of 8 as the tensors' alignment wants."""
     entries = in_order(manifest)
-    digests = {entry.name: entry.digest for entry in entries}
+    adapters, prefix = manifest.adapters, ""
     metadata = {"format": "pt", "version": str(manifest.version), "digest": manifest.digest}
+    if adapters is not None:
+        prefix = PEFT_PREFIX
+        facts = peft_facts((entry.name for entry in entries), adapters.rank, adapters.alpha)
+        metadata["adapters"] = json.dumps(facts)
+    digests = {prefix + entry.name: entry.digest for entry in entries}
     header: dict[str, Any] = {"__metadata__": {**metadata, "digests": json.dumps(digests)}}
     end = 0
     for entry in entries:
         offsets = [end, end + entry.nbytes]
-        header[entry.name] = {"dtype": DTYPES[entry.dtype], "shape": list(entry.shape), "data_offsets": offsets}
+        header[prefix + entry.name] = {
+            "dtype": DTYPES[entry.dtype],
+            "shape": list(entry.shape),
+            "data_offsets": offsets,
+        }
         end += entry.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(LENGTH.size + len(text)) % 8)
@@ -66,6 +78,8 @@ class IncomingVersion:
         self.version = Version(0, 0)
         """Which it is, once the header is here."""
         self.digest = ""
+        self.adapters: dict[str, Any] | None = None
+        """Of a version of adapters, what peft's `LoraConfig` is told."""
         self._head = bytearray()
         self._waiting: list[TensorEntry] = []
         """Those that have not come whole, the next one last."""
@@ -117,7 +131,8 @@ class IncomingVersion:
             metadata = msgspec.json.decode(header.pop("__metadata__"), type=dict[str, str])
             digests = msgspec.json.decode(metadata["digests"], type=dict[str, str])
             tensors = {name: msgspec.json.decode(raw, type=_Tensor) for name, raw in header.items()}
-            entries = _entries(tensors, digests)
+            adapters = msgspec.json.decode(metadata.get("adapters", "null"), type=dict[str, Any] | None)
+            entries = _entries(tensors, digests, "" if adapters is None else PEFT_PREFIX)
             incarnation, step = map(int, metadata["version"].split("."))
             digest = metadata["digest"]
         except (msgspec.MsgspecError, KeyError, ValueError) as error:
@@ -125,7 +140,7 @@ class IncomingVersion:
         self.version = Version(incarnation, step)
         if combined_digest(entries) != digest:
             raise DataError(f"weights: version {self.version}: the digests of its tensors do not come to {digest!r}")
-        self.digest = digest
+        self.digest, self.adapters = digest, adapters
         return entries
 
     def _next(self) -> None:
@@ -140,8 +155,9 @@ class IncomingVersion:
             self._missing = self._waiting[-1].nbytes if self._waiting else 0
 
 
-def _entries(tensors: Mapping[str, _Tensor], digests: Mapping[str, str]) -> list[TensorEntry]:
-    """In the order of their bytes, which lie side by side. Raises DataError, KeyError."""
+def _entries(tensors: Mapping[str, _Tensor], digests: Mapping[str, str], prefix: str) -> list[TensorEntry]:
+    """In the order of their bytes, which lie side by side. prefix: what each name has in the file before that in the
+    version. Raises DataError, KeyError."""
     names = {word: name for name, word in DTYPES.items()}
     entries, end = [], 0
     for name, one in sorted(tensors.items(), key=lambda pair: pair[1].data_offsets):
@@ -149,6 +165,6 @@ def _entries(tensors: Mapping[str, _Tensor], digests: Mapping[str, str]) -> list
         size = entry_bytes(dtype, one.shape)
         if one.data_offsets != (end, end + size):
             raise DataError(f"weights: tensor {name!r} is said to lie at {one.data_offsets}, not at {end, end + size}")
-        entries.append(TensorEntry(name, dtype, one.shape, end, size, digests[name]))
+        entries.append(TensorEntry(name.removeprefix(prefix), dtype, one.shape, end, size, digests[name]))
         end += size
     return entries

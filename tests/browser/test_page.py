@@ -10,6 +10,7 @@ from selenium.webdriver.common.keys import Keys
 from streamrl.gateway.auth import Scope
 
 CHARTS = ("reward", "staleness", "waits", "queue", "tokens", "weights")
+PARTS = ("scale-rollout", "order-rollout", "scale-reward", "order-reward")
 COLOURS = """
 const canvas = document.querySelector(arguments[0]);
 const pixels = new Uint32Array(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.buffer);
@@ -341,26 +342,50 @@ def test_a_sample_of_many_tokens_shows_some_and_the_rest_on_demand(server: PageS
 # ---- scale
 
 
-def test_replicas_are_scaled_and_what_is_refused_is_said(server: PageServer, page: Viewer) -> None:
+@pytest.mark.parametrize("part", ["rollout", "reward"])
+def test_a_part_is_scaled_and_what_is_refused_is_said(server: PageServer, page: Viewer, part: str) -> None:
+    form, other = f"form[data-part={part}]", "reward" if part == "rollout" else "rollout"
     running(server)
+    server.status(**standing(120), reward={"workers": 2})
     opened(page, server)
-    page.until_text("#scale-now", "2 wanted, 2 serve; 2 reward workers")
-    order(page, "4")
-    page.until_text("#scale-said", "2 -> 4")
-    page.until_text("#scale-now", "4 wanted, 2 serve")
-    order(page, "99")
-    page.until_text("#scale-said", "rollout = 99: this machine has memory for 8")
-    assert server.scale["rollout"]["now"] == 4
+    page.until_text("form[data-part=rollout] .now", "2 wanted, 2 serve")
+    page.until_text("form[data-part=reward] .now", "2 wanted, 2 score")
+    order(page, part, "4")
+    page.until_text(f"{form} [role=status]", "2 -> 4")
+    page.until_text(f"{form} .now", "4 wanted, 2 ")
+    order(page, part, "99")
+    page.until_text(f"{form} [role=status]", f"{part} = 99: this machine has memory for 8")
+    assert server.scale[part]["now"] == 4
     for bad in ("0", "-1", "1.5", ""):
-        order(page, bad)
-        assert page.run("return document.querySelector('#scale-rollout').validity.valid") is False
-    assert server.scale["rollout"]["now"] == 4
+        order(page, part, bad)
+        assert page.run(f"return document.querySelector('#scale-{part}').validity.valid") is False
+    assert (server.scale[part]["now"], server.scale[other]["now"]) == (4, 2)
+    assert page.text(f"form[data-part={other}] [role=status]") == ""
     page.complaints()  # the refusal
 
 
-def order(page: Viewer, number: str) -> None:
-    field = page.find("#scale-rollout")
+def order(page: Viewer, part: str, number: str) -> None:
+    field = page.find(f"#scale-{part}")
     field.send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE, number, Keys.ENTER)
+
+
+def test_children_that_join_are_shown_without_an_order(server: PageServer, page: Viewer) -> None:
+    running(server)
+    opened(page, server)
+    page.until_text("form[data-part=reward] .now", "2 wanted")
+    server.scale["reward"]["now"] = 3
+    server.status(**standing(120), reward={"workers": 3})
+    page.until_text("form[data-part=reward] .now", "3 wanted, 3 score")
+    assert page.find("#scale-reward").get_attribute("value") == "3"
+
+
+def test_each_field_and_button_of_the_parts_has_a_name_of_its_own(server: PageServer, page: Viewer) -> None:
+    running(server)
+    opened(page, server)
+    names = [
+        page.find(f"#{what}-{part}").accessible_name for part in ("rollout", "reward") for what in ("scale", "order")
+    ]
+    assert names == ["Rollout replicas", "Scale rollout replicas", "Reward workers", "Scale reward workers"]
 
 
 # ---- everybody
@@ -381,7 +406,8 @@ def test_all_is_reached_by_the_keyboard_in_the_order_of_the_page(server: PageSer
     names = [name for name, _ in itertools.groupby(reached)]
     charts = [f"{chart} canvas" for chart in CHARTS]
     assert [name for name in names if name in charts] == charts
-    for name in ("step", "scale-rollout", "Scale", "samples-live", "version", "1/0/0"):
+    assert [name for name in names if name in PARTS] == list(PARTS)
+    for name in ("step", *PARTS, "samples-live", "version", "1/0/0"):
         assert name in names, name
     assert page.run(OUTLINED), "who has the focus is seen"
     page.driver.switch_to.active_element.send_keys(Keys.ENTER)

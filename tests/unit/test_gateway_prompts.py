@@ -123,6 +123,26 @@ async def test_cancelling_frees_the_slots_and_tells_who_waits(tmp_path: Path) ->
         assert (status, answer["error"]["code"]) == (404, "unknown_prompt")
 
 
+async def test_however_many_prompts_wait_one_call_waits_at_the_queue(tmp_path: Path) -> None:
+    accepted = asyncio.Semaphore(0)
+
+    async def one_by_one() -> AsyncIterator[bytes]:
+        for number in range(40):
+            yield line(f"k{number}")
+            await accepted.acquire()
+
+    async with gateway_of(tmp_path, **ENDLESS) as gateway, submission(gateway, one_by_one()) as response:
+        stream, queue = told(response), gateway.queue
+        assert queue is not None
+        for _ in range(40):
+            assert (await anext(stream))["type"] == "accepted"
+            accepted.release()
+        await until(lambda: not queue.under_way["ended"])
+        assert (queue.under_way["ends"], queue.under_way["submit"]) == (1, 0)
+        await gateway.ask("/api/prompts/cancel", {"keys": ["k7"]})
+        assert (await anext(stream))["key"] == "k7"
+
+
 async def test_a_client_that_goes_away_loses_nothing(tmp_path: Path) -> None:
     async with gateway_of(tmp_path) as gateway:
         async with submission(gateway, line("a") + line("b")) as response:

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 import torch
+from adapted_model import IGNORED, logprobs
 from adapter_versions import ALPHA, RANK, adapter_tensors, base_tensors
 from local_gateway import LocalGateway, local_gateway, until
 from safetensors.torch import load_file
@@ -17,6 +18,7 @@ import streamrl
 from services.gateway_weights import HOLDER
 from streamrl.client.weights import downloaded
 from streamrl.errors import ComponentError, ConfigError, DataError, RequestError
+from streamrl.models.adapter_names import adapter_of
 from streamrl.types import Version
 from streamrl.weights.folder import version_file
 from streamrl.weights.manifest import AdapterFacts, WeightManifest, base_version, encode
@@ -205,14 +207,58 @@ async def test_nothing_stays_pinned_neither_by_downloads_nor_by_a_gateway_that_d
         assert await gateway.store.retired.remote() == [Version(0, 3)]
 
 
-async def test_adapters_alone_are_no_weights(tmp_path: Path) -> None:
+async def test_adapters_are_downloaded_as_peft_has_them(tmp_path: Path) -> None:
+    path = tmp_path / "adapter_model.safetensors"
     async with local_gateway(tmp_path) as gateway, connected(gateway) as client:
         base = gateway.publisher.publish(base_tensors().items(), base_version(Version(0, 2)))
         facts = AdapterFacts(base=base, rank=RANK, alpha=ALPHA)
         manifest = gateway.publisher.publish(adapter_tensors(2).items(), Version(0, 2), facts)
         await gateway.store.publish.remote(encode(manifest))
-        with pytest.raises(RequestError, match="adapters_not_merged"):
-            await client.weights(tmp_path / "x")
+        got = await client.weights(path)
+    assert (got.version, got.digest) == (Version(0, 2), manifest.digest)
+    assert got.adapters == {
+        "task_type": "CAUSAL_LM",
+        "r": RANK,
+        "lora_alpha": ALPHA,
+        "target_modules": ["o_proj", "q_proj"],
+    }
+    assert_equal(path, {f"base_model.model.{name}": tensor for name, tensor in adapter_tensors(2).items()})
+
+
+@pytest.mark.filterwarnings(IGNORED)
+async def test_peft_computes_with_what_was_downloaded(tmp_path: Path) -> None:
+    peft, auto = pytest.importorskip("peft"), pytest.importorskip("transformers").AutoModelForCausalLM
+    async with local_gateway(tmp_path) as gateway, connected(gateway) as client:
+        plain = auto.from_pretrained(tmp_path / "model")
+        weights = {name: param.detach() for name, param in plain.named_parameters()}
+        adapters = drawn_adapters(weights)
+        base = gateway.publisher.publish(weights.items(), base_version(Version(0, 2)))
+        facts = AdapterFacts(base=base, rank=RANK, alpha=ALPHA)
+        manifest = gateway.publisher.publish(adapters.items(), Version(0, 2), facts)
+        await gateway.store.publish.remote(encode(manifest))
+        got = await client.weights(tmp_path / "adapter_model.safetensors")
+    peft.LoraConfig(**got.adapters).save_pretrained(tmp_path)
+    ids = torch.arange(3, 19).view(1, 16)
+    merged = auto.from_pretrained(tmp_path / "model")
+    for name, param in merged.named_parameters():
+        lora_a, lora_b = (adapters.get(one) for one in adapter_of(name))
+        if lora_a is not None and lora_b is not None:
+            param.data += ALPHA / RANK * lora_b @ lora_a
+    wanted, without = logprobs(merged, ids), logprobs(plain, ids)
+    found = logprobs(peft.PeftModel.from_pretrained(plain, tmp_path), ids)
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-5)
+    assert not torch.allclose(found, without, rtol=0, atol=1e-2)
+
+
+def drawn_adapters(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """For the query and value projections of every layer."""
+    generator, drawn = torch.Generator().manual_seed(7), {}
+    for name, weight in weights.items():
+        if name.endswith(("q_proj.weight", "v_proj.weight")):
+            lora_a, lora_b = adapter_of(name)
+            drawn[lora_a] = torch.randn((RANK, weight.shape[1]), generator=generator)
+            drawn[lora_b] = torch.randn((weight.shape[0], RANK), generator=generator)
+    return drawn
 
 
 async def test_a_script_downloads_too(tmp_path: Path) -> None:

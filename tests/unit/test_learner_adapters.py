@@ -23,7 +23,8 @@ from streamrl.learner.packing import pack
 from streamrl.learner.process_group import LearnerGroup, open_group
 from streamrl.learner.rows import count_targets
 from streamrl.learner.sharding import ShardedPolicy
-from streamrl.models.peft_folder import PREFIX, peft_config
+from streamrl.models.adapter_names import PEFT_PREFIX
+from streamrl.models.peft_folder import peft_config
 from streamrl.types import RolloutRows
 from streamrl.weights.tensors import weights_digest
 
@@ -142,7 +143,7 @@ def merged_by_peft(policy: AdapterPolicy) -> dict[str, torch.Tensor]:
     """The library's own merge of the same adapters into the same model."""
     settings = policy.settings
     model = get_peft_model(make_model(), peft_config(settings.rank, settings.alpha, settings.targets))
-    loaded = set_peft_model_state_dict(model, {PREFIX + name: whole for name, whole in policy.iter_version()})
+    loaded = set_peft_model_state_dict(model, {PEFT_PREFIX + name: whole for name, whole in policy.iter_version()})
     assert loaded.unexpected_keys == []
     assert isinstance(model, PeftModel)
     return dict(model.merge_and_unload().named_parameters())

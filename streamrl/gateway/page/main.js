@@ -115,10 +115,11 @@ class Page {
     showNow(status);
     const replicas = status.replicas ?? [];
     this.#replicas.show(replicas, status.behind, this.#bound);
-    const names = replicas.map((one) => one.name).join();
+    const scoring = status.reward?.workers;
+    const names = [scoring, ...replicas.map((one) => one.name)].join();
     if (names !== this.#names) {
       this.#names = names;
-      this.#scale.look();
+      this.#scale.look(scoring);
     }
     this.#samples.refresh();
   }

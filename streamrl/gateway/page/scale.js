@@ -1,60 +1,94 @@
-// Have more or fewer replicas.
+// Have more or fewer replicas, and children that score.
 
 import { ask, Refused } from "./connection.js";
 import { say } from "./format.js";
 
+/** One part that can be scaled: its form, whose `data-part` names it. order(part, size): somebody wants so many. */
+class Part {
+  #form;
+  #input;
+  #button;
+  #now;
+  #said;
+
+  constructor(form, order) {
+    this.#form = form;
+    this.#input = form.querySelector("input");
+    this.#button = form.querySelector("button");
+    this.#now = form.querySelector(".now");
+    this.#said = form.querySelector("[role=status]");
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      order(this, Number(this.#input.value));
+    });
+  }
+
+  get name() {
+    return this.#form.dataset.part;
+  }
+
+  set waits(on) {
+    this.#button.disabled = on;
+  }
+
+  /** Show how many are wanted and are there; undefined where that is not known. */
+  show(wanted, there) {
+    say(this.#now, `${wanted} wanted${there === undefined ? "" : `, ${there} ${this.#form.dataset.does}`}`);
+    if (document.activeElement !== this.#input) this.#input.value = wanted;
+    this.#form.hidden = false;
+  }
+
+  hide() {
+    this.#form.hidden = true;
+  }
+
+  say(text, bad = false) {
+    say(this.#said, text);
+    this.#said.toggleAttribute("data-bad", bad);
+  }
+}
+
 export class Scale {
-  #form = document.getElementById("scale");
-  #input = document.getElementById("scale-rollout");
-  #button = this.#form.querySelector("button");
-  #now = document.getElementById("scale-now");
-  #said = document.getElementById("scale-said");
+  #parts = [...document.querySelectorAll("form.scale")].map((form) => new Part(form, (...told) => this.#order(...told)));
+  #scoring;
   #refused;
 
   /** refused(error): the token was not taken. */
   constructor(refused) {
     this.#refused = refused;
-    this.#form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.#order(Number(this.#input.value));
-    });
   }
 
-  /** Show how many there are and are wanted. */
-  async look() {
+  /** Show how many there are and are wanted. scoring: how many children score, where that is known. */
+  async look(scoring) {
+    this.#scoring = scoring;
     try {
-      const { rollout, reward } = await ask("/api/scale");
-      const scorers = reward ? `; ${reward.now} reward workers` : "";
-      say(this.#now, `${rollout.now} wanted, ${rollout.serving} serve${scorers}`);
-      if (document.activeElement !== this.#input) this.#input.value = rollout.now;
-      this.#form.hidden = false;
+      const sizes = await ask("/api/scale");
+      for (const part of this.#parts) {
+        if (part.name in sizes) part.show(sizes[part.name].now, sizes[part.name].serving ?? this.#scoring);
+        else part.hide();
+      }
     } catch (error) {
-      this.#fail(error);
+      this.#fail(this.#parts[0], error);
     }
   }
 
-  async #order(rollout) {
-    this.#button.disabled = true;
+  async #order(part, size) {
+    part.waits = true;
     try {
-      const { rollout: wanted, before } = await ask("/api/scale", { rollout });
-      this.#say(`${before} -> ${wanted}`);
+      const { [part.name]: wanted, before } = await ask("/api/scale", { [part.name]: size });
+      part.say(`${before} -> ${wanted}`);
     } catch (error) {
-      this.#fail(error);
+      this.#fail(part, error);
     }
-    this.#button.disabled = false;
-    await this.look();
+    part.waits = false;
+    await this.look(this.#scoring);
   }
 
-  #fail(error) {
-    if (!(error instanceof Refused)) return this.#say("the gateway does not answer", true);
+  #fail(part, error) {
+    if (!(error instanceof Refused)) return part.say("the gateway does not answer", true);
     if (error.ofToken) return this.#refused(error);
     // A gateway that knows no such route cannot do it.
-    if (error.status === 404) this.#form.hidden = true;
-    return this.#say(error.message, true);
-  }
-
-  #say(text, bad = false) {
-    say(this.#said, text);
-    this.#said.toggleAttribute("data-bad", bad);
+    if (error.status === 404) for (const one of this.#parts) one.hide();
+    return part.say(error.message, true);
   }
 }
