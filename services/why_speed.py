@@ -1,10 +1,12 @@
 """What bounds a run's speed: the one part that the others wait for, by the rows of `metrics.jsonl`. Pure.
 
-the learner hardly waits       learner, or weights where it stands still for publishing them
-finished rollouts pile up      reward
-replicas stand still           weights: requests wait while a version is loaded
-replicas have no work          weights where a step is mostly the way of a version to them, else admission
-none of these                  generation
+    the learner hardly waits       learner, or weights where it stands still for publishing them
+    it waits for scores alone      reward; so it is where finished rollouts pile up
+    replicas stand still           weights: requests wait while a version is loaded
+    replicas have no work          weights where a step is mostly the way of a version to them, else admission
+    none of these                  generation
+
+Looked at in this order.
 """
 
 from collections.abc import Sequence
@@ -28,6 +30,8 @@ Figures = dict[str, float]
 
 def bound_by(rows: Sequence[Row], config: Config) -> Finding | None:
     """None where rows do not say how long the learner waits."""
+    # The first step waits until replicas and scorers are there, and for the first rollouts of all.
+    rows = [row for row in rows if row["step"] > 1] or rows
     step, wait = mean(rows, "time/step"), mean(rows, "time/wait")
     if not step or wait is None:
         return None
@@ -65,7 +69,11 @@ def _publishing(rows: Sequence[Row], part: float, figures: Figures) -> Finding:
 
 
 def _reward(rows: Sequence[Row], config: Config, waits: str, figures: Figures) -> Finding | None:
-    unscored = mean(rows, "queue/unscored")
+    unscored, lacking = mean(rows, "queue/unscored"), mean(rows, "queue/unscored_s")
+    if lacking is not None and lacking >= MOSTLY * figures["time/wait"]:
+        part = lacking / figures["time/wait"]
+        text = f"{waits}, {part:.0%} of that for nothing but scores of rollouts that are finished; raise reward.workers"
+        return Finding("bound by reward", text, {**figures, "queue/unscored_s": lacking})
     if unscored is None or unscored <= config.rollouts_per_step:
         return None
     text = f"{waits} and {unscored:.0f} finished rollouts wait for their score; raise reward.workers"

@@ -57,6 +57,7 @@ def mismatch(**of_replicas: Any) -> dict[str, Any]:
         ("bound by generation", {"time__wait": 0.1, "rollout__idle_share": 0.02}, "waits 50%"),
         ("bound by admission", {"time__wait": 0.1, "rollout__idle_share": 0.4}, "max_staleness = 2"),
         ("bound by reward", {"time__wait": 0.1, "queue__unscored": 500}, "500 finished rollouts wait"),
+        ("bound by reward", {"time__wait": 0.1, "queue__unscored_s": 0.06}, "60% of that for nothing but scores"),
         ("bound by generation", {"time__wait": 0.1, "queue__unscored": 64}, "generation is the slowest"),
         (
             "bound by weights",
@@ -111,6 +112,7 @@ def test_what_ails_the_learning_is_named(kind: str, metrics: dict[str, Any]) -> 
         ({**WAITS, "rollout__idle_share": 0.4, **way(0.29)}, "bound by admission"),
         ({**WAITS, "rollout__idle_share": 0.05, **way(0.9)}, "bound by generation"),
         ({**WAITS, "queue__unscored": 500, **stalls(0.1)}, "bound by reward"),
+        ({**WAITS, "queue__unscored_s": 0.04, **stalls(0.1)}, "bound by weights"),
         ({"time__publish": 0.07, "time__optimizer": 0.08}, "bound by learner"),
     ],
 )
@@ -118,8 +120,14 @@ def test_what_versions_take_is_no_bound_where_it_is_not_the_larger_part(metrics:
     assert kinds(explain(rows(**metrics), config())) == [kind]
 
 
+def test_what_the_first_step_waits_for_is_no_bound_of_those_after_it() -> None:
+    slow_start = rows(4, time__wait=lambda step: 50.0 if step == 1 else 0.0)
+    assert kinds(explain(slow_start, config())) == ["bound by learner"]
+    assert kinds(explain(slow_start[:1], config())) == ["bound by generation"]
+
+
 def test_stalls_are_a_share_of_the_time_of_all_steps_also_of_those_without_an_update() -> None:
-    made = rows(**WAITS, **stalls(0.12))
+    made = rows(31, **WAITS, **stalls(0.12))
     for row in made[::2]:
         del row["weights/updates"], row["weights/stall_s"]
     (finding,) = explain(made, config())
@@ -170,7 +178,7 @@ def test_a_drifting_replica_is_named_with_its_figure_and_its_peers() -> None:
         mismatch(r0=0.001, r1=lambda step: 0.5 if step % 3 == 0 else 0.001),
         mismatch(r0=0.001, r1=lambda step: 0.5 if step <= 15 else 0.001),
         mismatch(r0=0.001, r1=lambda step: 0.5 if step <= 4 or step > 26 else None),
-        {"mismatch__gateway__kl": 0.5, **mismatch(r0=0.001, r1=0.001)},
+        {"mismatch__trajectories__kl": 0.5, **mismatch(r0=0.001, r1=0.001)},
     ],
     ids=["alone", "all are off", "rounding", "single tokens", "past", "too few rows", "a client's trajectories"],
 )
