@@ -55,7 +55,7 @@ max_new_tokens = 24
 [reward]
 function = "judges:small_digits"
 [learner]
-steps = 12
+steps = 14
 groups_per_step = 8
 ppo_epochs = 4
 [learner.optimizer]
