@@ -84,9 +84,10 @@ class ReplayIndex:
         return self._budget.wants_checkpoint(self._steps.trained_bytes, step_bytes)
 
     @property
-    def num_unscored(self) -> int:
-        """Rows that wait for a scorer."""
-        return self._running.board.num_waiting
+    def lacks_scores(self) -> bool:
+        """Whether scores are all that a batch still needs."""
+        ready = self._tally.groups[GroupState.READY]
+        return ready < self._settings.groups_per_step <= ready + self._running.num_sampled
 
     def issue(self, replica: str, serving_step: int, room: int) -> list[Ticket]:
         """Up to `room` groups for a replica that serves `serving_step`, those to be issued again first."""
@@ -376,7 +377,7 @@ class ReplayIndex:
             rows_dropped=rows[state.DROPPED],
             rows_ignored=running.ignored["rows"],
             rows_lost=self._lost["rows"],
-            rows_unscored=self.num_unscored,
+            rows_unscored=self._running.board.num_waiting,
             scores_ok=running.scores[True],
             scores_failed=running.scores[False],
             tokens_accepted=running.accepted_tokens,

@@ -17,6 +17,8 @@ NODES_DIR: Final = "nodes"
 PARTIALS_DIR: Final = "queue/partials"
 """The journals of a node, in its folder."""
 _NODE = re.compile(r"[0-9a-f]{12}")
+SEGMENT_NAME: Final = re.compile(r"(?P<writer>.+)-(?P<epoch>[0-9]+)-(?P<number>[0-9]+)\.arrow")
+"""Of a file of a segment."""
 
 
 def on_node(node: str, relative: str) -> str:
@@ -37,6 +39,18 @@ def node_of(path: str) -> str:
     if not _NODE.fullmatch(node):
         raise DataError(f"{path!r} names no node: 12 hex digits are expected after {NODES_DIR}/")
     return node
+
+
+def writer_of(path: str) -> str:
+    """Who wrote the segment at a path.
+
+    Raises:
+        DataError: it is no path of a segment.
+    """
+    name = SEGMENT_NAME.fullmatch(path.rpartition("/")[2])
+    if name is None:
+        raise DataError(f"{path!r} is no segment: its name should be <writer>-<epoch>-<n>.arrow")
+    return name["writer"]
 
 
 def resolve(run_folder: Path, path: str) -> Path:

@@ -16,7 +16,6 @@ Steps are named by what the learner holds: `lease(s)` is the batch that turns st
 checkpoint of step s covers the leases below s.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 from buffers.gathering import GatheredTrajectories
@@ -48,7 +47,7 @@ from buffers.records import (
 from buffers.signals import Signal
 from buffers.submitting import SubmittedPrompts
 from buffers.takers import Takers
-from buffers.waits import Waits
+from buffers.waits import LearnerWait, Waits
 from streamrl.clock import Clock
 from streamrl.errors import ComponentError, DataError
 from streamrl.types import FrameRef, Ticket, Version
@@ -267,7 +266,7 @@ class ReplayQueue:
             ComponentError: not the next step (after a restart, `resume_from` comes first); or so many groups were
             filtered in a row that the batch may never fill.
         """
-        waited_s = 0.0
+        waited = LearnerWait(self.waits)
         while True:
             self._journal.check()
             if self._closed:
@@ -276,13 +275,13 @@ class ReplayQueue:
             lease = self._index.lease(step)
             if lease is not None:
                 self._room.notify()
-                return replace(lease, waited_s=waited_s)
+                return waited.told(lease)
             late = [] if self._settings.late == "wait" else self._index.late(step)
             if late:
                 self._journal.write(give_up(self._index, self._settings.late, late, step))
                 self._room.notify()
             else:
-                waited_s += await self.waits.of_learner(self._batch)
+                await waited.until(self._batch, self._index.lacks_scores)
 
     async def commit(self, step: int) -> None:
         """The batch of `step` is trained. Durable when it returns; a second call changes nothing.

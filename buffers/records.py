@@ -138,7 +138,7 @@ class Lease:
     `frames[frame_index[i]]`. rewards is NaN where not valid; so is components, float64 [N, C], a column for each name
     of `QueueSettings.components`. num_tokens: prompt and completion together.
     truncated: it was cut off for its length. oldest_step: lowest step that sampled into the row, -1 for none. waited_s:
-    seconds the learner waited for it.
+    seconds the learner waited for it. unscored_s: the part of that in which all of a batch was sampled, and not scored.
     """
 
     step: int
@@ -156,6 +156,7 @@ class Lease:
     truncated: npt.NDArray[np.bool_]
     oldest_step: LongArray
     waited_s: float = 0.0
+    unscored_s: float = 0.0
 
     @property
     def num_rows(self) -> int:

@@ -8,17 +8,15 @@ caller's to do: nothing is removed while one is asked what could be.
 """
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from buffers.ledger_records import Accepted, Declined, Dropped, Gathered, Lost, Offered, Record, Scored, Step
-from buffers.places import HOME, PARTIALS_DIR, node_of
+from buffers.places import HOME, PARTIALS_DIR, SEGMENT_NAME, node_of
 from buffers.records import ACCEPTED, SCORED, QueueSettings, unpack
 
 _FOLDERS: Final = ("queue/completions", "queue/scores")
-_NAME: Final = re.compile(r"(?P<writer>.+)-(?P<epoch>[0-9]+)-(?P<number>[0-9]+)\.arrow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ class Retention:
         self._open.setdefault(path, set()).update(numbers)
         for number in numbers:
             self._files_of.setdefault(number, set()).add(path)
-        name = _NAME.fullmatch(path.rpartition("/")[2])
+        name = SEGMENT_NAME.fullmatch(path.rpartition("/")[2])
         if name is not None:
             stem = f"{path.rpartition('/')[0]}/{name['writer']}", int(name["epoch"])
             self._newest[stem] = max(self._newest.get(stem, -1), int(name["number"]))
@@ -160,7 +158,7 @@ class Retention:
         """The files of each node, the oldest first."""
         nodes = {HOME: self._files_here()}
         for path, size in self._ends.items():
-            name = _NAME.fullmatch(path.rpartition("/")[2])
+            name = SEGMENT_NAME.fullmatch(path.rpartition("/")[2])
             if name is not None:
                 file = LogFile(path, name["writer"], int(name["epoch"]), int(name["number"]), size)
                 nodes.setdefault(node_of(path), []).append(file)
@@ -174,7 +172,7 @@ class Retention:
         found: list[tuple[int, LogFile]] = []
         for folder in _FOLDERS:
             for path in (self._run_folder / folder).glob("*.arrow"):
-                name, stat = _NAME.fullmatch(path.name), path.stat()
+                name, stat = SEGMENT_NAME.fullmatch(path.name), path.stat()
                 if name is not None:
                     size = stat.st_size + _size_of(path.with_suffix(".idx"))
                     numbers = int(name["epoch"]), int(name["number"])

@@ -58,6 +58,11 @@ class RunningGroups:
         """The most that one group takes."""
         return self._settings.group_size * self._settings.rollout_bytes
 
+    @property
+    def num_sampled(self) -> int:
+        """Groups of which all rollouts are there, and some scores are not."""
+        return sum(len(group.samples) >= self._settings.group_size for group in self.groups.values())
+
     def book(self, replica: str, ticket: Ticket) -> None:
         """Book a ticket, given out now or read from the ledger. One of a closed group changes nothing."""
         group = self.groups.get(ticket.number)

@@ -4,6 +4,9 @@ A wait that goes on counts up to now. What the two did at the same time is known
 no replica does lacks generation; one that waits while some replica does lacks something else.
 """
 
+from dataclasses import replace
+
+from buffers.records import Lease
 from buffers.signals import Signal
 from streamrl.clock import Clock
 from streamrl.look_back import Waited
@@ -53,3 +56,22 @@ class Waits:
         self._held_back_s += passed * (self._takers > 0)
         self._learners += learners
         self._takers += takers
+
+
+class LearnerWait:
+    """That of the learner for one batch."""
+
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
+        self._all_s = 0.0
+        self._unscored_s = 0.0
+
+    async def until(self, signal: Signal, lacks_scores: bool) -> None:
+        """Wait for something to change. lacks_scores: whether scores are all that the batch needs, until then."""
+        seconds = await self._waits.of_learner(signal)
+        self._all_s += seconds
+        self._unscored_s += seconds * lacks_scores
+
+    def told(self, lease: Lease) -> Lease:
+        """The batch, with how long it was waited for."""
+        return replace(lease, waited_s=self._all_s, unscored_s=self._unscored_s)

@@ -327,6 +327,7 @@ class LearnerRank:
             "queue/unscored": counts["rows_unscored"],
             "queue/bytes": counts["bytes_used"],
             "queue/wait_s": lease.waited_s,
+            "queue/unscored_s": lease.unscored_s,
             "rollout/tokens_per_s": tokens_per_s,
             "rollout/replicas": self._replicas,
         }

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from buffers.gather import rollout_rows
+from buffers.places import writer_of
 from buffers.records import Lease
 from buffers.segment_reader import SegmentReader
 from services import warm_up
@@ -40,6 +41,7 @@ from streamrl.learner.mini_batches import MiniBatch
 from streamrl.learner.packing import PackedBatch, pack
 from streamrl.learner.process_group import LearnerGroup, open_group
 from streamrl.learner.sharding import ShardedPolicy
+from streamrl.learner.sources import Sources
 from streamrl.learner.warmup import Warmup, WarmupProgress
 from streamrl.models.export import export_hf
 from streamrl.models.load import DTYPES, load_model, prepare_model_folder
@@ -154,7 +156,8 @@ class LearnerCore:
             judged = iter(chain(*shares_of(plan, self._group.data_rank, self._config)))
             read = [[(rows, next(judged)) for rows, _ in mini_batch] for mini_batch in read]
         with timer.phase("pack"):
-            packs = [[self._packs(plan.step, *part) for part in mini_batch] for mini_batch in read]
+            sources = Sources([writer_of(frame.path) for frame in plan.frames])
+            packs = [[self._packs(plan.step, *part, sources) for part in mini_batch] for mini_batch in read]
         totals = map(Denominators, plan.total_tokens, plan.total_rows)
         mini_batches = list(map(MiniBatch, packs, totals))
         with timer.phase("forward_backward"):
@@ -165,7 +168,7 @@ class LearnerCore:
                 metrics = step_of_both(self._backend, self._judge, mini_batches, parts, learner.ppo_epochs)
         metrics.pop("time/forward_backward")
         timer.move("forward_backward", "optimizer", metrics.pop("time/optimizer"))
-        return {**metrics, **paid}
+        return {**sources.named(metrics), **paid}
 
     def snapshot_weights(self) -> WeightSnapshot:
         """A copy of this rank's part of what a version holds, in its number format. The next one is written over it."""
@@ -340,10 +343,11 @@ class LearnerCore:
         judge = {} if self._judge is None else {self._judge.name: self._judge.state_extra()}
         return {"backend": self._backend.state_extra(), **judge}
 
-    def _packs(self, step: int, rows: RolloutRows, share: Share) -> list[PackedBatch]:
+    def _packs(self, step: int, rows: RolloutRows, share: Share, sources: Sources) -> list[PackedBatch]:
         learner = self._config.learner
         skip_zero = learner.algorithm.learns_from_advantages_alone
-        return pack(rows, share.advantages, learner.micro_batch_tokens, step=step, skip_zero=skip_zero)
+        packs = pack(rows, share.advantages, learner.micro_batch_tokens, step=step, skip_zero=skip_zero)
+        return sources.mark(packs, share.frame_index)
 
     def _rows(self, plan: StepPlan, share: Share) -> RolloutRows:
         used = np.unique(share.frame_index)

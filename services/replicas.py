@@ -19,6 +19,7 @@ from ray.actor import ActorHandle
 from services.deadline import within
 from services.nodes import Nodes
 from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError
+from streamrl.replica_names import replica_name
 
 
 class Listener(Protocol):
@@ -218,7 +219,3 @@ def changes(wanted: int, kept: Collection[int], leaving: Collection[int]) -> tup
     there, going = set(kept), set(leaving)
     joining = [index for index in range(wanted) if index not in there]
     return joining, sorted(index for index in there - going if index >= wanted)
-
-
-def replica_name(index: int) -> str:
-    return f"rollout-{index}"

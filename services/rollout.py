@@ -129,7 +129,7 @@ class RolloutReplica:
         self._requests = GroupRequests(self._config, prompts, stops, self._log.sampling, self._queue)
         self._versions = ServedVersions(self._run.run_id, self._run.key())
         place = ServerPlace(Path(import_path()), self._run.shared_memory_prefix)
-        make_engine = partial(build_engine, self._config, folder, max_length, place)
+        make_engine = partial(build_engine, self._config, folder, max_length, place, self._name)
         self._journal = self._new_journal(node)
         text = limits.longest_row_text(self._config, longest_text(task))
         worst_row = limits.worst_row_bytes(self._config, longest_prompt, text)

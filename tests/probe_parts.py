@@ -136,7 +136,8 @@ def generated(config: Config, folder: Path) -> list[Any]:
     torch_threads = torch.get_num_threads()
     log = CompletionLog(folder, config, "rollout-0", 0)
     log.close()
-    engine = build_engine(config, Path(config.model.path or ""), LONGEST_PROMPT + log.sampling.drawn.max_new_tokens)
+    length = LONGEST_PROMPT + log.sampling.drawn.max_new_tokens
+    engine = build_engine(config, Path(config.model.path or ""), length, replica="rollout-0")
     threads = torch.get_num_threads()
     torch.set_num_threads(torch_threads)
     prompt = np.array([1, 4, 5], np.int32)

@@ -38,6 +38,8 @@ class ScriptedConfig(Table, frozen=True):
     """Share of rollouts that carry a NaN log-prob."""
     logprob_bias: float = 0.0
     """Added to each log-prob, as a mismatched engine would."""
+    biased_replica: NonNegative | None = None
+    """Number of the only replica that has `logprob_bias`, as one that drifts; all have it when absent."""
 
 
 class ServerConfig(Table, frozen=True):

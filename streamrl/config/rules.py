@@ -148,6 +148,18 @@ def _scripted_faults(config: Config) -> Iterator[Problem]:
         )
 
 
+def _scripted_drift(config: Config) -> Iterator[Problem]:
+    rollout = config.rollout
+    biased, replicas = rollout.scripted.biased_replica, rollout.autoscaling.max_replicas or rollout.replicas
+    if biased is not None and biased >= replicas:
+        yield Problem(
+            key="rollout.scripted.biased_replica",
+            what=f"there is no replica of this number; the last of {replicas} is {replicas - 1}",
+            given=quoted(biased),
+            involves=("rollout.replicas", "rollout.autoscaling.max_replicas"),
+        )
+
+
 def _reward_child(config: Config) -> Iterator[Problem]:
     reward = config.reward
     if reward.memory_bytes < _CHILD_BYTES:
@@ -200,6 +212,7 @@ RULES: tuple[Rule, ...] = (
     _warmup,
     *RANK_RULES,
     _scripted_faults,
+    _scripted_drift,
     _reward_child,
     *REWARD_RULES,
     _ray_address,

@@ -10,23 +10,26 @@ import msgspec
 from streamrl.config import Config
 from streamrl.engines.base import Engine
 from streamrl.engines.server.place import ServerPlace
+from streamrl.replica_names import replica_name
 from streamrl.types import Version
 
 UNPUBLISHED = Version(-1, -1)
 """The version of an engine that has not been given any; older than every published one."""
 
 
-def build_engine(config: Config, model_folder: Path, max_length: int, place: ServerPlace | None = None) -> Engine:
+def build_engine(
+    config: Config, model_folder: Path, max_length: int, place: ServerPlace | None = None, replica: str = ""
+) -> Engine:
     """An engine with the folder's weights, under the version UNPUBLISHED.
 
     max_length: tokens of the longest prompt and completion together. place: where a server is started from, the current
-    folder when None. Call it in the thread that will step the engine: it sets that thread's number of torch threads.
-    Raises ConfigError for a model that the engine cannot serve, for a KV cache that is too small for one request, and
-    for a server that is not installed; ComponentError when this machine's arithmetic breaks the promise of
-    `rollout.deterministic`, or a server does not start.
+    folder when None. replica: whose engine it is, "" for nobody's. Call it in the thread that will step the engine: it
+    sets that thread's number of torch threads. Raises ConfigError for a model that the engine cannot serve, for a KV
+    cache that is too small for one request, and for a server that is not installed; ComponentError when this machine's
+    arithmetic breaks the promise of `rollout.deterministic`, or a server does not start.
     """
     if config.rollout.engine == "scripted":
-        return _scripted(config, model_folder, max_length)
+        return _scripted(config, model_folder, max_length, replica)
     if config.rollout.is_server:
         return _server(config, model_folder, max_length, place or ServerPlace(Path.cwd(), "streamrl"))
     return _torch(config, model_folder, max_length)
@@ -69,13 +72,15 @@ def _torch(config: Config, model_folder: Path, max_length: int) -> Engine:
     return engine
 
 
-def _scripted(config: Config, model_folder: Path, max_length: int) -> Engine:
+def _scripted(config: Config, model_folder: Path, max_length: int, replica: str) -> Engine:
     from streamrl.engines.scripted import ScriptedEngine
     from streamrl.models.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(model_folder)
+    tokenizer, script = load_tokenizer(model_folder), config.rollout.scripted
+    if script.biased_replica is not None and replica != replica_name(script.biased_replica):
+        script = msgspec.structs.replace(script, logprob_bias=0.0)
     return ScriptedEngine(
-        config.rollout.scripted,
+        script,
         slots=config.rollout.slots,
         vocab_size=tokenizer.vocab_size,
         eos_token_id=tokenizer.eos_token_ids[0],

@@ -19,6 +19,7 @@ from streamrl.algorithms.supervised import sft
 from streamrl.config.learner_tables import AlgorithmConfig, RejectionConfig
 from streamrl.learner.packing import PackedBatch
 from streamrl.learner.policy import PolicyModel
+from streamrl.learner.sources import SOURCES, by_source
 from streamrl.learner.sums import LAGS, Sums, TokenFacts, by_lag
 
 Objective = Callable[[PolicyModel, PackedBatch, Denominators], tuple[torch.Tensor, Sums]]
@@ -147,4 +148,6 @@ def _sums(
     if divergence_K is not None:
         referred = torch.stack([divergence_K.detach().double().sum(), count[0]])
     lags = sums_R.new_zeros(LAGS * 5) if facts is None else by_lag(facts)
-    return Sums(torch.cat([loss.detach().double()[None], count, sums_R, referred, lags]), greatest[None])
+    kl_K = rows[-1]
+    sources = sums_R.new_zeros(2 * SOURCES) if pack.sources is None else by_source(pack.sources, kl_K)
+    return Sums(torch.cat([loss.detach().double()[None], count, sums_R, referred, lags, sources]), greatest[None])

@@ -36,7 +36,8 @@ class PackedBatch:
     update of the step; None where that is the policy that is differentiated, or nothing asks for them. values, returns:
     float32 [K], what a critic gave for the targets before the step, and what it is to learn; None without a critic.
     reference_logprobs, outcomes: float32 [K], what an implicit reward model is measured against, and the reward of the
-    row that the target is of, which it is to learn; None without one.
+    row that the target is of, which it is to learn; None without one. sources: int64 [K], the number of who sampled the
+    target, as `sources.Sources` counts; None where nobody asks.
     """
 
     ids: torch.Tensor
@@ -54,6 +55,7 @@ class PackedBatch:
     returns: torch.Tensor | None = None
     reference_logprobs: torch.Tensor | None = None
     outcomes: torch.Tensor | None = None
+    sources: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -97,6 +97,7 @@ def large(completion, **_):
 
 SMALL = {"task.name": "probe_task:Small"}
 SCRIPTED = {"rollout.engine": "scripted"}
+DRIFTING = {**SCRIPTED, "rollout.replicas": 2, "rollout.scripted.logprob_bias": 0.5}
 ENDLESS = {
     **SCRIPTED,
     "rollout.scripted.latency_steps": 3 * 10**6,
@@ -374,6 +375,7 @@ KEYS: dict[str, Key] = {
     "rollout.scripted.error_rate": Key(parts.generated, 0.0, 1.0, SCRIPTED),
     "rollout.scripted.nan_rate": Key(parts.generated, 0.0, 1.0, SCRIPTED),
     "rollout.scripted.logprob_bias": Key(parts.generated, 0.0, 0.5, SCRIPTED),
+    "rollout.scripted.biased_replica": Key(parts.generated, 0, 1, DRIFTING),
     "reward.function": Key(parts.reward_scores, "exact_match", "probe_task:batch"),
     "reward.workers": Key(parts.reward_scores, 1, 2),
     "reward.batch_size": Key(parts.reward_scores, 4, 8, {"reward.function": "probe_task:batch"}),

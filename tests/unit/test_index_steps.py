@@ -154,7 +154,7 @@ def test_scorers_share_the_rows_and_a_lost_ones_come_first_again():
     assert [n for part in index.unscored("b", 2) for n in part.number.tolist()] == [1, 2]
     score(index, [(0, 0)])
     assert index.requeue_unscored("a") == 2
-    assert index.num_unscored == 5
+    assert index.counts().rows_unscored == 5
     rest = index.unscored("b", 100)
     assert [n for part in rest for n in part.number.tolist()] == [0, 1, 2, 3, 3]
     assert index.unscored("a", 5) == []
@@ -165,7 +165,7 @@ def test_rows_of_a_dropped_group_are_not_handed_out():
     index.issue("r", 0, 2)
     accept(index, both(0) + both(1))
     index.drop(0, "cancelled")
-    assert index.num_unscored == 2
+    assert index.counts().rows_unscored == 2
     assert [part.number.tolist() for part in index.unscored("s", 10)] == [[1, 1]]
 
 

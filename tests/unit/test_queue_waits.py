@@ -37,6 +37,38 @@ async def test_a_learner_that_waits_alone_is_starved_and_one_beside_a_replica_th
     assert queue.waits.until_now() == Waited(learner_s=6.0, starved_s=2.0, held_back_s=12.0)
 
 
+async def test_what_the_learner_waits_once_all_of_a_batch_is_sampled_is_for_scores(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    queue = ReplayQueue.open(tmp_path, queue_settings(), Order(), clock)
+    parts = Parts(queue, tmp_path)
+    await queue.take("r", 0, Version(0, 0), 4)
+    lease = asyncio.ensure_future(queue.lease(0))
+    await turn()
+    clock.advance(1.0)
+    await parts.accept(both(0))
+    await turn()
+    clock.advance(2.0)
+    await parts.accept([(1, 0)])
+    await turn()
+    clock.advance(4.0)
+    await parts.accept([(1, 1)])
+    await turn()
+    clock.advance(8.0)
+    await parts.score_waiting()
+    granted = await lease
+    assert (granted.waited_s, granted.unscored_s) == (15.0, 8.0)
+    await parts.accept(both(2))
+    await queue.commit(0)
+    later = asyncio.ensure_future(queue.lease(1))
+    await turn()
+    clock.advance(16.0)
+    await parts.score_waiting()
+    await parts.accept(both(3))
+    await parts.score_waiting()
+    assert ((await later).waited_s, (await later).unscored_s) == (16.0, 0.0), "a scored group is not all of a batch"
+    queue.close()
+
+
 async def test_who_gives_up_waiting_waits_no_more(tmp_path: Path) -> None:
     clock = VirtualClock()
     queue = ReplayQueue.open(tmp_path, queue_settings(), Order(), clock)
