@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from live_run import live_run, prepare
 
+from services.stack_dump import dump
+
 pytestmark = pytest.mark.ray
 
 WAITS = """
@@ -33,6 +35,7 @@ def test_a_reward_that_waits_for_ever_is_named_with_its_stack_and_the_run_goes_o
             # On a busy machine the start of a replica may be a stall of its own.
             said = run.read_until(lambda event: "waiting for reward" in event.get("text", ""))
             assert said, run.events[-3:]
+            own_words, _ = dump(run.folder / "logs/.stacks", None)
             status = subprocess.run(
                 [streamrl_path, "status", run.folder, "--json"], capture_output=True, text=True, timeout=120, check=True
             )
@@ -50,10 +53,12 @@ def test_a_reward_that_waits_for_ever_is_named_with_its_stack_and_the_run_goes_o
     assert "workers busy, the oldest sample for" in line
     assert run.notices().index(line) < run.notices().index(_first(run.notices()[::-1], "the run moves again"))
     assert json.loads(status.stdout)["stall"]["text"] in line
-    stacks = (tmp_path / line.rpartition("processes are in ")[2]).read_text()
-    assert "waits_in_the_users_code" in stacks
+    written = (tmp_path / line.rpartition("processes are in ")[2]).read_text()
     parts = ("owner", "controller", "queue", "weights", "learner-0", "rollout-0", "rollout-1", "reward", "reward-child")
-    assert [part for part in parts if f"==== {part}, pid" not in stacks] == []
+    for stacks in (written, own_words):
+        assert "waits_in_the_users_code" in stacks
+        assert [part for part in parts if f"==== {part}, pid" not in stacks] == []
+    assert own_words.count("\nby itself\n") == len(parts)
     assert not (run.folder / "logs/.stacks").exists()
 
 
