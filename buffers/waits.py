@@ -42,6 +42,10 @@ class Waits:
         finally:
             self._count(takers=-1)
 
+    @property
+    def learner_waits(self) -> bool:
+        return self._learners > 0
+
     def until_now(self) -> Waited:
         """Since the queue was opened."""
         self._count()

@@ -8,6 +8,7 @@
     gateway    keeps the door for clients, if the run has one; waits for the queue to open; never ends a run that had it
     controller asks, once a second, the store and the queue who is past a deadline, and fences who is; has the queue
                give out no groups while the disk is nearly full; has autoscaling look (`services.replica_scaler`)
+    stalls     looks whether anything moves (`services.stall_desk`)
 
 Any loop but `learner` that ends is an error, and the first error is the one that is reported. The death of the queue or
 of the weight store ends the controller too: the owner starts the system again from what is on disk. Data never passes
@@ -37,6 +38,7 @@ from services.named_tasks import run_until
 from services.nodes import Nodes
 from services.observe import Observer, write_trace
 from services.parts import Parts
+from services.quick import quick
 from services.replica_scaler import ReplicaScaler
 from services.replicas import ReplicaPool
 from services.restarts import RestartBudget
@@ -44,6 +46,7 @@ from services.resumed import EVENT, resumed_event, worth_telling
 from services.reward_keeper import RewardKeeper
 from services.run_folder import RunFolder
 from services.scaling import sizes
+from services.stall_desk import StallDesk, parts_say
 from services.teller import Event
 from services.weights import EVALUATION
 from streamrl.clock import SystemClock
@@ -51,6 +54,7 @@ from streamrl.config import Config
 from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError, StreamRLError
 from streamrl.failure import FailureReport, report_failure
 from streamrl.learner.rank_mesh import RankMesh
+from streamrl.stall import Parts as PartsSay
 from streamrl.types import Version
 
 T = TypeVar("T")
@@ -95,11 +99,12 @@ class Controller:
 
     async def status(self) -> dict[str, Any]:
         """What each part says of itself."""
-        counts = await _quick(self._queue.look.remote()) if self._opened.is_set() else None
-        fetched = await _quick(self._nodes.figures())
-        reward = await _quick(self._reward.asked()) if self._opened.is_set() else None
+        counts = await quick(self._queue.look.remote()) if self._opened.is_set() else None
+        fetched = await quick(self._nodes.figures())
+        reward = await quick(self._reward.asked()) if self._opened.is_set() else None
         parts = {"replicas": await self._replica_statuses(), "reward": reward, "queue": counts, "fetched": fetched}
-        return {**self._book.status(), **parts, **self._gateway.status(), **self._scaler.status()}
+        own = {**self._gateway.status(), **self._scaler.status(), **self._stalls.status()}
+        return {**self._book.status(), **parts, **own}
 
     async def evaluate(self) -> dict[str, Any]:
         """Score the held-out items under the newest version."""
@@ -169,6 +174,7 @@ class Controller:
             "reward": self._reward.keep(),
             "evaluation": self._evaluator.loop(),
             "controller": self._watch(),
+            "stalls": self._see_stalls(),
         }
         if self._config.gateway.enabled:
             loops["gateway"] = self._keep_gateway()
@@ -203,6 +209,15 @@ class Controller:
             listeners=(self._evaluator, self._gateway),
             leave_s=self._config.deadlines.stop_s,
         )
+        self._stalls = StallDesk(
+            self._run,
+            self._config,
+            SystemClock(),
+            ask=self._parts_say,
+            disk_low=lambda: self._disk.low,
+            far_stacks=self._nodes.stacks,
+            tell=self.tell,
+        )
         self._scaler = ReplicaScaler(
             self._config,
             SystemClock(),
@@ -216,8 +231,8 @@ class Controller:
     async def _close_parts(self) -> None:
         """Let each part put its things in order; one that does not answer ends with this process."""
         asking = (self._queue.close.remote(), self._store.close.remote(), *self._gateway.closing())
-        await asyncio.gather(*map(_quick, asking))
-        await asyncio.gather(*(_quick(call) for call in (*self._learners.closing(), *self._nodes.closing())))
+        await asyncio.gather(*map(quick, asking))
+        await asyncio.gather(*(quick(call) for call in (*self._learners.closing(), *self._nodes.closing())))
         self._observer.close()
         if self._config.observe.trace:
             await asyncio.to_thread(write_trace, self._run)
@@ -326,7 +341,7 @@ class Controller:
         await self._gateway.keep(make, self._longest_prompt)
 
     async def _replica_statuses(self) -> list[dict[str, Any]]:
-        statuses = await asyncio.gather(*(_quick(handle.status.remote()) for handle in self._pool.serving))
+        statuses = await asyncio.gather(*(quick(handle.status.remote()) for handle in self._pool.serving))
         return [status for status in statuses if status is not None]
 
     # ---- deadlines
@@ -345,7 +360,7 @@ class Controller:
             for name, why in (await self._store.late.remote()).items():
                 self._fence(name, f"{why}; deadlines.update_s is {self._config.deadlines.update_s:g}")
             replicas = await self._replica_statuses()
-            reward = await _quick(self._reward.asked())
+            reward = await quick(self._reward.asked())
             self._reward.note(reward)
             await self._nodes.tidy(self._queue)
             await self._disk.look(status["paused"] for status in (*replicas, reward) if status)
@@ -356,15 +371,14 @@ class Controller:
             self._book.replicas(replicas, time.monotonic())
             await self._scaler.look(replicas, paused=self._disk.low)
 
+    async def _see_stalls(self) -> None:
+        await self._opened.wait()
+        await self._stalls.keep()
+
+    async def _parts_say(self) -> PartsSay:
+        ranks, named = self._learners.asked(), self._pool.named
+        return await parts_say(self._queue, self._store, self._reward.asked(), ranks, named, self._evaluator.scores)
+
     def tell(self, text: str) -> None:
         self._book.report("notice", {"text": text})
         self._observer.log.warning("notice", text=text)
-
-
-async def _quick(call: Any) -> dict[str, Any] | None:
-    """What a part says of itself, or None when it does not answer at once: a status must not wait for anybody."""
-    try:
-        async with asyncio.timeout(2.0):
-            return await call
-    except (TimeoutError, ray.exceptions.RayError):
-        return None

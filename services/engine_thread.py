@@ -100,6 +100,7 @@ class EngineThread:
         self._trace = trace
         self._busy_since = 0
         self._busy_ns = 0
+        self._spare_steps = 0
         self._commands: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
         self._spare: deque[tuple[SpareWork, Future[None]]] = deque()
         self._loading: list[_Load] = []
@@ -149,6 +150,11 @@ class EngineThread:
         """Seconds since the start in which requests were running or waiting. May be read from any thread."""
         since = self._busy_since
         return (self._busy_ns + (time.monotonic_ns() - since if since else 0)) / 1e9
+
+    @property
+    def spare_steps(self) -> int:
+        """Steps of spare work so far. May be read from any thread."""
+        return self._spare_steps
 
     def call(self, command: Callable[[Engine], Any]) -> Future[Any]:
         """Run `command(engine)` between two steps."""
@@ -225,6 +231,7 @@ class EngineThread:
             if self._spare and (not engine.has_work or steps_since_spare >= SPARE_EVERY):
                 steps_since_spare = 0
                 self._step_spare()
+                self._spare_steps += 1
 
     def _report_partials(self, engine: Engine, least: int) -> None:
         self._steps_untold = 0

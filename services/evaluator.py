@@ -45,6 +45,12 @@ class Evaluator:
         self._one = asyncio.Lock()
         self._serving: dict[str, ActorHandle] = {}
         self._serves = asyncio.Event()
+        self._scores: Version | None = None
+
+    @property
+    def scores(self) -> str:
+        """The version that is being scored; "" when none is."""
+        return "" if self._scores is None else str(self._scores)
 
     def serves(self, name: str, replica: ActorHandle) -> None:
         """A replica serves from now on, or soon."""
@@ -77,11 +83,13 @@ class Evaluator:
     async def score(self, version: Version) -> float:
         """The held-out score of a version. Raises DataError when it is not kept any more."""
         async with self._one:
+            self._scores = version
             try:
                 manifest = await self._pinned(version)
                 what = f"the evaluation of version {version}"
                 score = await within(self._limit_s, self._scored(manifest), who="controller", what=what)
             finally:
+                self._scores = None
                 await self._store.unpin.remote(version, EVALUATION)
         self._book.scored(version, score.mean, score.num_failed)
         return score.mean

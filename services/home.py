@@ -15,12 +15,13 @@ import msgspec
 import xxhash
 from ray.actor import ActorHandle
 
-from services.layout import MODEL_FOLDER
+from services.layout import MODEL_FOLDER, STACKS_FOLDER
 from services.run_folder import RunFolder
 from services.segments import Segments, fetch_plan
 from services.ways import make_sender
 from streamrl.config import Config
 from streamrl.errors import DataError
+from streamrl.stacks import answer
 from streamrl.types import FrameRef, Version
 from streamrl.weights.delta_chain import Kind
 from streamrl.weights.folder import shm_folder
@@ -35,6 +36,7 @@ class HomeActor:
         self, run_folder: str, config: dict[str, Any], controller: ActorHandle, queue: ActorHandle, store: ActorHandle
     ) -> None:
         self._run = RunFolder.open(Path(run_folder))
+        answer("home", self._run.path / STACKS_FOLDER)
         self._controller = controller
         self._queue = queue
         self._store = store

@@ -7,6 +7,8 @@ from streamrl.config import Config
 COMPLETIONS_FOLDER = "queue/completions"
 SCORES_FOLDER = "queue/scores"
 TRACE_FOLDER = "logs/trace"
+STACKS_FOLDER = "logs/.stacks"
+"""Of the files in which each process answers who asks for its stacks; gone with the run's owner."""
 MODEL_FOLDER = "model"
 
 

@@ -88,6 +88,11 @@ class LearnerRank:
         self._line = asyncio.Event()
         """Set while there is no step of which the line of metrics is still to be made."""
         self._line.set()
+        self._timer: StepTimer | None = None
+        """Of the steps, while there are any."""
+        self._beyond = "starting", 0
+        """What is done before and after them, and how far that is; as `StepTimer.now_in`."""
+        self._waits_for_disk = ""
         self._telling: asyncio.Task[None] | None = None
         """Makes that line; named here, since a task that nobody holds may be collected."""
 
@@ -120,6 +125,7 @@ class LearnerRank:
         loop = asyncio.get_running_loop()
 
         def report(progress: "WarmupProgress") -> None:
+            self._beyond = "warm-up", progress.step
             facts = {"step": progress.step, "loss": progress.loss, "score": progress.score}
             if progress.score is not None and self._rank == 0:
                 loop.call_soon_threadsafe(self._tell, "warmup", facts)
@@ -140,7 +146,7 @@ class LearnerRank:
             self._observer.close()
 
     async def _train(self) -> dict[str, Any]:
-        timer = StepTimer(SystemClock(), PHASES, self._observer.trace)
+        timer = self._timer = StepTimer(SystemClock(), PHASES, self._observer.trace)
         await self._publisher.begin(self._compute)
         while self._core.step < self._config.learner.steps and await self._step(timer):
             pass
@@ -148,10 +154,12 @@ class LearnerRank:
         await self._line_told()
         await self._saver.finish()
         finished = self._finished or self._core.step >= self._config.learner.steps
+        self._timer, self._beyond = None, ("export", 0)
         if finished:
             await self._in_thread(self._core.export)
             await self._have_last_scored()
         await self._told()
+        self._beyond = "ended", 0
         if self._guard.pause and not finished:
             raise ComponentError(f"{self._name}: {self._guard.pause}")
         return {"finished": finished, "step": self._core.step}
@@ -161,6 +169,12 @@ class LearnerRank:
         if self._rank == 0 and not evaluation_due(self._config, self._core.step):
             await self._store.pin.remote(self._core.version, EVALUATION)
             await self._controller.published.remote(self._core.version)
+
+    async def status(self) -> dict[str, Any]:
+        """What it is at: the phase of a step or what is before and after them, and how many it has entered."""
+        doing, entered = self._beyond if self._timer is None else self._timer.now_in
+        paused = self._core.pause or self._waits_for_disk
+        return {"step": self._core.step, "doing": doing, "entered": entered, "paused": paused}
 
     async def stop(self) -> None:
         """Finish the step under way, commit a checkpoint of it, and end `run`."""
@@ -273,13 +287,13 @@ class LearnerRank:
         one that waits in a collective cannot be told why. Looks on a clock, as `streamrl.disk_room` does."""
         needed, said = self._core.state_bytes(), False
         while (free := free_bytes(self._run.path)) < needed:
+            figures = f"{free / 1e6:.0f} MB free, needs {needed / 1e6:.0f} MB"
+            self._waits_for_disk = f"the checkpoint of step {self._core.step} waits for the disk: {figures}"
             if not said and self._rank == 0:
-                figures = f"{free / 1e6:.0f} MB free, needs {needed / 1e6:.0f} MB"
-                self._tell(
-                    "notice", {"text": f"the checkpoint of step {self._core.step} waits for the disk: {figures}"}
-                )
+                self._tell("notice", {"text": self._waits_for_disk})
             said = True
             await asyncio.sleep(LOOK_EVERY_S)
+        self._waits_for_disk = ""
 
     # ---- inside
 

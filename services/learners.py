@@ -24,6 +24,7 @@ LEARNER_CALLS = DispatchTable(
         "warm_up": Dispatch.ONE_TO_ALL,
         "run": Dispatch.ONE_TO_ALL,
         "close": Dispatch.ONE_TO_ALL,
+        "status": Dispatch.ONE_TO_ALL,
         # Rank 0 makes room for versions, and its plan has the other ranks do what it was told.
         "expect_replicas": Dispatch.RANK_ZERO,
         "stop": Dispatch.RANK_ZERO,
@@ -97,6 +98,10 @@ class Learners:
         except ray.exceptions.ActorDiedError as error:
             if not process_died(error):
                 raise
+
+    def asked(self) -> list[Coroutine[Any, Any, Any]]:
+        """One call for what each rank says of itself."""
+        return [] if self._group is None else self._group.each("status")
 
     def closing(self) -> list[Coroutine[Any, Any, Any]]:
         """One call for each rank that puts its things in order."""

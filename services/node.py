@@ -21,11 +21,13 @@ from buffers.retention import remove_segments
 from buffers.segment_copies import read_head, read_range
 from services import leave_nothing
 from services.home import file_digests
-from services.layout import MODEL_FOLDER
+from services.layout import MODEL_FOLDER, STACKS_FOLDER
 from services.node_folder import Visit, enter
+from services.stack_dump import dump, find_py_spy
 from services.ways import Home, make_transport
 from streamrl.config import Config
 from streamrl.errors import DataError
+from streamrl.stacks import answer
 from streamrl.types import Version
 from streamrl.weights.folder import shm_folder
 from streamrl.weights.manifest import decode
@@ -47,6 +49,7 @@ class NodeActor:
 
     def __init__(self, visit: Visit, config: dict[str, Any], home: ActorHandle, store: ActorHandle) -> None:
         self._run, self._node = enter(visit)
+        answer("node", self._run.path / STACKS_FOLDER)
         self._home = home
         self._store = store
         # Of this process alone: what one before it left may be about to be removed.
@@ -93,6 +96,10 @@ class NodeActor:
     async def figures(self) -> dict[str, int]:
         """What this process took of versions, as plain numbers."""
         return msgspec.to_builtins(self._weights.figures)
+
+    async def stacks(self) -> tuple[str, int]:
+        """Of the processes of the run on this node (`services.stack_dump`)."""
+        return await asyncio.to_thread(dump, self._run.path / STACKS_FOLDER, find_py_spy())
 
     async def close(self) -> None:
         """Give the shared memory back."""

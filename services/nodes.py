@@ -20,6 +20,7 @@ from services.node import NodeSeat, id_on
 from services.node_folder import Visit
 from services.parts import Parts
 from services.run_folder import RunFolder
+from services.stack_dump import DUMP_S
 from services.supply import supply
 from streamrl.config import Config
 from streamrl.errors import DeadlineError, ProcessDiedError
@@ -162,6 +163,13 @@ class Nodes:
         versions = {seat.node: answer for seat, answer in zip(seats, answers, strict=True) if answer is not None}
         return {**await self.home.figures.remote(), "versions": versions}
 
+    async def stacks(self) -> list[tuple[str, str, int]]:
+        """Of each other node that answers in time its id, the stacks of the run's processes there, and their number."""
+        seats = list(self._seats.values())
+        limit = 2 * DUMP_S
+        answers = await asyncio.gather(*(_unless_gone(seat.service.stacks.remote(), limit) for seat in seats))
+        return [(seat.node, *told) for seat, told in zip(seats, answers, strict=True) if told is not None]
+
     def closing(self) -> list[Any]:
         """One call for each node that puts its things in order, the run's own among them."""
         actors = [seat.service for seat in self._seats.values()] + ([] if self.home is None else [self.home])
@@ -172,9 +180,9 @@ async def _done_within(asked: "asyncio.Future[Any]", limit_s: float) -> bool:
     return bool((await asyncio.wait({asked}, timeout=limit_s))[0])
 
 
-async def _unless_gone(answer: Any) -> dict[str, int] | None:
-    """What a node says; None when it does not say it at once: figures are not worth waiting for."""
+async def _unless_gone(answer: Any, limit_s: float = ANSWERS_WITHIN_S) -> Any:
+    """What a node says; None when it does not say it in time: figures are not worth waiting for."""
     with suppress(ray.exceptions.RayError, TimeoutError):
-        async with asyncio.timeout(ANSWERS_WITHIN_S):
+        async with asyncio.timeout(limit_s):
             return await answer
     return None

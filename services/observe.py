@@ -1,16 +1,18 @@
-"""How a part of the run is seen from outside: its log file and its spans on the common time line."""
+"""How a part of the run is seen from outside: its log file, its spans on the common time line, and its stacks when
+somebody asks for them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.layout import TRACE_FOLDER
+from services.layout import STACKS_FOLDER, TRACE_FOLDER
 from services.run_folder import RunFolder
 from streamrl.chrome_trace import merge_traces
 from streamrl.config import Config
 from streamrl.log_shares import log_shares
 from streamrl.logs import configure
+from streamrl.stacks import answer
 from streamrl.timeline import TraceWriter
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Log and spans of one component, in one process.
+    """Log and spans of one component, in one process, which shows its stacks from now on (`streamrl.stacks`).
 
     Example:
         observer = Observer(run, config, "reward")
@@ -29,6 +31,7 @@ class Observer:
 
     def __init__(self, run: RunFolder, config: Config, component: str) -> None:
         shares = log_shares(config)
+        answer(component, run.path / STACKS_FOLDER)
         self.log: BoundLogger = configure(component, run.logs_path, max_bytes=shares.log)
         path = run.path / TRACE_FOLDER / f"{component}.jsonl"
         self.trace = TraceWriter(path, component, shares.spans) if config.observe.trace else None

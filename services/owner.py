@@ -12,6 +12,7 @@ import asyncio
 import ctypes
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -26,6 +27,7 @@ from services.bounded_log import open_bounded
 from services.control import ControlServer, Event, EventHub, Handler, described
 from services.ending import EXIT_INTERRUPTED
 from services.launch import LaunchOrder, owner_grace_s
+from services.layout import STACKS_FOLDER
 from services.liveness import ProcessId
 from services.ray_processes import end_orphans, ray_processes, unless_ray_dies
 from services.restarts import RESTARTS, RestartBudget
@@ -39,6 +41,7 @@ from streamrl.config.schema import Config
 from streamrl.errors import ProcessDiedError, RunFolderError, StartAgainError, StreamRLError
 from streamrl.failure import FailureReport, report_failure
 from streamrl.log_shares import log_shares
+from streamrl.stacks import answer
 
 PR_SET_PDEATHSIG = 1
 # Ray's own shutdown takes 1 to 2 s.
@@ -262,6 +265,7 @@ def own(arguments: list[str], start_system: StartSystem) -> int:
     run = RunFolder.open(Path(folder))
     config = load(run.config_path)
     sys.stdout = sys.stderr = open_bounded(run.logs_path / "owner.log", log_shares(config).log)
+    answer("owner", run.path / STACKS_FOLDER)
     RunLock(order.lock_fd).sign()
     run.start_launch(
         Launch(
@@ -272,7 +276,10 @@ def own(arguments: list[str], start_system: StartSystem) -> int:
             started_ns=order.started_ns,
         )
     )
-    return asyncio.run(Owner(run, config, order, start_system).main())
+    try:
+        return asyncio.run(Owner(run, config, order, start_system).main())
+    finally:
+        shutil.rmtree(run.path / STACKS_FOLDER, ignore_errors=True)
 
 
 def main() -> None:

@@ -21,10 +21,12 @@ from buffers.recent import Place, RecentGroup
 from buffers.records import AcceptedRows, Lease, QueueSettings, ScoredRows, UnscoredFrame
 from buffers.retention import remove_segments
 from buffers.submissions import Outcome
+from services.layout import STACKS_FOLDER
 from services.process_environment import extend_import_path
 from streamrl.clock import SystemClock
 from streamrl.config import Config, limits
 from streamrl.look_back import Waited
+from streamrl.stacks import answer
 from streamrl.tasks.base import StreamPrompt, SubmittedPrompt, Task
 from streamrl.tasks.order import PromptOrder
 from streamrl.tasks.prompts import longest_text
@@ -42,6 +44,7 @@ class QueueActor:
         gc.set_threshold(100_000, 50, 1000)
         self._config = msgspec.convert(config, Config)
         self._folder = Path(run_folder)
+        answer("queue", self._folder / STACKS_FOLDER)
         self._over_budget = ""
         self._far_going: list[str] = []
 
@@ -184,6 +187,11 @@ class QueueActor:
         counts = self._queue.counts()
         told = {"bytes_used": counts.bytes_used, "rows_waiting": counts.rows_waiting}
         return {**msgspec.to_builtins(counts), **told, "over_budget": self._over_budget}
+
+    async def movement(self) -> dict[str, Any]:
+        """The books, whether the learner waits for rows, and what a full disk keeps it `paused` for: for who sees
+        whether anything moves."""
+        return {**await self.status(), "learner_waits": self._queue.waits.learner_waits, "paused": self._queue.pause}
 
     async def waits(self) -> tuple[int, Waited]:
         """(the learner's step, how long it and the replicas have waited here), for whoever scales them."""

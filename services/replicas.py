@@ -99,6 +99,11 @@ class ReplicaPool:
         """Those that serve, or will soon."""
         return list(self._serving.values())
 
+    @property
+    def named(self) -> dict[str, ActorHandle]:
+        """The same by their names."""
+        return dict(self._serving)
+
     def scale(self, wanted: int) -> int:
         """Have so many, at least one, from now on; how many it were before."""
         before, self._wanted = self._wanted, wanted

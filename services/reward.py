@@ -28,7 +28,7 @@ from buffers.segment_writer import SegmentWriter
 from services.answers import decode
 from services.deadline import within, within_or_paused
 from services.far_rows import FarRows
-from services.layout import SCORES_FOLDER, model_folder
+from services.layout import SCORES_FOLDER, STACKS_FOLDER, model_folder
 from services.observe import Observer
 from services.process_environment import extend_import_path
 from services.run_folder import RunFolder
@@ -84,6 +84,7 @@ class RewardActor:
             memory_bytes=reward.memory_bytes,
             import_paths=[path for path in sys.path if path],
             model=reward.model,
+            stacks=str(self._run.path / STACKS_FOLDER),
         )
         await within(self._config.deadlines.start_s, pool.start(), who=NAME, what="the start of its children")
         self._pool = pool
@@ -137,9 +138,11 @@ class RewardActor:
         return mean_score(scores, len(held_out.errors))
 
     async def status(self) -> dict[str, Any]:
-        """workers: children that are given work. not_started: why one that was to join did not come up."""
+        """workers: children that are given work; busy of these have some, the oldest of it for oldest_s. answered:
+        batches that came to an end. not_started: why one that was to join did not come up."""
         pool = self._children()
         children = {"workers": pool.size, "children_lost": pool.lost, "not_started": pool.not_started}
+        children |= {"busy": pool.busy, "oldest_s": pool.oldest_s, "answered": pool.answered}
         return {"name": NAME, "scored": self._scored, **children, "paused": self._writer.pause}
 
     def _children(self) -> RewardPool:

@@ -202,6 +202,7 @@ class RolloutReplica:
             "finished_requests": stats.finished_requests,
             "kv_bytes_used": stats.kv_bytes_used,
             "busy_s": self._thread.busy_s(),
+            "spare_steps": self._thread.spare_steps,
             "guests": len(self._guests),
             "two_version_rollouts": self._two_versions,
             "updates_in_flight": self._updates_in_flight,

@@ -8,8 +8,10 @@ import asyncio
 from pathlib import Path
 
 from buffers.signals import Signal
+from services.layout import STACKS_FOLDER
 from services.run_folder import RunFolder
 from streamrl.clock import SystemClock
+from streamrl.stacks import answer
 from streamrl.types import Version
 from streamrl.weights.manifest import decode, encode
 from streamrl.weights.store import WeightStore
@@ -24,6 +26,7 @@ class WeightStoreActor:
 
     def __init__(self, run_folder: str, update_deadline_s: float) -> None:
         run = RunFolder.open(Path(run_folder))
+        answer("weights", run.path / STACKS_FOLDER)
         self._store = WeightStore(run.run_id, run.key(), SystemClock(), update_deadline_s)
         self._published = asyncio.Condition()
         self._let_go = Signal()

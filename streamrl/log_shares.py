@@ -1,6 +1,7 @@
 """How the bytes of `observe.log_bytes` are shared out among all that tells of a run. Pure.
 
-    a tenth each   logs, events, metrics        two tenths   spans        five tenths   the trace made of the spans
+    a tenth each   logs, metrics        half a tenth each   events, stacks of processes
+    two tenths     spans                five tenths         the trace made of the spans
 
 Guarantees: the shares together do not pass the budget, a log, the events and the metrics counted with what they keep
 of before. A span takes 40 bytes or more where it is recorded, and up to two and a half times as many in the merged
@@ -16,12 +17,13 @@ from streamrl.config.schema import Config
 @dataclass(frozen=True, slots=True)
 class LogShares:
     """Bytes. log: of one part's log and its predecessor. spans: of one part's. events, metrics: of the file and what it
-    keeps of before."""
+    keeps of before. stacks: of all files of them."""
 
     log: int
     spans: int
     events: int
     metrics: int
+    stacks: int
 
 
 def log_shares(config: Config) -> LogShares:
@@ -29,4 +31,5 @@ def log_shares(config: Config) -> LogShares:
     total = config.observe.log_bytes
     parts = log_parts(config)
     tenth = total // 10
-    return LogShares(log=tenth // parts, spans=2 * tenth // parts, events=tenth, metrics=tenth)
+    half = tenth // 2
+    return LogShares(log=tenth // parts, spans=2 * tenth // parts, events=half, metrics=tenth, stacks=half)

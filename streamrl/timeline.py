@@ -160,6 +160,13 @@ class StepTimer:
         self._open: list[str] = []
         self._spent: dict[str, int] = {}
         self._mark = self._now()
+        self._entered = 0
+
+    @property
+    def now_in(self) -> tuple[str, int]:
+        """(innermost open phase or "other", phases entered so far), for who looks from elsewhere whether it gets on."""
+        name = next(reversed(tuple(self._open)), "other")
+        return name, self._entered
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -168,6 +175,7 @@ class StepTimer:
             raise ValueError(f"a phase cannot be called {name!r}: the ledger itself reports time/{name}")
         start = self._charge()
         self._open.append(name)
+        self._entered += 1
         try:
             yield
         finally:

@@ -31,7 +31,8 @@ from services.reward import RewardActor
 from services.rollout import RolloutReplica
 from services.run_folder import RunFolder
 from services.seat import Seat
-from streamrl.clock import SystemClock
+from services.stall_desk import StallDesk
+from streamrl.clock import SystemClock, VirtualClock
 from streamrl.config import Config
 from streamrl.engines.build import build_engine
 from streamrl.errors import StreamRLError
@@ -40,6 +41,7 @@ from streamrl.logs import release
 from streamrl.models.load import load_model
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.rewards.base import RewardItem
+from streamrl.stall import Parts as Says
 from streamrl.tasks.order import PromptOrder
 from streamrl.tasks.resolve import resolve_task
 from streamrl.types import GenerationRequest, Score, Version
@@ -318,6 +320,31 @@ async def _rank_says(config: Config, folder: Path, call: Callable[[LearnerRank],
         rank._observer.close()
         release()
         torch.set_num_threads(threads)
+
+
+def stands_still_after(config: Config, folder: Path) -> list[str]:
+    """What is told of a run of which no part answers for a hundred seconds."""
+
+    async def look() -> list[str]:
+        told: list[str] = []
+        clock = VirtualClock()
+        silent = Says(queue=None, reward=None, learner=[], replicas={}, weights=None)
+        answers = Handle(ask=lambda: silent, far_stacks=list)
+        desk = StallDesk(
+            open_run(config, folder),
+            config,
+            clock,
+            ask=answers.ask.remote,
+            disk_low=lambda: False,
+            far_stacks=answers.far_stacks.remote,
+            tell=told.append,
+        )
+        await desk.look()
+        clock.advance(100.0)
+        await desk.look()
+        return [text.partition(",")[0] for text in told]
+
+    return asyncio.run(look())
 
 
 def slow_evaluation(config: Config, folder: Path) -> str:

@@ -169,6 +169,9 @@ class DeadlineConfig(Table, frozen=True):
     """From the snapshot of a checkpoint to its commit."""
     stop_s: PositiveFloat = 10.0
     """From the order to stop to the last process gone."""
+    stall_s: PositiveFloat = 300.0
+    """Without any movement of the run, until the stacks of its processes are written down and what it waits for is
+    said. It ends nothing."""
 
 
 class RayConfig(Table, frozen=True):
@@ -188,8 +191,9 @@ class ObserveConfig(Table, frozen=True):
     trace: bool = True
     """Write a Chrome trace of every span (opens in Perfetto)."""
     log_bytes: Positive = 512 * 2**20
-    """Bytes of all that tells of a run: logs, events, metrics, spans and the trace made of them. Each has a share;
-    logs and events are rotated, of metrics old lines are thinned out, further spans are dropped and counted."""
+    """Bytes of all that tells of a run: logs, events, metrics, spans and the trace made of them, stacks. Each has a
+    share; logs and events are rotated, of metrics old lines are thinned out, further spans are dropped and counted,
+    the oldest stacks go."""
     tensorboard: bool = False
     """Also write TensorBoard event files (extra `tensorboard`)."""
 

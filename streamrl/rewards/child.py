@@ -13,6 +13,7 @@ import resource
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ import msgspec
 from streamrl.errors import ConfigError
 from streamrl.rewards.build import AnyScorer, make_scorer
 from streamrl.rewards.wire import Batch, ChildSettings, Ready, Verdicts, pack, receive_body
+from streamrl.stacks import answer
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -29,6 +31,8 @@ def main(argv: list[str]) -> int:
     _die_with(settings.parent)
     channel = socket.socket(fileno=settings.channel)
     channel.set_inheritable(False)
+    if settings.stacks:
+        answer("reward-child", Path(settings.stacks))
     _guard_forks(channel)
     _limit(settings.memory_bytes)
     sys.path.extend(settings.import_paths)

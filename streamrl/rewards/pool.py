@@ -14,6 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from streamrl.clock import Clock, SystemClock
 from streamrl.config.schema import RewardModelConfig
 from streamrl.errors import ComponentError, ConfigError
 from streamrl.rewards.base import RewardItem
@@ -29,7 +30,7 @@ class RewardPool:
     function: a built-in name or `module:function`. batch_size: items that one child gets at once. timeout_s:
     wall time for a batch, and then for each of its items alone. memory_bytes: address space of a child.
     import_paths: folders in which a child looks for the user's module, after all others. model: a reward model that
-    each child loads, beside the function or in its place.
+    each child loads, beside the function or in its place. stacks: see `ChildSettings`.
 
     Example:
         async with RewardPool("exact_match", workers=2) as pool:
@@ -47,10 +48,19 @@ class RewardPool:
         memory_bytes: int = 2 * 2**30,
         import_paths: Sequence[str] = (),
         model: RewardModelConfig = NO_MODEL,
+        stacks: str = "",
+        clock: Clock | None = None,
     ) -> None:
         self._make = partial(
-            Worker, function, timeout_s=timeout_s, memory_bytes=memory_bytes, import_paths=import_paths, model=model
+            Worker,
+            function,
+            timeout_s=timeout_s,
+            memory_bytes=memory_bytes,
+            import_paths=import_paths,
+            model=model,
+            stacks=stacks,
         )
+        self._clock = clock or SystemClock()
         self._wanted = workers
         self._workers = [self._make() for _ in range(workers)]
         """Those that are given work, or wait for some."""
@@ -63,6 +73,9 @@ class RewardPool:
         self._not_started = ""
         self._closed = False
         self._lost = 0
+        self._asked: dict[Worker, float] = {}
+        """When each that has a batch was given it."""
+        self._answered = 0
 
     @property
     def pids(self) -> list[int]:
@@ -73,6 +86,21 @@ class RewardPool:
     def lost(self) -> int:
         """Children that were lost over a question, and replaced, so far."""
         return self._lost
+
+    @property
+    def busy(self) -> int:
+        """Children that have a batch now."""
+        return len(self._asked)
+
+    @property
+    def oldest_s(self) -> float:
+        """Seconds since the oldest of these batches was given out; 0 when there is none."""
+        return self._clock.now() - min(self._asked.values()) if self._asked else 0.0
+
+    @property
+    def answered(self) -> int:
+        """Batches that came to an end so far, whatever it was."""
+        return self._answered
 
     @property
     def wanted(self) -> int:
@@ -168,6 +196,7 @@ class RewardPool:
         worker = await self._idle.get()
         try:
             self._refuse_closed()  # it may have been closed while this call waited
+            self._asked[worker] = self._clock.now()
             return await worker.ask(items)
         except WorkerLostError:
             self._refuse_closed()
@@ -176,6 +205,7 @@ class RewardPool:
                 await worker.start()
             raise
         finally:
+            self._answered += self._asked.pop(worker, None) is not None
             self._give_back(worker)
 
     def _give_back(self, worker: Worker) -> None:

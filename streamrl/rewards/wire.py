@@ -21,7 +21,8 @@ class ChildSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a child is told on its command line, as JSON.
 
     channel: number of the inherited socket. parent: pid of the pool's process. import_paths: folders added to
-    the end of `sys.path`. memory_bytes: limit of the address space. model: a reward model beside the function."""
+    the end of `sys.path`. memory_bytes: limit of the address space. model: a reward model beside the function. stacks:
+    folder in which it answers who asks for its stacks (`streamrl.stacks`); "" for none."""
 
     channel: int
     parent: int
@@ -29,6 +30,7 @@ class ChildSettings(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     import_paths: list[str] = []
     model: RewardModelConfig = RewardModelConfig()
+    stacks: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True):

@@ -62,8 +62,10 @@ class Worker:
         memory_bytes: int,
         import_paths: Sequence[str] = (),
         model: RewardModelConfig = NO_MODEL,
+        stacks: str = "",
     ) -> None:
         self._function = function
+        self._stacks = stacks
         self._model = model
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
@@ -148,6 +150,7 @@ class Worker:
                 memory_bytes=self._memory_bytes,
                 import_paths=self._import_paths,
                 model=self._model,
+                stacks=self._stacks,
             )
             try:
                 self._process = subprocess.Popen(

@@ -538,6 +538,7 @@ KEYS: dict[str, Key] = {
     "deadlines.step_s": Key(parts.unanswered_receipt, 0.3, 0.4, SCRIPTED),
     "deadlines.checkpoint_s": Key(parts.slow_checkpoint, NEVER, BARELY),
     "deadlines.stop_s": Key(time_to_stop, 10.0, 20.0),
+    "deadlines.stall_s": Key(parts.stands_still_after, 50.0, 500.0),
     "gateway.enabled": Key(gateway.shares, False, True),
     "gateway.host": Key(gateway.listens_at, "127.0.0.1", "127.0.0.2"),
     "gateway.port": Key(gateway.asks_for_port, 8001, 8002),

@@ -38,7 +38,8 @@ def config(*, log_bytes: int, replicas: int = 1, ranks: int = 1) -> Config:
 def test_invariant_9_all_shares_together_are_within_the_budget(log_bytes: int, replicas: int, ranks: int) -> None:
     shares = log_shares(config(log_bytes=log_bytes, replicas=replicas, ranks=ranks))
     parts = 3 + replicas + ranks
-    assert parts * (shares.log + (1 + TRACE_GROWTH) * shares.spans) + shares.events + shares.metrics <= log_bytes
+    whole = shares.events + shares.metrics + shares.stacks
+    assert parts * (shares.log + (1 + TRACE_GROWTH) * shares.spans) + whole <= log_bytes
 
 
 def test_the_trace_of_a_full_span_file_grows_by_no_more_than_it_is_counted_for(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""A run that stands still says for whom it waits, shows where its processes are, and goes on when it can."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from live_run import live_run, prepare
+
+from services.stack_dump import dump
+
+pytestmark = pytest.mark.ray
+
+WAITS = """
+import os
+
+def waits_in_the_users_code(completion, **_):
+    with open(os.path.join(os.path.dirname(__file__), "gate")) as gate:
+        gate.read()
+    return 0.5
+"""
+SCRIPTED = ("--rollout.engine", "scripted", "--eval.every", "1000", "--learner.steps", "4", "--warmup.max_steps", "0")
+REWARD = ("--reward.function", "waiting:waits_in_the_users_code", "--reward.timeout_s", "200")
+
+
+def test_a_reward_that_waits_for_ever_is_named_with_its_stack_and_the_run_goes_on_after_it(
+    tmp_path: Path, streamrl_path: Path
+) -> None:
+    prepare(tmp_path)
+    (tmp_path / "waiting.py").write_text(WAITS)
+    os.mkfifo(tmp_path / "gate")
+    with live_run(tmp_path, streamrl_path, "stalls", *SCRIPTED, *REWARD, "--deadlines.stall_s", "3") as run:
+        try:
+            # On a busy machine the start of a replica may be a stall of its own.
+            said = run.read_until(lambda event: "waiting for reward" in event.get("text", ""))
+            assert said, run.events[-3:]
+            own_words, _ = dump(run.folder / "logs/.stacks", None)
+            status = subprocess.run(
+                [streamrl_path, "status", run.folder, "--json"], capture_output=True, text=True, timeout=120, check=True
+            )
+        finally:
+            # For both ways, so that it waits for nobody; closed, whoever reads there goes on.
+            opened = os.open(tmp_path / "gate", os.O_RDWR)
+            (tmp_path / "gate").rename(tmp_path / "was the gate")
+            (tmp_path / "gate").touch()
+            os.close(opened)
+        code, err = run.end()
+    line = _first(run.notices(), "waiting for reward")
+    assert code == 0, err
+    assert line.startswith("no progress for 3 s, waiting for reward: the learner waits for rows; queue has 0 groups")
+    assert "reward stage has" in line
+    assert "workers busy, the oldest sample for" in line
+    assert run.notices().index(line) < run.notices().index(_first(run.notices()[::-1], "the run moves again"))
+    assert json.loads(status.stdout)["stall"]["text"] in line
+    written = (tmp_path / line.rpartition("processes are in ")[2]).read_text()
+    parts = ("owner", "controller", "queue", "weights", "learner-0", "rollout-0", "rollout-1", "reward", "reward-child")
+    for stacks in (written, own_words):
+        assert "waits_in_the_users_code" in stacks
+        assert [part for part in parts if f"==== {part}, pid" not in stacks] == []
+    assert own_words.count("\nby itself\n") == len(parts)
+    assert not (run.folder / "logs/.stacks").exists()
+
+
+def _first(texts: list[str], words: str) -> str:
+    return next(text for text in texts if words in text)
