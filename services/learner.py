@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+STARTING = "starting", 0
 PHASES = ("wait", "read", "pack", "forward_backward", "optimizer", "publish", "commit", "checkpoint")
 
 
@@ -90,7 +91,7 @@ class LearnerRank:
         self._line.set()
         self._timer: StepTimer | None = None
         """Of the steps, while there are any."""
-        self._beyond = "starting", 0
+        self._beyond = STARTING
         """What is done before and after them, and how far that is; as `StepTimer.now_in`."""
         self._waits_for_disk = ""
         self._telling: asyncio.Task[None] | None = None
@@ -174,7 +175,9 @@ class LearnerRank:
         """What it is at: the phase of a step or what is before and after them, and how many it has entered."""
         doing, entered = self._beyond if self._timer is None else self._timer.now_in
         paused = self._core.pause or self._waits_for_disk
-        return {"step": self._core.step, "doing": doing, "entered": entered, "paused": paused}
+        # Before it is built, it holds none.
+        step = 0 if self._beyond == STARTING and self._timer is None else self._core.step
+        return {"step": step, "doing": doing, "entered": entered, "paused": paused}
 
     async def stop(self) -> None:
         """Finish the step under way, commit a checkpoint of it, and end `run`."""

@@ -97,6 +97,29 @@ async def steps(config: Config, folder: Path, count: int, wanted: tuple[bool, bo
     return heard
 
 
+async def test_a_rank_says_what_it_is_at_from_its_start_to_its_wait_for_rows(tmp_path: Path) -> None:
+    config, folder = configured(tmp_path, lr=1e-4), tmp_path / "run"
+    open_run(config, folder)
+    store = Handle(publish=lambda data, pin: ([], {}))
+    rank = LearnerRank(0, str(folder), msgspec.to_builtins(config), str(folder / "store"), Handle(), store)
+    threads = torch.get_num_threads()
+    try:
+        assert await rank.status() == {"step": 0, "doing": "starting", "entered": 0, "paused": ""}
+        await rank.build(Handle(report=lambda _: None, published=lambda _: None))
+        training = asyncio.ensure_future(rank.run())
+        while (status := await rank.status())["doing"] != "wait":
+            await asyncio.sleep(0)
+            assert not training.done(), training.result()
+        assert status == {"step": 0, "doing": "wait", "entered": 1, "paused": ""}
+        training.cancel()
+        await asyncio.gather(training, return_exceptions=True)
+    finally:
+        await rank.close()
+        await asyncio.to_thread(rank._compute.shutdown)
+        release()
+        torch.set_num_threads(threads)
+
+
 def test_a_step_is_committed_published_and_covered_only_when_its_checkpoint_is_there(tmp_path) -> None:
     heard = asyncio.run(steps(configured(tmp_path, lr=1e-4), tmp_path / "run", 2))
     trained = [one for one in heard if one[0] in ("commit", "publish")]

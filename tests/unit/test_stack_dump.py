@@ -104,6 +104,7 @@ def test_a_process_goes_on_where_it_was_however_often_it_is_asked(tmp_path: Path
     with stuck(tmp_path) as process:
         first, second = dump(tmp_path, None)[0], dump(tmp_path, None)[0]
         assert first.count("in in_the_users_code") == second.count("in in_the_users_code") == 1
+        assert "\0" not in second
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.close()

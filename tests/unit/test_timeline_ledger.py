@@ -59,6 +59,18 @@ def test_invariant_11_the_ledger_of_a_step_sums_to_its_wall_clock(trees):
     assert wall == ns(clock.now())
 
 
+def test_a_timer_tells_the_innermost_phase_and_that_it_gets_on() -> None:
+    timer = StepTimer(VirtualClock())
+    assert timer.now_in == ("other", 0)
+    with timer.phase("checkpoint"):
+        with timer.phase("publish"):
+            assert timer.now_in == ("publish", 2)
+        assert timer.now_in == ("checkpoint", 2)
+        with timer.phase("publish"):
+            assert timer.now_in == ("publish", 3)
+    assert timer.now_in == ("other", 3)
+
+
 def test_invariant_11_holds_under_the_real_clock_too():
     timer = StepTimer(SystemClock(), phases=("wait",))
     for _ in range(50):
