@@ -327,6 +327,7 @@ class LearnerRank:
             "queue/unscored": counts["rows_unscored"],
             "queue/bytes": counts["bytes_used"],
             "queue/wait_s": lease.waited_s,
+            "queue/quarantined": counts["prompts_quarantined"],
             "rollout/tokens_per_s": tokens_per_s,
             "rollout/replicas": self._replicas,
         }
