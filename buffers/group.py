@@ -29,7 +29,7 @@ class GroupState(StrEnum):
 class Row(msgspec.Struct, eq=False):
     """One accepted row. truncated: it was cut off for its length. reward and components (in the order of
     `QueueSettings.components`) count only where valid; valid only once scored. bundle: the scoring board's; None where
-    nobody is to score it."""
+    nobody is to score it. fault: why its score is a failed one; "" where that is not its prompt's doing."""
 
     frame: FrameRef
     row: int
@@ -43,6 +43,7 @@ class Row(msgspec.Struct, eq=False):
     reward: float = float("nan")
     bundle: "Bundle | None" = None
     components: tuple[float, ...] = ()
+    fault: str = ""
 
 
 @dataclass(slots=True)
@@ -50,7 +51,8 @@ class Group:
     """A group that was issued and is not forgotten yet.
 
     position: of its prompt, in the data order; among the submitted ones where `submitted`. step: whose batch it was
-    trained with; None until it is.
+    trained with; None until it is. item: of the data set, or the position again where `submitted`. deaths: of replicas
+    that had it.
     floor: rows of attempts below it come too late. replica: who runs it, None if nobody does. reserved: bytes
     set aside for rollouts that are not there yet. rows: by (sample index, branch). samples: rollouts
     accepted.
@@ -62,7 +64,9 @@ class Group:
     issued_at: float
     reserved: int
     position: int
+    item: int
     submitted: bool = False
+    deaths: int = 0
     floor: int = 0
     replica: str | None = None
     state: GroupState = GroupState.RUNNING

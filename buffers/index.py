@@ -12,25 +12,27 @@ of replicas only names; the clock only dates issues.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
-from itertools import chain, islice
+from collections.abc import Collection, Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from buffers.budget import ByteBudget
 from buffers.group import Group, GroupState, Tally
-from buffers.group_filter import GroupFilter
+from buffers.group_filter import REWARD_FAILED, GroupFilter
+from buffers.issuing import Issuing
 from buffers.offered import OfferedTrajectories
 from buffers.oldest import oldest_row
 from buffers.prompt_sources import PromptSources
+from buffers.quarantine import Quarantine, fault_of
 from buffers.recent import RecentGroups
 from buffers.records import DataOrder, Found, Lease, OldestRow, QueueCounts, QueueSettings, Records, UnscoredFrame
 from buffers.running import RunningGroups
 from buffers.stepping import StepBooks
+from buffers.suspects import REPLICA_DIED
 from streamrl.clock import Clock
 from streamrl.staleness import Admission, Candidate
-from streamrl.streams import StreamShares
 from streamrl.types import FrameRef, Ticket
 
 
@@ -57,8 +59,10 @@ class ReplayIndex:
         self._steps = StepBooks(settings, self._tally, self._budget)
         self._dropped: Counter[str] = Counter()
         self._filter = GroupFilter(settings)
-        self._sources = PromptSources(order, StreamShares(settings.streams))
-        self.submissions = self._sources.submissions
+        self.quarantine = Quarantine(settings.quarantine_after)
+        sources = PromptSources(settings, order, self._running, self.quarantine)
+        self._issuing = Issuing(settings, self._admission, self._running, sources, self._tally, self._budget)
+        self.submissions = sources.submissions
         self.recent = RecentGroups()
         self.offered = OfferedTrajectories()
         self._unrecorded: dict[int, str] = {}
@@ -90,52 +94,21 @@ class ReplayIndex:
         return ready < self._settings.groups_per_step <= ready + self._running.num_sampled
 
     def issue(self, replica: str, serving_step: int, room: int) -> list[Ticket]:
-        """Up to `room` groups for a replica that serves `serving_step`, those to be issued again first."""
-        last_step = self._admission.last_step(serving_step)
-        waiting = [self._running.groups[number] for number in sorted(self._running.orphans)]
-        # Not under an older version than before: the group's place in the admission counts on that version.
-        again = [group for group in waiting if group.last_step <= last_step][: max(0, room)]
-        tickets = [self._again(group, last_step) for group in again]
-        for ticket in tickets:
-            self._running.book(replica, ticket)
-        groups = self._tally.groups
-        capacity = self._admission.capacity(
-            serving_step=serving_step,
-            trained=groups[GroupState.TRAINED] + groups[GroupState.LEASED],
-            waiting=groups[GroupState.READY],
-            running=groups[GroupState.RUNNING],
-        )
-        fresh = min(room - len(tickets), capacity, self._budget.fits(self._running.group_bytes))
-        return tickets + list(islice(self._fresh(replica, last_step), max(0, fresh)))
+        """Groups for a replica; arguments and errors: `Issuing.issue`."""
+        return self._issuing.issue(replica, serving_step, room)
 
-    def _again(self, group: Group, last_step: int) -> Ticket:
-        """Accepted rows keep the group's last step, and so do tokens that a journal may have of it; without either it
-        counts from the version served now."""
-        kept = bool(group.rows) or self._settings.journalled
-        last_step = group.last_step if kept else last_step
-        return self._sources.ticket(group.number, (group.position, group.submitted), group.attempt + 1, last_step)
-
-    def _fresh(self, replica: str, last_step: int) -> Iterator[Ticket]:
-        """New groups for a replica, each booked, as long as there are prompts for them."""
-        running = self._running
-        while (prompt := self._sources.draw(running.next_number, running.data_groups)) is not None:
-            ticket = self._sources.ticket(running.next_number, prompt, 0, last_step)
-            running.book(replica, ticket)
-            yield ticket
+    @property
+    def waits_for_rows(self) -> bool:
+        """Whether a replica may get a group because rows or scores came."""
+        return self._issuing.waits_for_rows
 
     def restore_issue(self, replica: str, ticket: Ticket) -> None:
         """Book a ticket that the ledger has."""
-        if ticket.number >= self._running.next_number:
-            self._sources.drawn(ticket)
-        self._running.book(replica, ticket)
+        self._issuing.restore(replica, ticket)
 
     def skip(self, ticket: Ticket) -> None:
         """The same of a group of a covered step: it costs no memory any more."""
-        if ticket.number >= self._running.next_number:
-            self._sources.drawn(ticket)
-            self._running.use_up(ticket)
-        if ticket.submitted:
-            self.submissions.covered(ticket.data_index)
+        self._issuing.skip(ticket)
 
     def accept(self, frame: FrameRef, rows: Records) -> Records:
         """Take rows (type ACCEPTED) of a frame of completions; returns those that are new.
@@ -161,13 +134,14 @@ class ReplayIndex:
         valid: npt.NDArray[np.bool_],
         reward: npt.NDArray[np.float64],
         components: npt.NDArray[np.float64] | None = None,
+        reason: Sequence[str] | None = None,
     ) -> Records:
-        """Take verdicts (type SCORED); returns those that are new. components: as in `ScoredRows`.
+        """Take verdicts (type SCORED); returns those that are new. components, reason: as in `ScoredRows`.
 
         Raises:
             DataError: a valid score that is not finite, or lacks a component; nothing is taken then.
         """
-        kept = self._running.score(rows, valid, reward, components)
+        kept = self._running.score(rows, valid, reward, components, reason)
         self._settle()
         return kept
 
@@ -177,17 +151,32 @@ class ReplayIndex:
         for group in finished:
             self.recent.finished(group)
             if reason := self._filter.judge(group):
-                self.drop(group.number, reason)
-                self._unrecorded[group.number] = reason
+                if reason == REWARD_FAILED and not group.submitted and (fault := fault_of(group)):
+                    self.quarantine.failed(group.item, group.number, fault)
+                self._drop_by_rule(group, reason)
             else:
                 self._running.remove(group)
                 self._steps.add(group)
                 if group.submitted:
                     self.submissions.finished(group.position, group)
 
+    def _drop_by_rule(self, group: Group, reason: str) -> None:
+        self.drop(group.number, reason)
+        self._unrecorded[group.number] = reason
+
+    def died(self, numbers: Sequence[int]) -> Group | None:
+        """The replica that had these groups has died: the group that is to blame and was given up for it."""
+        blamed = self._running.died(numbers)
+        if blamed is not None:
+            if not blamed.submitted:
+                why = f"{blamed.deaths} replicas died while they generated it, the last with nothing else to do"
+                self.quarantine.failed(blamed.item, blamed.number, why, at_once=True)
+            self._drop_by_rule(blamed, REPLICA_DIED)
+        return blamed
+
     def pop_dropped(self) -> dict[str, list[int]]:
-        """The groups that `group_filter` dropped since the last call, by reason; without those that `drop` was told
-        of since."""
+        """The groups that a rule of the index dropped since the last call, by reason; without those that `drop` was
+        told of since."""
         unrecorded, self._unrecorded = self._unrecorded, {}
         return {
             reason: [number for number, why in unrecorded.items() if why == reason]
@@ -395,4 +384,6 @@ class ReplayIndex:
             prompts_waiting=self.submissions.num_waiting,
             trajectories_offered=len(self.offered),
             trajectories_waiting=self.offered.num_waiting,
+            prompts_quarantined=len(self.quarantine),
+            prompts_passed_over=running.passed_over,
         )

@@ -13,7 +13,7 @@ from buffers.fence import WriterFence
 from buffers.index import ReplayIndex
 from buffers.ledger import read_ledger
 from buffers.ledger_facts import ledger_facts
-from buffers.ledger_records import RunHeader
+from buffers.ledger_records import Quarantined, RunHeader
 from buffers.opening import LEDGER_DIR
 from buffers.records import DataOrder, OldestRow, QueueCounts, QueueSettings
 from buffers.recovery import recover, survey
@@ -22,8 +22,10 @@ from streamrl.clock import SystemClock
 from streamrl.errors import RunFolderError
 
 
-def last_books(run_folder: Path, settings: QueueSettings, order: DataOrder) -> tuple[QueueCounts, OldestRow | None]:
-    """The books, and the row that was sampled longest ago of those that wait.
+def last_books(
+    run_folder: Path, settings: QueueSettings, order: DataOrder
+) -> tuple[QueueCounts, OldestRow | None, list[Quarantined]]:
+    """The books, the row that was sampled longest ago of those that wait, and the prompts that are quarantined.
 
     settings: those of the run; data set, seed and group size are the ledger's own. order: is not asked.
 
@@ -43,4 +45,4 @@ def last_books(run_folder: Path, settings: QueueSettings, order: DataOrder) -> t
     index = ReplayIndex(settings, order, SystemClock())
     recover(files, history, facts.covered_step, index, WriterFence(), SegmentReader(run_folder))
     index.go_to(facts.next_step)
-    return index.counts(history.incarnation), index.oldest()
+    return index.counts(history.incarnation), index.oldest(), index.quarantine.listed()

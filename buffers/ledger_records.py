@@ -150,6 +150,32 @@ class Declined(msgspec.Struct, frozen=True, array_like=True, tag=15):
     reason: str
 
 
+class Died(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """The replica that had these groups, unfinished, has died. Stands right behind the `Writer` that fences it, in the
+    same commit."""
+
+    numbers: list[int]
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    """Group `number`, of `item` of the data set, came to nothing by its prompt's doing. It outlives the verdicts that
+    say so, which may be let go with the group's rows."""
+
+    item: int
+    number: int
+    reason: str
+
+
+class Quarantined(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """No group is started any more for `item` of the data set, of which so many groups failed, `number` the last. A
+    recovery counts by itself; this is for those who read the ledger, and says that it was told."""
+
+    item: int
+    number: int
+    failures: int
+    reason: str
+
+
 Record = (
     RunHeader
     | Incarnation
@@ -167,4 +193,7 @@ Record = (
     | Offered
     | Gathered
     | Declined
+    | Died
+    | Failed
+    | Quarantined
 )

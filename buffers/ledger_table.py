@@ -18,12 +18,15 @@ from buffers.ledger_records import (
     Cancelled,
     Covered,
     Declined,
+    Died,
     Dropped,
+    Failed,
     Gathered,
     Incarnation,
     Issued,
     Lost,
     Offered,
+    Quarantined,
     Record,
     RunHeader,
     Scored,
@@ -129,6 +132,11 @@ def _described(record: Record) -> tuple[Head, Items]:
         case Gathered(number, items):
             indices = np.array(items, np.int64)
             return {"kind": "gathered"}, {"group_number": np.full(len(indices), number), "data_index": indices}
+        case Died(numbers):
+            return {"kind": "died"}, _groups(numbers)
+        case Failed(item, number, reason) | Quarantined(item, number, _, reason):
+            told = {"group_number": np.array([number]), "data_index": np.array([item])}
+            return {"kind": type(record).__name__.lower(), "reason": reason}, told
         case Declined(items, reason):
             return {"kind": "declined", "reason": reason}, {"data_index": np.array(items, np.int64)}
 

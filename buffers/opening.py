@@ -12,7 +12,7 @@ from typing import Final
 from buffers.fence import WriterFence
 from buffers.index import ReplayIndex
 from buffers.ledger import Ledger, read_ledger
-from buffers.ledger_records import LEDGER_SCHEMA, Dropped, Incarnation, RunHeader, Withdrawn
+from buffers.ledger_records import LEDGER_SCHEMA, Dropped, Incarnation, Quarantined, Record, RunHeader, Withdrawn
 from buffers.published import PublishedVersions
 from buffers.records import DataOrder, QueueSettings
 from buffers.recovery import recover, survey
@@ -29,7 +29,8 @@ SCORES_DIR: Final = "queue/scores"
 @dataclass(frozen=True, slots=True)
 class Opened:
     """What a queue starts with. incarnation: 0 for a fresh run, one more with each opening. data_changed: the ledger
-    was of another data set so far. retention, published: have seen every record."""
+    was of another data set so far. retention, published: have seen every record. quarantined: prompts of which it made
+    a record."""
 
     index: ReplayIndex
     fence: WriterFence
@@ -38,6 +39,7 @@ class Opened:
     data_changed: bool
     retention: Retention
     published: PublishedVersions
+    quarantined: list[Quarantined]
 
 
 def open_folder(
@@ -70,11 +72,14 @@ def open_folder(
         # with the record before: what that one says must not stand alone.
         written.append(ledger.append(Withdrawn(history.withdrawn, resume_step)))
     dropped = [Dropped(numbers, reason) for reason, numbers in history.dropped.items()]
-    written += [ledger.append(record) for record in dropped]
+    failed = index.quarantine.pop_unrecorded()
+    quarantined = [record for record in failed if isinstance(record, Quarantined)]
+    made: list[Record] = [*dropped, *failed]
+    written += [ledger.append(record) for record in made]
     for durable_at in written:
         durable_at.result()
     retention, published = Retention(run_folder, settings), PublishedVersions()
     for record in [*(record for file in files for record in file.records), begun, *dropped]:
         retention.note(record)
         published.note(record)
-    return Opened(index, fence, ledger, begun.number, history.data_changed, retention, published)
+    return Opened(index, fence, ledger, begun.number, history.data_changed, retention, published, quarantined)

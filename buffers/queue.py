@@ -21,18 +21,9 @@ from pathlib import Path
 from buffers.gathering import GatheredTrajectories
 from buffers.journal import Journal
 from buffers.late import LATE, give_up
-from buffers.ledger_records import (
-    Accepted,
-    Covered,
-    Dropped,
-    Incarnation,
-    Issued,
-    Lost,
-    Scored,
-    Step,
-    Writer,
-)
+from buffers.ledger_records import Accepted, Covered, Dropped, Incarnation, Issued, Lost, Scored, Step
 from buffers.opening import COMPLETIONS_DIR, LEDGER_DIR, SCORES_DIR, Opened, open_folder
+from buffers.quarantining import QuarantinedPrompts
 from buffers.records import (
     AcceptedRows,
     DataOrder,
@@ -80,6 +71,7 @@ class ReplayQueue:
         self._room, self._rows, self._batch = Signal(), Signal(), Signal()
         self.recent = self._index.recent
         self.submitted = SubmittedPrompts(self._index, self._journal, settings, self._room, self._batch)
+        self.quarantined = QuarantinedPrompts(self._index, self._journal, opened.quarantined, self._forget, self._batch)
         self.trajectories = GatheredTrajectories(
             self._index, self._journal, opened.published, settings, self._open_for, self._after_rows
         )
@@ -206,10 +198,11 @@ class ReplayQueue:
         await self._journal.settled()
         return numbers
 
-    async def next_epoch(self, writer: str) -> int:
-        """Fence every earlier process of this name and return the epoch of the next one, from 0."""
+    async def next_epoch(self, writer: str, died: bool = False) -> int:
+        """Fence every earlier process of this name and return the epoch of the next one, from 0. died: it was a replica
+        that did, which counts against its groups."""
         epoch = self._fence.epochs().get(writer, -1) + 1
-        self._replace(writer, epoch)
+        self._replace(writer, epoch, died)
         await self._journal.settled()
         return epoch
 
@@ -244,7 +237,7 @@ class ReplayQueue:
         if self._fence.seen(scorer, sequence):
             await self._journal.settled()
             return
-        kept = self._index.score(rows.packed(), rows.valid, rows.reward, rows.components)
+        kept = self._index.score(rows.packed(), rows.valid, rows.reward, rows.components, rows.reason)
         self._fence.mark(scorer, sequence)
         if len(kept):
             self._journal.write(Scored(scorer, frame, kept.tobytes()))
@@ -361,6 +354,7 @@ class ReplayQueue:
         """Wake everyone who waits and end the ledger; what was appended is durable then."""
         self._closed = True
         self.submitted.close()
+        self.quarantined.close()
         self._wake()
         self._journal.close()
 
@@ -368,8 +362,9 @@ class ReplayQueue:
 
     def _after_rows(self) -> None:
         """Rows or verdicts came: groups may be ready, or dropped by what their scores are."""
-        for reason, numbers in self._index.pop_dropped().items():
-            self._journal.write(Dropped(numbers, reason))
+        if by_rule := self.quarantined.by_rule():
+            self._journal.write(*by_rule)
+        if by_rule or self._index.waits_for_rows:
             self._room.notify()
         self._batch.notify()
 
@@ -383,16 +378,17 @@ class ReplayQueue:
         if self._closed:
             raise ComponentError(f"the queue is closed; it takes nothing more from {writer}")
 
-    def _replace(self, writer: str, epoch: int) -> list[int]:
+    def _replace(self, writer: str, epoch: int, died: bool = False) -> list[int]:
         if not self._fence.raise_epoch(writer, epoch):
             return []
-        self._takers.forget(writer)
-        numbers = self._index.release(writer)
-        self._index.requeue_unscored(writer)
-        self._journal.write(Writer(writer, epoch))
-        self._room.notify()
-        self._rows.notify()
+        numbers = self.quarantined.replace(writer, epoch, died)
+        self._wake()
         return numbers
+
+    def _forget(self, writer: str) -> list[int]:
+        self._takers.forget(writer)
+        self._index.requeue_unscored(writer)
+        return self._index.release(writer)
 
     def _wake(self) -> None:
         for signal in (self._room, self._rows, self._batch):

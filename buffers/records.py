@@ -95,7 +95,8 @@ class ScoredRows:
     """The verdicts of one scores frame, in the order of the frame. reward and components count only where valid.
 
     The first four columns are those of the `UnscoredFrame`s that were scored, one after the other. components: float64
-    [N, C], a column for each name of `QueueSettings.components`; None where there are none.
+    [N, C], a column for each name of `QueueSettings.components`; None where there are none. reason: of each that
+    failed, "" of the others; None where nobody says.
     """
 
     number: LongArray
@@ -105,6 +106,7 @@ class ScoredRows:
     valid: npt.NDArray[np.bool_]
     reward: npt.NDArray[np.float64]
     components: npt.NDArray[np.float64] | None = None
+    reason: list[str] | None = None
 
     def packed(self) -> Records:
         """The names as a structured array of the type SCORED, numbered by their place in the frame.
@@ -112,8 +114,9 @@ class ScoredRows:
         Raises:
             DataError: the columns differ in length.
         """
-        for name, values in (("valid", self.valid), ("reward", self.reward)):
-            if len(values) != len(self.number):
+        columns = {"valid": self.valid, "reward": self.reward, "reason": self.reason}
+        for name, values in columns.items():
+            if values is not None and len(values) != len(self.number):
                 raise DataError(f"column {name} has {len(values)} entries, column number has {len(self.number)}")
         return pack(SCORED, self, row=np.arange(len(self.number), dtype=np.int32))
 
@@ -230,6 +233,8 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of the prompts of clients that wait for a group; of their trajectories, as many again."""
     streams: dict[str, Share] = {}
     """Of the streams that share the groups, the task's own among them (`streamrl.streams.TASK`)."""
+    quarantine_after: int = 0
+    """Groups of one prompt of the task that failed, after which it is started no more; 0 for never."""
 
 
 class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,6 +246,7 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     bytes_used = reserved for what runs + held by rows that no checkpoint covers yet; bytes_trained of these by trained
     rows. checkpoint_wanted: they leave too little room. prompts_*: of clients, and those of them without a group yet; a
     group of trajectories counts as one. trajectories_*: of clients, and those of them without a group yet.
+    prompts_quarantined: of the task; prompts_passed_over: turns in the data order that they did not get.
     """
 
     next_step: int
@@ -281,6 +287,8 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     prompts_waiting: int = 0
     trajectories_offered: int = 0
     trajectories_waiting: int = 0
+    prompts_quarantined: int = 0
+    prompts_passed_over: int = 0
 
     @property
     def bytes_used(self) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from buffers.columns import map_columns
 from buffers.fence import WriterFence
@@ -26,12 +27,15 @@ from buffers.ledger_records import (
     Cancelled,
     Covered,
     Declined,
+    Died,
     Dropped,
+    Failed,
     Gathered,
     Incarnation,
     Issued,
     Lost,
     Offered,
+    Quarantined,
     Record,
     RunHeader,
     Scored,
@@ -53,12 +57,14 @@ class History:
     """What the ledger says as a whole. steps: the groups of each trained step, by its latest record. data_changed: it
     ends with another data set than that of the settings; withdrawn: groups that begin again for that. taken_back: for a
     group whose rows were discarded, the place of the last record that says so, counted from 0. dropped: by reason,
-    groups that were dropped for their scores just before the end, of which there is no record."""
+    groups that were dropped for their scores just before the end, of which there is no record. given_up: groups of
+    which there is one."""
 
     incarnation: int = -1
     data_changed: bool = False
     withdrawn: list[int] = field(default_factory=list)
     covered_step: int = 0
+    given_up: set[int] = field(default_factory=set)
     steps: dict[int, list[int]] = field(default_factory=dict)
     taken_back: dict[int, int] = field(default_factory=dict)
     dropped: dict[str, list[int]] = field(default_factory=dict)
@@ -109,6 +115,8 @@ def survey(files: Iterable[LedgerFile], settings: QueueSettings, accept_changed_
             history.incarnation = max(history.incarnation, record.number)
         elif isinstance(record, Covered):
             history.covered_step = max(history.covered_step, record.step)
+        elif isinstance(record, Dropped):
+            history.given_up.update(record.numbers)
         elif isinstance(record, Step):
             history.steps[record.step] = record.numbers
         elif isinstance(record, Lost | Withdrawn):
@@ -142,11 +150,13 @@ def recover(
             "they are not of one run; restore the ledger, or start afresh"
         )
     covered = [number for step in range(resume_step) for number in history.steps[step]]
-    replay = _Replay(index, fence, reader, _marked(covered), history.taken_back)
+    replay = _Replay(index, fence, reader, _marked(covered), history.taken_back, history.given_up)
     index.start_at(resume_step, len(covered))
     for place, record in enumerate(record for file in files for record in file.records):
         replay.apply(place, record)
     history.withdrawn = replay.settle_data(resume_step, history.data_changed)
+    if history.data_changed:
+        index.quarantine.forget()
     index.release_all()
     history.dropped = index.pop_dropped()
     index.begin_filtering()
@@ -156,8 +166,7 @@ def recover(
 
 @dataclass(slots=True)
 class _Replay:
-    """Applies records in order. covered: by group number, whether it needs no memory
-    any more. taken_back: as
+    """Applies records in order. covered: by group number, whether it needs no memory any more. taken_back, given_up: as
     in `History`. fingerprint: of the data set so far. changed: another one was begun with, and the step that it began
     at is still to come."""
 
@@ -166,13 +175,16 @@ class _Replay:
     reader: SegmentReader
     covered: Flags
     taken_back: dict[int, int]
+    given_up: set[int]
     fingerprint: str | None = None
     changed: bool = False
 
     def apply(self, place: int, record: Record) -> None:
         match record:
             case RunHeader(fingerprint=fingerprint):
-                self.changed = self.changed or self.fingerprint not in (None, fingerprint)
+                if self.fingerprint not in (None, fingerprint):
+                    self.changed = True
+                    self.index.quarantine.forget()
                 self.fingerprint = fingerprint
             case Incarnation(_, step):
                 self.settle_data(step, False)
@@ -185,6 +197,10 @@ class _Replay:
                 self._accept(place, record)
             case Scored():
                 self._score(record)
+            case Died(numbers):
+                self.index.died(numbers)
+            case Failed() | Quarantined():
+                self.index.quarantine.recorded(record)
             case Dropped(numbers, reason):
                 for number in numbers:
                     self.index.drop(number, reason)
@@ -233,7 +249,7 @@ class _Replay:
     def _score(self, record: Scored) -> None:
         rows = unpack(SCORED, record.rows)
         rows = rows[~self._is_covered(rows)]
-        if not len(rows):
+        if not len(rows) or self._let_go(record.frame, rows):
             return
         batch = self.reader.read(record.frame)
         valid, reward = score_columns(batch)
@@ -242,7 +258,13 @@ class _Replay:
         valid, reward = valid[rows["row"]], reward[rows["row"]]
         components = map_columns(batch.column("components"), self.index.components)[rows["row"]]
         self._require_components(record.frame, rows, valid, components)
-        self.index.score(rows, valid, reward, components)
+        # Text by text, which most frames need not: few scores fail.
+        reason = None if valid.all() else batch.column("reason").take(pa.array(rows["row"])).to_pylist()
+        self.index.score(rows, valid, reward, components, reason)
+
+    def _let_go(self, frame: FrameRef, rows: Records) -> bool:
+        """Whether nobody needed these verdicts any more, and they went with their file (`buffers.retention`)."""
+        return self.given_up.issuperset(rows["number"].tolist()) and not self.reader.has(frame.path)
 
     def _require_components(
         self, frame: FrameRef, rows: Records, valid: Flags, components: npt.NDArray[np.float64]

@@ -7,6 +7,7 @@ is given. Nothing here decides how many groups may run, or what becomes of a fin
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import compress, repeat
 
 import numpy as np
@@ -17,10 +18,14 @@ from buffers.group import Group, GroupState, Row, Tally
 from buffers.handout import ScoringBoard
 from buffers.records import FAILED_FINISHES, TRUNCATED_FINISH, QueueSettings, Records
 from buffers.schema import FINISH_REASONS
+from buffers.suspects import is_suspect, is_to_blame
 from buffers.verdicts import check_verdicts
 from streamrl.clock import Clock
 from streamrl.errors import DataError
 from streamrl.types import FrameRef, Ticket
+
+_ERROR = FINISH_REASONS.index("error")
+_UNSAID = "no score"
 
 
 class RunningGroups:
@@ -43,7 +48,13 @@ class RunningGroups:
         self.board = ScoringBoard()
         self.next_number = 0
         self.data_groups = 0
-        """Groups whose prompt is the task's: the place of the next one in the data order."""
+        """Turns of the data order that are over: the place of the next group whose prompt is the task's."""
+        self.passed_over = 0
+        """Those of them that no group got."""
+        self.of_item: Counter[int] = Counter()
+        """Running groups of each item of the data set."""
+        self.suspects: set[int] = set()
+        """Numbers of running groups that are generated alone."""
         self.ignored: Counter[str] = Counter()
         """`rows`, `tokens` and `scores` that came twice or too late."""
         self.scores: Counter[bool] = Counter()
@@ -69,14 +80,14 @@ class RunningGroups:
         if group is not None:
             self.num_reissued += 1
         elif ticket.number >= self.next_number:
-            position = ticket.data_index if ticket.submitted else self.data_groups
-            group = self._new(ticket.number, ticket.attempt, ticket.last_step, position, ticket.submitted)
+            group = self._new(ticket)
             self._tally.enter(group)
             self.use_up(ticket)
         else:
             return
         self._leave_replica(group)
         self.orphans.discard(group.number)
+        self._is_of(group, ticket.data_index)
         group.attempt, group.last_step, group.replica = ticket.attempt, ticket.last_step, replica
         group.issued_at = self._clock.now()
         if not group.rows:
@@ -86,13 +97,30 @@ class RunningGroups:
     def use_up(self, ticket: Ticket) -> None:
         """The number of a new group, and its place in the data order, are nobody else's."""
         self.next_number = ticket.number + 1
-        self.data_groups += not ticket.submitted
+        self.data_groups += ticket.passed_over + (not ticket.submitted)
+        self.passed_over += ticket.passed_over
 
-    def _new(self, number: int, attempt: int, last_step: int, position: int, submitted: bool) -> Group:
-        group = Group(number, attempt, last_step, self._clock.now(), self.group_bytes, position, submitted)
+    def _new(self, ticket: Ticket) -> Group:
+        item, submitted = ticket.data_index, ticket.submitted
+        position = item if submitted else self.data_groups + ticket.passed_over
+        now = self._clock.now()
+        return self._enter(Group(ticket.number, ticket.attempt, ticket.last_step, now, 0, position, item, submitted))
+
+    def _enter(self, group: Group) -> Group:
+        group.reserved = self.group_bytes
         self._budget.reserve(self.group_bytes)
-        self.groups[number] = group
+        self.groups[group.number] = group
+        self.of_item[group.item] += not group.submitted
+        if is_suspect(group):
+            self.suspects.add(group.number)
         return group
+
+    def _is_of(self, group: Group, item: int) -> None:
+        """A group that is issued again has another prompt where the data set was changed."""
+        if group.item != item:
+            self.of_item[group.item] -= 1
+            self.of_item[item] += 1
+            group.item = item
 
     def release(self, replica: str) -> list[int]:
         """Take back what `replica` has not finished, to be issued again; accepted rows stay."""
@@ -101,6 +129,24 @@ class RunningGroups:
             self._leave_replica(self.groups[number])
         self.orphans.update(numbers)
         return numbers
+
+    def has(self, replica: str) -> bool:
+        """Whether this replica runs something."""
+        return bool(self._of_replica.get(replica))
+
+    def has_suspect(self, replica: str) -> bool:
+        """Whether it runs a group that is to be alone there."""
+        return bool(self.suspects and self.suspects & self._of_replica.get(replica, set()))
+
+    def died(self, numbers: Sequence[int]) -> Group | None:
+        """The replica that had these groups died; the one that is to blame. Of a past that is read back, some may be
+        covered by a checkpoint."""
+        groups = [self.groups[number] for number in numbers if number in self.groups]
+        for group in groups:
+            group.deaths += 1
+        self.suspects.update(group.number for group in groups if is_suspect(group))
+        alone = groups[0] if groups and len(numbers) == 1 else None
+        return alone if alone is not None and is_to_blame(alone) else None
 
     def release_all(self) -> None:
         """Take back everything that some replica has not finished."""
@@ -126,14 +172,17 @@ class RunningGroups:
         group.rows, group.sampled_tokens = {}, 0
         self._tally.move(group, GroupState.RUNNING)
         last_step = max(last_step, group.last_step)
-        fresh = self._new(group.number, group.attempt, last_step, group.position, group.submitted)
-        fresh.floor = group.attempt + 1
+        fresh = Group(group.number, group.attempt, last_step, self._clock.now(), 0, group.position, group.item)
+        fresh.submitted, fresh.deaths, fresh.floor = group.submitted, group.deaths, group.attempt + 1
+        self._enter(fresh)
         self.orphans.add(group.number)
 
     def remove(self, group: Group) -> None:
         """Take a group out: finished or dropped. Its rows stay booked, what was reserved is given back."""
         self._leave_replica(group)
         self.orphans.discard(group.number)
+        self.suspects.discard(group.number)
+        self.of_item[group.item] -= not group.submitted
         del self.groups[group.number]
         if group.num_scored < len(group.rows):
             self.board.done(group.rows.values())
@@ -189,8 +238,11 @@ class RunningGroups:
             return
         self.board.put(frame, names[~broken], list(compress(rows, ~broken)))
         self.scores[False] += int(broken.sum())
-        for number, row in zip(names["number"][broken].tolist(), compress(rows, broken), strict=True):
-            self._set_score(self.groups[number], row, False, float("nan"))
+        ends = zip(names["number"][broken].tolist(), names["finish"][broken].tolist(), strict=True)
+        for (number, finish), row in zip(ends, compress(rows, broken), strict=True):
+            # An abort is somebody's wish, and says nothing of the prompt.
+            fault = "its generation ended as error" if finish == _ERROR else ""
+            self._set_score(self.groups[number], row, False, float("nan"), fault)
 
     def _doubtful(self, rows: Records) -> bool:
         """Whether `_check` could refuse one of these rows: a look at all of them at once, that may be wrong only where
@@ -259,8 +311,9 @@ class RunningGroups:
         valid: npt.NDArray[np.bool_],
         reward: npt.NDArray[np.float64],
         components: npt.NDArray[np.float64] | None = None,
+        reason: Sequence[str] | None = None,
     ) -> Records:
-        """Take verdicts (type SCORED); returns those that are new. components: as in `ScoredRows`.
+        """Take verdicts (type SCORED); returns those that are new. components, reason: as in `ScoredRows`.
 
         Raises:
             DataError: a valid score that is not finite, or lacks a component. Nothing is taken then.
@@ -276,7 +329,8 @@ class RunningGroups:
             if group is None or row is None or row.scored or row.attempt != attempt:
                 self.ignored["scores"] += 1
                 continue
-            self._set_score(group, row, is_valid, value)
+            fault = "" if is_valid else (reason[place] if reason is not None else "") or _UNSAID
+            self._set_score(group, row, is_valid, value, fault)
             scored.append(row)
             kept.append(place)
         if components is not None and self._settings.components:
@@ -287,8 +341,8 @@ class RunningGroups:
         self.scores.update({True: num_valid, False: len(scored) - num_valid})
         return rows if len(kept) == len(rows) else rows[kept]
 
-    def _set_score(self, group: Group, row: Row, valid: bool, reward: float) -> None:
-        row.scored, row.valid = True, valid
+    def _set_score(self, group: Group, row: Row, valid: bool, reward: float, fault: str) -> None:
+        row.scored, row.valid, row.fault = True, valid, fault
         if valid:
             row.reward = reward
         group.num_scored += 1

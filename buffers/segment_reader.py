@@ -66,6 +66,10 @@ class SegmentReader:
         mapping.verified[frame.offset] = frame
         return batch
 
+    def has(self, path: str) -> bool:
+        """Whether the segment is there. Raises DataError for a path that leaves the run folder."""
+        return self._resolve(path).exists()
+
     def scan(self, path: str) -> Iterator[FrameRef]:
         """The frames of a segment, in the order in which they were written, up to a torn tail.
 

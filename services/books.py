@@ -128,6 +128,7 @@ class RunBook:
             discards_by_reason=result["discards_by_reason"],
             tokens_continued=self._continued_before + sum(self._continued.values()),
             rows_lost=result.get("rows_lost", 0),
+            prompts_quarantined=result.get("prompts_quarantined", 0),
             rows_fetched=result.get("fetched", {}).get("rows", 0),
             bytes_fetched=result.get("fetched", {}).get("bytes", 0),
             learner_wait_share=self._totals["time/wait"] / seconds if seconds else 0.0,

@@ -5,6 +5,7 @@
     reward     keeps the reward stage, with as many children as are wanted (`services.reward_keeper`)
     rollout    keeps the replicas, as many as are wanted (`services.replicas`)
     evaluation see `services.evaluator`
+    quarantine tells of prompts that the queue starts no more (`services.quarantine_news`)
     gateway    keeps the door for clients, if the run has one; waits for the queue to open; never ends a run that had it
     controller asks, once a second, the store and the queue who is past a deadline, and fences who is; has the queue
                give out no groups while the disk is nearly full; has autoscaling look (`services.replica_scaler`)
@@ -38,6 +39,7 @@ from services.named_tasks import run_until
 from services.nodes import Nodes
 from services.observe import Observer, write_trace
 from services.parts import Parts
+from services.quarantine_news import tell_quarantined
 from services.quick import quick
 from services.replica_scaler import ReplicaScaler
 from services.replicas import ReplicaPool
@@ -175,6 +177,7 @@ class Controller:
             "evaluation": self._evaluator.loop(),
             "controller": self._watch(),
             "stalls": self._see_stalls(),
+            "quarantine": tell_quarantined(self._queue, self._opened, self.tell),
         }
         if self._config.gateway.enabled:
             loops["gateway"] = self._keep_gateway()
@@ -251,6 +254,10 @@ class Controller:
         """A part does its work from now on."""
         self._restarts.served(name, self._book.newest_step)
 
+    def excuse(self, name: str) -> None:
+        """The deaths of a part were the doing of what is given up now."""
+        self._restarts.excuse(name)
+
     def restart_or_raise(self, name: str, error: BaseException, why: str | None = None) -> None:
         """Count the death of a part, and raise it when it was once too often. why: it was ended by us."""
         death = explain_death(name, error) if why is None else DeadlineError(f"{name} was ended: {why}")
@@ -319,6 +326,7 @@ class Controller:
         return {
             **result,
             "rows_lost": counts["rows_lost"],
+            "prompts_quarantined": counts["prompts_quarantined"],
             "fetched": await self._nodes.figures(),
             "two_version_rollouts": sum(status["two_version_rollouts"] for status in statuses),
             "discards_by_reason": counts["groups_dropped"],

@@ -345,6 +345,7 @@ class LearnerRank:
             "queue/bytes": counts["bytes_used"],
             "queue/wait_s": lease.waited_s,
             "queue/unscored_s": lease.unscored_s,
+            "queue/quarantined": counts["prompts_quarantined"],
             "rollout/tokens_per_s": tokens_per_s,
             "rollout/replicas": self._replicas,
         }

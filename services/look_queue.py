@@ -13,6 +13,7 @@ import msgspec
 
 from buffers.last_books import last_books
 from buffers.opening import COMPLETIONS_DIR, LEDGER_DIR, SCORES_DIR
+from buffers.quarantine import shown
 from buffers.records import OldestRow, QueueSettings
 from buffers.second_look import second_look
 from buffers.segment_reader import SegmentReader
@@ -69,6 +70,7 @@ def as_lines(facts: Facts) -> list[str]:
         "bytes": f"{held}, of {human_bytes(queue['byte_budget'])}",
         "on disk": ", ".join(f"{name} {human_bytes(size)}" for name, size in disk.items()),
         "oldest row": _oldest_line(facts["oldest"], queue["next_step"]),
+        "quarantined": _quarantined_line(queue),
         "dropped groups": ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "none",
     }
     return [f"{name:<16}{text}" for name, text in lines.items()]
@@ -85,8 +87,8 @@ def _asked(run: RunFolder) -> Facts | None:
 def _last(run: RunFolder) -> tuple[Facts, Facts | None]:
     config = load(run.config_path)
     order = PromptOrder(1, config.seed)
-    counts, oldest = second_look(lambda: last_books(run.path, _settings(config), order))
-    extra = {"bytes_used": counts.bytes_used, "rows_waiting": counts.rows_waiting}
+    counts, oldest, quarantined = second_look(lambda: last_books(run.path, _settings(config), order))
+    extra = {"bytes_used": counts.bytes_used, "rows_waiting": counts.rows_waiting, "quarantined": shown(quarantined)}
     return {**msgspec.to_builtins(counts), **extra}, msgspec.to_builtins(oldest)
 
 
@@ -100,6 +102,7 @@ def _settings(config: Config) -> QueueSettings:
         filter=config.learner.filter,
         mask_truncated=config.learner.overlong.mask_truncated,
         components=config.learner.algorithm.component_names,
+        quarantine_after=config.rollout.quarantine_after,
     )
 
 
@@ -122,6 +125,17 @@ def _oldest_line(oldest: Facts | None, next_step: int) -> str:
     behind = f"of step {version}, {max(0, next_step - version)} behind" if version >= 0 else "without a token"
     age = "" if oldest["age_s"] is None else f", finished {human_seconds(oldest['age_s'])} ago"
     return f"group {oldest['number']}, sample {oldest['sample_index']}, {behind}{age}"
+
+
+def _quarantined_line(queue: Facts) -> str:
+    """How many prompts, and why the newest."""
+    count = queue["prompts_quarantined"]
+    if not count:
+        return "no prompt"
+    newest = queue["quarantined"][-1]
+    prompts = "prompt" if count == 1 else "prompts"
+    passed = f"passed over {queue['prompts_passed_over']} times"
+    return f"{count} {prompts}, {passed}; the newest is item {newest['item']}: {newest['reason']}"
 
 
 def _bytes_under(folder: Path) -> int:

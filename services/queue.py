@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from buffers.gathering import Objection
-from buffers.ledger_records import Offered
+from buffers.ledger_records import Offered, Quarantined
 from buffers.offered import Standing
 from buffers.places import HOME, PARTIALS_DIR, node_of
+from buffers.quarantine import shown
 from buffers.queue import ReplayQueue
 from buffers.recent import Place, RecentGroup
 from buffers.records import AcceptedRows, Lease, QueueSettings, ScoredRows, UnscoredFrame
@@ -54,7 +55,7 @@ class QueueActor:
         resume_step: step of the checkpoint that is resumed, or 0. longest_prompt: in tokens; bytes are reserved for it.
         accept_changed_data: whether the data set may be another one than the ledger's.
         """
-        task = resolve_task(self._config.task.name, self._config.task.held_out)
+        self._task = task = resolve_task(self._config.task.name, self._config.task.held_out)
         order = PromptOrder(task.num_train, self._config.seed)
         settings = queue_settings(self._config, task, longest_prompt)
         clock = SystemClock()
@@ -75,6 +76,15 @@ class QueueActor:
     async def next_epoch(self, writer: str) -> int:
         """Fence every earlier process of this name; the epoch of the next one."""
         return await self._queue.next_epoch(writer)
+
+    async def died(self, replica: str) -> tuple[int, bool]:
+        """A replica has died: as `next_epoch`, and whether that was the doing of one group, which is given up."""
+        epoch = await self._queue.next_epoch(replica, died=True)
+        return epoch, replica in self._queue.quarantined.excused
+
+    async def quarantined(self, known: int) -> list[dict[str, Any]]:
+        """Prompts that this process quarantined, behind the first `known`, as soon as there is one; [] once closed."""
+        return [self._told(one) for one in await self._queue.quarantined.newer(known)]
 
     async def take(self, replica: str, epoch: int, serving: Version, room: int) -> list[Ticket]:
         return await self._queue.take(replica, epoch, Version(*serving), room)
@@ -199,7 +209,13 @@ class QueueActor:
 
     async def look(self) -> dict[str, Any]:
         """The same with the oldest row that waits, for a person: looks at every row that waits."""
-        return {**await self.status(), "oldest": msgspec.to_builtins(self._queue.oldest())}
+        quarantined = shown(self._queue.quarantined.listed())
+        told = {"oldest": msgspec.to_builtins(self._queue.oldest()), "quarantined": quarantined}
+        return {**await self.status(), **told}
+
+    def _told(self, one: Quarantined) -> dict[str, Any]:
+        """With the prompt's id, as the rows of its groups have it."""
+        return {**msgspec.structs.asdict(one), "prompt_id": self._task.train(one.item).prompt_id}
 
     async def close(self) -> None:
         """Wake every waiter with its typed end; what was acknowledged stays."""
@@ -230,4 +246,5 @@ def queue_settings(config: Config, task: Task, longest_prompt: int) -> QueueSett
         seed=config.seed,
         submitted_bytes=config.gateway.waiting_bytes,
         streams=config.gateway.shares,
+        quarantine_after=config.rollout.quarantine_after,
     )

@@ -51,6 +51,9 @@ class Supervisor(Protocol):
     def restart_or_raise(self, name: str, error: BaseException, why: str | None, /) -> None:
         """Count a death, and raise it when it was once too often. why: we ended it."""
 
+    def excuse(self, name: str, /) -> None:
+        """What killed it, this time and before, was found and is gone."""
+
     def tell(self, text: str, /) -> None:
         """What a person should know."""
 
@@ -160,9 +163,9 @@ class ReplicaPool:
         """Run one replica; after the death of its process fence it and start another under the same name, until it is
         to leave."""
         name, longest_prompt = replica_name(index), await self._supervisor.ready()
+        # Whatever had this name before can write no more, and its groups are issued again.
+        epoch = await self._queue.next_epoch.remote(name)
         while True:
-            # Whatever had this name before can write no more, and its groups are issued again.
-            epoch = await self._queue.next_epoch.remote(name)
             death = await self._run(name, self._handles[index], epoch, longest_prompt)
             self._left(name)
             if index in self._leaving:
@@ -170,6 +173,9 @@ class ReplicaPool:
                 return
             if death is None:
                 return
+            epoch, excused = await self._queue.died.remote(name)
+            if excused:
+                self._supervisor.excuse(name)
             self._supervisor.restart_or_raise(name, death, self._fenced.pop(name, None))
             # It may only be cut off from us: then it ends when Ray reaches it.
             ray.kill(self._handles[index])

@@ -25,6 +25,10 @@ class RestartBudget:
         """The part does its work from now on. newest_step: the highest step that the run ever trained."""
         self._served_at[name] = newest_step
 
+    def excuse(self, name: str) -> None:
+        """What killed the part each time was found and is gone: its deaths count no more."""
+        self._deaths.pop(name, None)
+
     def died(self, name: str, newest_step: int) -> int | None:
         """The number of the restart that follows, from 1; None when there may be none."""
         served_at = self._served_at.pop(name, None)

@@ -172,6 +172,7 @@ class RewardActor:
             valid=np.array([score.status is ScoreStatus.OK for score in scores]),
             reward=np.array([np.nan if score.reward is None else score.reward for score in scores]),
             components=component_columns(scores, names) if names else None,
+            reason=[score.reason for score in scores],
         )
         receipt = self._queue.add_scores.remote(NAME, self._epoch, sequence, frame, rows)
         limit = self._config.deadlines.step_s

@@ -167,7 +167,7 @@ class Summary(msgspec.Struct, kw_only=True):
     reason in `discards_by_reason`. learner_wait_share is the share of the learner's wall clock spent waiting
     for data. durability: what the run's queue promised, in words. rows_fetched, bytes_fetched: of other nodes, by this
     launch; rows_lost: with nodes that went away, and generated again. tokens_continued: that a replica had sampled when
-    it ended, and that another went on from, in this launch.
+    it ended, and that another went on from, in this launch. prompts_quarantined: of the task, started no more.
     """
 
     eval_before: float | None
@@ -190,6 +190,7 @@ class Summary(msgspec.Struct, kw_only=True):
     rows_fetched: int = 0
     bytes_fetched: int = 0
     rows_lost: int = 0
+    prompts_quarantined: int = 0
 
 
 def write_summary(path: Path, summary: Summary) -> None:

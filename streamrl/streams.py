@@ -50,6 +50,10 @@ class StreamShares:
             self.charge(chosen)
         return chosen
 
+    def entitled(self, stream: str) -> bool:
+        """Whether it may have groups at all."""
+        return self._share(stream).weight > 0
+
     def charge(self, stream: str) -> None:
         """This stream has got a group."""
         begins = max(self._now, self._due.get(stream, 0.0))

@@ -168,6 +168,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     data_index: row of the task's training prompts. data_pass: the pass over the data.
     attempt: 0 for the first try. last_step: last step at which the group may be trained.
     submitted: its prompt was submitted by a client; data_index is its number among those then.
+    passed_over: turns of the data order, right before the group's own, that nobody got: those of quarantined prompts.
     """
 
     number: int
@@ -176,6 +177,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
     last_step: int
     submitted: bool = False
+    passed_over: int = 0
 
 
 class FrameRef(msgspec.Struct, frozen=True, array_like=True):

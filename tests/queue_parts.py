@@ -112,6 +112,7 @@ class Parts:
             np.array([value is not None for value in values]),
             np.array([np.nan if value is None else value for value in values], np.float64),
             component_columns(verdicts, self.components) if self.components else None,
+            [verdict.reason for verdict in verdicts],
         )
         self.scored += 1
         await self.queue.add_scores("reward", self.epoch, self.scored - 1, frame, rows)

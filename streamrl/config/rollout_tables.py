@@ -112,6 +112,9 @@ class RolloutConfig(Table, frozen=True):
     """Tokens of a running rollout after which they are written to disk, so that generation goes on from them when the
     replica dies; at most twice as many are sampled again then. Rollouts that are shorter cost nothing. 0 switches it
     off."""
+    quarantine_after: Positive = 3
+    """Groups of one prompt of the task that could not be scored, or that the engine refused, over all data passes and
+    resumes, after which it is started no more (docs/rewards.md). A prompt of a client is never tried again."""
     autoscaling: AutoscalingConfig = field(default_factory=AutoscalingConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     server: ServerConfig = field(default_factory=ServerConfig)

@@ -355,6 +355,7 @@ KEYS: dict[str, Key] = {
     "rollout.threads": Key(parts.generated, 1, 2, {"rollout.deterministic": False}),
     "rollout.kv_bytes": Key(parts.generated, 2**18, 2**19),
     "rollout.journal_every_tokens": Key(parts.first_piece, 8, 16, ENDLESS),
+    "rollout.quarantine_after": Key(settings_of, 2, 3),
     "rollout.autoscaling.min_replicas": Key(autoscaling.shrunk, 1, 2, SCALED),
     "rollout.autoscaling.max_replicas": Key(autoscaling.grown, 3, 4),
     "rollout.autoscaling.target_ongoing_requests": Key(autoscaling.grown, 2.0, 4.0, SCALED),

@@ -384,7 +384,7 @@ class QueueBeside(BookedQueue):
             assert (facts.frames[frame], place) == (row.frame, row.row)
             told = {"leased": "ready", "cancelled": "dropped", "reward_failed": "dropped"}.get(group.state, group.state)
             assert RowState(state).name.lower() == told, name
-        counts, _ = last_books(self.run, self.settings(), Order())
+        counts, *_ = last_books(self.run, self.settings(), Order())
         expected = [group.state for group in self.book.values()]
         assert counts.groups_trained == expected.count("trained")
         assert counts.groups_ready == expected.count("ready") + expected.count("leased")

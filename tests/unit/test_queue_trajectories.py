@@ -352,7 +352,7 @@ async def test_no_prompt_of_the_task_is_used_up_and_no_stream_pays(tmp_path: Pat
             (4, 1, False),
             (5, 2, False),
         ]
-        assert queue._index._sources._shares._now == 2.0
+        assert queue._index._issuing._sources._shares._now == 2.0
         queue.close()
 
 

@@ -36,6 +36,8 @@ class Owner:
 
     def served(self, name: str, /) -> None: ...
 
+    def excuse(self, name: str, /) -> None: ...
+
     def restart_or_raise(self, name: str, error: BaseException, why: str | None, /) -> None:
         raise error
 

@@ -56,7 +56,7 @@ async def steps(config: Config, folder: Path, count: int, wanted: tuple[bool, bo
         ("tokens_accepted", "tokens_ignored", "tokens_trained", "tokens_dropped", "rows_waiting", "rows_unscored"), 0
     )
     groups = {"groups_dropped": {}, "groups_ready": 0, "groups_leased": 0, "groups_trained": 3}
-    books = {**counts, **groups, "bytes_used": 0, "checkpoint_wanted": wanted[0]}
+    books = {**counts, **groups, "bytes_used": 0, "checkpoint_wanted": wanted[0], "prompts_quarantined": 0}
     frame = await written(config, folder)
 
     def leased(step: int) -> Lease:

@@ -1,0 +1,75 @@
+"""What the pool of replicas does when one dies: the queue hears of it first, and may excuse it."""
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from probe_learner import open_run
+from probe_parts import Handle
+
+from services.nodes import Nodes
+from services.parts import Parts
+from services.replicas import ReplicaPool
+from streamrl.config.schema import Config, ModelConfig
+from streamrl.errors import ProcessDiedError
+
+
+class Owner:
+    """Whoever owns the pool; `said` is what it was told, in order."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    async def ready(self) -> int:
+        return 7
+
+    async def owned(self, name: str, work: Coroutine[Any, Any, None], /) -> None:
+        await work
+
+    async def in_time(self, name: str, call: Any, /) -> Any:
+        return await call
+
+    def served(self, name: str, /) -> None:
+        self.said.append(f"{name} serves")
+
+    def excuse(self, name: str, /) -> None:
+        self.said.append(f"{name} is excused")
+
+    def restart_or_raise(self, name: str, error: BaseException, why: str | None, /) -> None:
+        self.said.append(f"{name} died")
+
+    def tell(self, text: str, /) -> None: ...
+
+
+def die() -> None:
+    raise ProcessDiedError("killed")
+
+
+@pytest.mark.parametrize("excused", [False, True])
+def test_a_death_is_told_to_the_queue_and_excused_before_it_is_counted_where_a_group_is_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, excused: bool
+) -> None:
+    monkeypatch.setattr(ray, "kill", lambda handle: None)
+    config = Config(model=ModelConfig(preset="tiny-qwen3"))
+    owner, epochs, lives = Owner(), [], iter([{"run": die}, {}])
+
+    def make(index: int) -> Any:
+        return Handle(start=lambda epoch, *_: epochs.append(epoch), **next(lives))
+
+    async def play() -> None:
+        queue = Handle(next_epoch=lambda name: 0, died=lambda name: (1, excused))
+        nodes = Nodes(Parts(str(tmp_path), config), open_run(config, tmp_path), config, lambda text: None)
+        pool = ReplicaPool(1, make, queue, Handle(leave=lambda name: None), nodes, owner, (), 1.0)
+        loop = asyncio.create_task(pool.loop())
+        for _ in range(50):
+            await asyncio.sleep(0)
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+
+    asyncio.run(play())
+    excuse = ["rollout-0 is excused"] if excused else []
+    assert owner.said == ["rollout-0 serves", *excuse, "rollout-0 died", "rollout-0 serves"]
+    assert epochs == [0, 1]
