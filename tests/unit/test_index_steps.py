@@ -20,7 +20,7 @@ from streamrl.errors import ComponentError, StartAgainError
 
 def test_invariant_4_a_lease_is_in_data_order_in_whatever_order_its_groups_are_given():
     row = Row(frame(rows=2), 0, 0, 4, 3, 0)
-    groups = [Group(number, 0, 1, 0.0, 0, number, rows={(1, 0): row, (0, 0): row}) for number in (5, 2, 9)]
+    groups = [Group(number, 0, 1, 0.0, 0, number, number, rows={(1, 0): row, (0, 0): row}) for number in (5, 2, 9)]
     lease = build_lease(3, groups)
     assert lease.group.tolist() == [2, 2, 5, 5, 9, 9]
     assert lease.sample_index.tolist() == [0, 1] * 3

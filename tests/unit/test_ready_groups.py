@@ -16,7 +16,7 @@ GROUPS = st.lists(st.integers(0, 9), max_size=24)
 
 
 def group(number: int, last_step: int) -> Group:
-    return Group(number, 0, last_step, 0.0, 0, number)
+    return Group(number, 0, last_step, 0.0, 0, number, number)
 
 
 def answer(call: Callable[[], object]) -> object:

@@ -13,7 +13,7 @@ FRAME = FrameRef("queue/completions/rollout-0-0-0.arrow", 0, 10, 64, 0, 0)
 
 def group(number: int, *, rows: int, tokens: int = 3) -> Group:
     places = {(sample, 0): Row(FRAME, sample, 0, 4, tokens, 0, valid=True, reward=1.0) for sample in range(rows)}
-    return Group(number, 0, 1, 0.0, 0, number, rows=places)
+    return Group(number, 0, 1, 0.0, 0, number, number, rows=places)
 
 
 def told(page: list[RecentGroup]) -> list[tuple[int, list[int]]]:
