@@ -85,7 +85,8 @@ class Storm:
             if not self.run.read_until(lambda _: True):
                 self._again()
         victims[int(rng.integers(len(victims)))].send_signal(signal.SIGKILL)
-        self._served = self._gateways()
+        if kind == "gateway":
+            self._served = self._gateways()
 
     def finish(self) -> None:
         """To the end of the run, however many launches that takes."""

@@ -18,7 +18,7 @@ from fault_scale import SCALE, SEED
 
 SCRIPT = Path(__file__).parents[1] / "crash_points.py"
 FULL = SCALE >= 1
-LIMIT_S = 1800 if FULL else 280
+LIMIT_S = 1800 if FULL else 600
 
 
 def crash(mode: str, folder: Path, *rest: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fault_scale import SEED, scaled
 
 SCRIPT = Path(__file__).parents[1] / "disk_errors.py"
 POSITIONS = max(12, scaled(50))
-LIMIT_S = 280
+LIMIT_S = 600
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
 """What comes after it sees its own mounts; no rights are needed."""
 

@@ -19,7 +19,7 @@ from services.run_folder import RunFolder
 
 TESTS = Path(__file__).parents[1]
 WRITERS = 50
-LIMIT_S = 120
+LIMIT_S = 300
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 

@@ -35,7 +35,7 @@ def steps_of(folder: Path) -> list[list[Any]]:
     return [[line[key] for key in SAME] for line in lines if "loss/policy" in line]
 
 
-@pytest.mark.timeout(240 + 45 * KILLS)
+@pytest.mark.timeout(480 + 90 * KILLS)
 def test_a_run_killed_at_random_points_makes_the_weights_of_an_undisturbed_one(
     user_folder: Path, streamrl_path: Path
 ) -> None:

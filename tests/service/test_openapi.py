@@ -46,7 +46,7 @@ def as_line(_: Any, value: Any) -> bytes:
     return json.dumps(value).encode() + b"\n"
 
 
-@pytest.mark.timeout(120 + COUNT)
+@pytest.mark.timeout(300 + COUNT)
 async def test_every_route_answers_as_its_description_says(tmp_path: Path) -> None:
     print(f"SEED={SEED} COUNT={COUNT}")
     gateway = GatewayConfig(enabled=True, stream_weights={"train": 0.0})

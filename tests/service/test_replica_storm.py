@@ -108,7 +108,7 @@ def scale(run: LiveRun, streamrl: Path, count: int) -> None:
     assert json.loads(done.stdout)["rollout"] == count, done.stderr
 
 
-@pytest.mark.timeout(240 + 2 * SERVICE_S)
+@pytest.mark.timeout(600 + 2 * SERVICE_S)
 def test_replicas_come_and_go_under_load_and_the_learner_goes_on(user_folder: Path, streamrl_path: Path) -> None:
     with storm(user_folder, streamrl_path, "come-and-go", 1) as found:
         before, grown, ends = 1, [], time.monotonic() + SERVICE_S
@@ -125,7 +125,7 @@ def test_replicas_come_and_go_under_load_and_the_learner_goes_on(user_folder: Pa
         assert min(grown) > 0, "the learner made no step while replicas were on their way"
 
 
-@pytest.mark.timeout(240 + 2 * SERVICE_S)
+@pytest.mark.timeout(600 + 2 * SERVICE_S)
 def test_replicas_are_killed_under_load_and_the_learner_goes_on(user_folder: Path, streamrl_path: Path) -> None:
     rng = np.random.default_rng(SEED)
     with storm(user_folder, streamrl_path, "killed", 3) as found:

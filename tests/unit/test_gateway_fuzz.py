@@ -30,7 +30,7 @@ NOT_HTTP = b"Invalid HTTP request received."
 """What the HTTP server itself says of what is no HTTP."""
 
 
-@pytest.mark.timeout(120 + COUNT // 10)
+@pytest.mark.timeout(300 + COUNT // 10)
 async def test_no_request_whatever_breaks_the_gateway_or_is_answered_without_a_known_code(tmp_path: Path) -> None:
     settings = GatewayConfig(enabled=True, stream_weights={"train": 0.0}, max_body_bytes=MOST_BYTES)
     async with local_gateway(tmp_path, most=6, gateway=settings, trains=True, owned=True, patience=SHORT) as gateway:
