@@ -161,7 +161,7 @@ def _weights_of_step(rows: "JudgedRows", config: Config) -> npt.NDArray[np.float
 
     from streamrl.algorithms.aggregation import AGGREGATIONS, Denominators
     from streamrl.algorithms.judging import advantages_of, baseline_rows
-    from streamrl.learner.mini_batches import mini_batch_of
+    from streamrl.learner.mini_batch_cut import mini_batch_of
 
     algorithm, group, sampled = config.learner.algorithm, rows.group_N, rows.tokens_N
     advantage = advantages_of(rows, config)

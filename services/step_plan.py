@@ -16,7 +16,7 @@ from streamrl.algorithms.judging import JudgedRows, advantages_of, baseline_rows
 from streamrl.algorithms.overlong import overlong_penalty
 from streamrl.config import Config
 from streamrl.learner.balance import split_rows
-from streamrl.learner.mini_batches import mini_batch_of
+from streamrl.learner.mini_batch_cut import mini_batch_of
 from streamrl.learner.rank_mesh import own_parts
 from streamrl.types import FrameRef, LongArray
 

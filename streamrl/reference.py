@@ -33,7 +33,7 @@ from streamrl.dynamic_sampling import reason_to_filter
 from streamrl.engines.torch.engine import TorchEngine
 from streamrl.errors import ComponentError, ConfigError
 from streamrl.learner.finite import require_finite
-from streamrl.learner.mini_batches import mini_batch_of
+from streamrl.learner.mini_batch_cut import mini_batch_of
 from streamrl.learner.objectives import policy_loss
 from streamrl.learner.optimizer import clip_gradients, make_optimizer
 from streamrl.learner.packing import PackedBatch, empty_pack, pack

@@ -18,7 +18,7 @@ from streamrl.config.learner_tables import OptimizerConfig
 from streamrl.learner.estimates import ScoredPack, with_estimates
 from streamrl.learner.implicit_rewards import TEMPERATURE, implicit_reward_loss
 from streamrl.learner.judged import Part
-from streamrl.learner.mini_batches import mini_batch_of
+from streamrl.learner.mini_batch_cut import mini_batch_of
 from streamrl.learner.optimizer import clip_gradients, make_optimizer
 from streamrl.learner.packing import PackedBatch
 from streamrl.learner.policy import PolicyModel

@@ -23,7 +23,8 @@ from streamrl.learner.digest import weight_digest
 from streamrl.learner.fsdp import FsdpBackend, on_policy
 from streamrl.learner.judge import step_of_both
 from streamrl.learner.judged import Part
-from streamrl.learner.mini_batches import MiniBatch, mini_batch_of
+from streamrl.learner.mini_batch_cut import mini_batch_of
+from streamrl.learner.mini_batches import MiniBatch
 from streamrl.learner.packing import pack
 from streamrl.learner.process_group import LearnerGroup, open_group
 from streamrl.learner.rows import count_targets, row_targets, select_rows

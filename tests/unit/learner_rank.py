@@ -26,7 +26,8 @@ from streamrl.learner.balance import split_rows
 from streamrl.learner.digest import weight_digest
 from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.fsdp import FsdpBackend, build
-from streamrl.learner.mini_batches import MiniBatch, mini_batch_of
+from streamrl.learner.mini_batch_cut import mini_batch_of
+from streamrl.learner.mini_batches import MiniBatch
 from streamrl.learner.packing import PackedBatch, pack
 from streamrl.learner.process_group import LearnerGroup, open_group
 from streamrl.learner.rows import count_targets, select_rows

@@ -10,7 +10,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from streamrl.config.learner_tables import AlgorithmConfig, OptimizerConfig, RejectionConfig
 from streamrl.errors import NonFiniteError
 from streamrl.learner.fsdp import FsdpBackend, build
-from streamrl.learner.mini_batches import MiniBatch, mini_batch_of
+from streamrl.learner.mini_batch_cut import mini_batch_of
+from streamrl.learner.mini_batches import MiniBatch
 from streamrl.learner.packing import PackedBatch, pack
 from streamrl.learner.policy import PolicyModel
 from streamrl.learner.process_group import LearnerGroup, open_group

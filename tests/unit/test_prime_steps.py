@@ -19,7 +19,8 @@ from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.fsdp import FsdpBackend, on_policy
 from streamrl.learner.judge import step_of_both
 from streamrl.learner.judged import Part
-from streamrl.learner.mini_batches import MiniBatch, mini_batch_of
+from streamrl.learner.mini_batch_cut import mini_batch_of
+from streamrl.learner.mini_batches import MiniBatch
 from streamrl.learner.packing import pack
 from streamrl.learner.prime import ImplicitRewardModel
 from streamrl.learner.process_group import LearnerGroup, open_group
