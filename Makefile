@@ -3,9 +3,11 @@
 #   make quickstart          train a small model by reinforcement learning on this machine's CPU, and show it
 #   make quickstart SEED=1   the same with another seed, in a run folder of its own
 #   make quickstart ARGS='--learner.steps 50 --name short'   any key, as `streamrl up` takes it
-#   make test                the layers and all tests that need no GPU
+#   make test                the layers, the unit tests and the runs of the integration tests that take under a minute
+#   make test-long           the rest of the integration tests: runs of minutes
 #   make test-low-bit        the tests of 8-bit optimizer states, which `make test` skips
 #   make test-faults         the long fault tests: parts killed, crash points, damage, full disks; KILLS=500 for more
+#   make test-faults ARGS='-m "not long"'               without its longest
 #   make test-service        20,000 mutated requests, the OpenAPI description, replicas that come, go and die under load
 #   make test-service FAULT_SCALE=0.02 SERVICE_S=20     a short form of it
 #   make engines             the environments of the engines that are servers, in .venvs (minutes, and GBs)
@@ -24,7 +26,7 @@ PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKSTART := $(if $(SEED),--seed $(SEED) --name quickstart-seed$(SEED)) $(ARGS)
 
-.PHONY: quickstart test test-low-bit test-faults test-service engines test-engines test-page check fmt clean
+.PHONY: quickstart test test-long test-low-bit test-faults test-service engines test-engines test-page check fmt clean
 .PHONY: bench bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-page bench-e2e bench-service
 
 quickstart: $(VENV)/.installed
@@ -33,14 +35,17 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist loadfile
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration -m 'not long'
+
+test-long: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration -m long
 
 test-low-bit: $(VENV)/.installed-dev .venvs/low-bit/.installed
 	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.venvs/low-bit $(BIN)/python -m pytest tests/unit/test_learner_low_bit.py \
 	  tests/unit/test_learner_low_bit_ranks.py tests/unit/test_learner_core_low_bit.py tests/unit/test_config_keys_act.py -k 'low_bit or optimizer.kind'
 
 test-faults: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults $(ARGS)
 
 test-service: export FAULT_SCALE ?= 1
 test-service: $(VENV)/.installed-dev
@@ -49,7 +54,7 @@ test-service: $(VENV)/.installed-dev
 engines: .venvs/vllm/.installed .venvs/sglang/.installed
 
 test-engines: $(VENV)/.installed-dev engines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real $(ARGS)
 
 # The browser is the system's. Debian's packages are installed where that is allowed; without them the tests skip, by name.
 test-page: $(VENV)/.installed-dev .venvs/browser/.installed

@@ -30,6 +30,14 @@ def listen(gateway: GatewayConfig, port: int, unread_s: float) -> socket.socket:
     return listener
 
 
+def require_free(gateway: GatewayConfig) -> None:
+    """Raises ResourceError as `listen` does, for what a user has set. To be asked before anything starts: the gateway
+    itself is the last part that does.
+    """
+    if gateway.enabled and gateway.port:
+        listen(gateway, gateway.port, unread_s=1.0).close()
+
+
 def check_certificate(gateway: GatewayConfig) -> None:
     """Raises ConfigError for a certificate or key that cannot be read, or that do not belong together."""
     assert gateway.tls_cert is not None, "there is one"

@@ -15,6 +15,7 @@ from services import run_lock, watcher
 from services.claim import claim, is_new
 from services.control_client import ControlClient
 from services.ending import EXIT_INTERRUPTED, failure_of
+from services.gateway_address import require_free
 from services.launch import OWNER_COMMAND, Launched, launch, remove_leftovers
 from services.origins import check_origins
 from services.preflight import preflight
@@ -43,6 +44,8 @@ def up(
     Raises ConfigError, RunFolderError or ResourceError before anything starts, and what the run failed with.
     """
     check_origins()
+    if is_new(config):  # else it may be this run, up already, that has the port
+        require_free(config.gateway)
     if fresh or is_new(config):
         # Before the folder is made: a mistake that is put right must not look like a changed configuration.
         preflight(config)

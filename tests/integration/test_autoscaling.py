@@ -27,6 +27,7 @@ def autoscaled(run: LiveRun) -> dict[str, object]:
     return run.events[-1]
 
 
+@pytest.mark.long
 def test_a_learner_that_waits_has_a_second_replica_and_the_run_says_why(user_folder: Path, streamrl_path: Path) -> None:
     with live_run(user_folder, streamrl_path, "autoscaled", *SLOW, *LIMITS, *QUICK) as run:
         decision = autoscaled(run)

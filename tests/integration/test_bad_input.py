@@ -242,6 +242,7 @@ def test_a_port_of_the_gateway_that_is_taken_is_named_with_the_way_out(terminal:
     assert done.code == 3, done.output
     assert f"the gateway cannot listen on 127.0.0.1:{port}: Address already in use" in done.output
     assert "set gateway.port to a free one, or to 0" in done.output
+    assert not (done.folder / "run.json").exists()
 
 
 def test_a_cluster_that_does_not_answer_is_named_at_once(terminal: Terminal) -> None:

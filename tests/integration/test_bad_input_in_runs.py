@@ -90,6 +90,7 @@ def test_a_reward_that_never_scores_ends_the_run_with_its_reasons_and_a_later_mi
     assert_nothing_left(again.folder)
 
 
+@pytest.mark.long
 def test_a_reward_that_fails_now_and_then_is_counted_and_a_live_run_is_disturbed_by_no_mistake(
     terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

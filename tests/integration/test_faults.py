@@ -63,6 +63,7 @@ def test_a_task_of_which_every_group_is_filtered_ends_the_run_and_says_why(
     assert not run.steps()
 
 
+@pytest.mark.long
 def test_a_run_whose_rows_are_too_far_from_its_policy_pauses_with_a_checkpoint_and_goes_on_from_it(
     user_folder: Path, streamrl_path: Path
 ) -> None:

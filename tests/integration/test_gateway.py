@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -228,6 +227,7 @@ def test_it_listens_on_this_machine_alone(trained: Any) -> None:
     assert listening <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
 
 
+@pytest.mark.long
 def test_a_killed_gateway_comes_back_at_the_same_place_and_a_killed_replicas_answers_come_from_another(
     user_folder: Path, streamrl_path: Path
 ) -> None:
@@ -257,15 +257,3 @@ def test_a_killed_gateway_comes_back_at_the_same_place_and_a_killed_replicas_ans
         client.close()
         run.process.send_signal(signal.SIGINT)
         assert run.end()[0] == 130
-
-
-def test_a_port_that_is_taken_ends_the_start_and_says_so(user_folder: Path, streamrl_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        told = ("--rollout.engine", "scripted", "--gateway.enabled", "true", "--gateway.port", port)
-        with live_run(user_folder, streamrl_path, "taken", *LONG, *told) as run:
-            code, err = run.end()
-    assert code == 3
-    assert f"the gateway cannot listen on 127.0.0.1:{port}" in err

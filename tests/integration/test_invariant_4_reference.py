@@ -80,6 +80,7 @@ def test_invariant_4_staleness_0_is_bit_equal_to_the_reference_loop(on_one_rank,
 SEVERAL_UPDATES = ("--learner.mini_batches", "2", "--learner.ppo_epochs", "2")
 
 
+@pytest.mark.long
 def test_invariant_4_holds_with_every_term_of_the_loss_and_several_updates(synchronous, monkeypatch) -> None:
     flags = [word for key, value in EVERY_TERM.items() for word in (f"--learner.algorithm.{key}", value)]
     run = synchronous("every-term", *flags, *SEVERAL_UPDATES, "--learner.steps", "5")
@@ -126,6 +127,7 @@ COMPONENTS = (
 )
 
 
+@pytest.mark.long
 def test_invariant_4_holds_with_components_of_which_some_are_missing(synchronous, user_folder, monkeypatch) -> None:
     (user_folder / "in_parts.py").write_text(IN_PARTS)
     run = synchronous("components", *COMPONENTS, *SEVERAL_UPDATES, "--learner.steps", "5")
@@ -141,6 +143,7 @@ def test_invariant_4_holds_with_components_of_which_some_are_missing(synchronous
     assert all(row["reward/zero_variance_share"] == 0.0 for row in system)
 
 
+@pytest.mark.long
 def test_invariant_4_holds_with_a_greedy_rollout_in_each_group(synchronous, monkeypatch) -> None:
     run = synchronous("greedy", "--learner.algorithm.advantage", "remax", *SEVERAL_UPDATES, "--learner.steps", "5")
     monkeypatch.syspath_prepend(run.folder.parents[1])
@@ -160,6 +163,7 @@ PRIME = (
 )
 
 
+@pytest.mark.long
 def test_invariant_4_holds_with_rewards_of_tokens(synchronous, monkeypatch) -> None:
     run = synchronous("prime", *PRIME, *SEVERAL_UPDATES, "--learner.steps", "5")
     monkeypatch.syspath_prepend(run.folder.parents[1])
@@ -170,6 +174,7 @@ def test_invariant_4_holds_with_rewards_of_tokens(synchronous, monkeypatch) -> N
     assert system[0]["prime/reward_mean"] == 0.0 != system[1]["prime/reward_mean"]
 
 
+@pytest.mark.long
 def test_invariant_4_holds_where_groups_are_filtered(synchronous, monkeypatch) -> None:
     window = ("--learner.filter.zero_variance", "true", "--learner.filter.low", "0.2", "--learner.filter.high", "0.4")
     overlong = ("--learner.overlong.buffer", "4", "--learner.overlong.mask_truncated", "true")

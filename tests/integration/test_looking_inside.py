@@ -137,6 +137,7 @@ def test_query_story_of_a_group(looked: Callable, rollouts: Rows) -> None:
     assert told[-1]["step"] == best["step"] - 1
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_is_looked_into_while_it_is_up_and_after_it_was_killed(user_folder: Path) -> None:
     count = "select count(*), count(*) filter (state = 'trained'), max(step) from rollouts"

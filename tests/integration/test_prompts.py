@@ -38,6 +38,7 @@ def kill(run: LiveRun, name: str) -> None:
     run.actors(name)[0].send_signal(signal.SIGKILL)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_invariants_1_and_2_hold_for_submitted_prompts_while_parts_are_killed(
     user_folder: Path, streamrl_path: Path

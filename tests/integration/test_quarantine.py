@@ -61,6 +61,7 @@ def first_tickets(folder: Path) -> list[Ticket]:
     return list({ticket.number: ticket for ticket in reversed(tickets)}.values())[::-1]
 
 
+@pytest.mark.long
 def test_a_prompt_that_always_fails_is_tried_three_times_over_a_stop_and_a_resume_and_is_told_of_once(
     user_folder: Path, streamrl_path: Path, streamrl
 ) -> None:

@@ -14,6 +14,7 @@ STEPS = 6
 SCORES = "select reward, to_json(components) as parts, status from scores"
 
 
+@pytest.mark.long
 def test_a_run_trains_on_the_weighted_sum_of_a_rule_and_a_reward_model(
     train: Callable[..., Finished], streamrl: Callable[..., Finished], tmp_path: Path
 ) -> None:

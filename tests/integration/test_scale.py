@@ -75,6 +75,7 @@ def until_children(run: LiveRun, count: int) -> None:
     assert run.read_until(lambda _: reward_children(run) == count), run.events[-3:]
 
 
+@pytest.mark.long
 def test_reward_children_come_and_go_while_a_run_trains_and_nothing_is_scored_twice(
     user_folder: Path, streamrl_path: Path
 ) -> None:
@@ -116,6 +117,7 @@ def until_first(run: LiveRun, then: Callable[[], bool]) -> None:
     assert then()
 
 
+@pytest.mark.long
 def test_a_number_that_cannot_be_is_refused_and_the_run_goes_on(user_folder: Path, streamrl_path: Path) -> None:
     with live_run(user_folder, streamrl_path, "refused", *SCRIPTED) as run:
         run.until_step(2)

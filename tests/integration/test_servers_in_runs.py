@@ -35,6 +35,7 @@ def test_a_server_that_is_killed_is_replaced_and_its_requests_are_answered_under
     assert (summary["discards"], summary["discards_by_reason"]) == (0, {})
 
 
+@pytest.mark.long
 def test_a_server_that_never_starts_ends_the_run_after_its_restarts_in_its_own_words(
     user_folder: Path, streamrl_path: Path, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ class Agents:
                     return
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_invariants_1_and_2_hold_for_sessions_of_agents_while_parts_are_killed(
     user_folder: Path, streamrl_path: Path

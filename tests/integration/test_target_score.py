@@ -21,6 +21,7 @@ def test_a_run_ends_finished_once_a_version_has_the_score_it_aims_at(train) -> N
     assert (again.code, again.summary()) == (0, summary)
 
 
+@pytest.mark.long
 def test_two_ranks_end_at_the_same_step(train) -> None:
     run = train("aimed-by-two", *AIMS, "--learner.num_workers", "2")
     assert run.code == 0, run.output
