@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "peft", "tokenizers", "duckdb", "sympy")
+HEAVY = ("torch", "transformers", "peft", "duckdb", "sympy")
 
 
 @pytest.mark.parametrize(
