@@ -29,6 +29,7 @@ def least(terminal: Terminal, given: tuple[str, ...]) -> str:
     return str(refused.output.split("set at least ")[1].split()[0])
 
 
+@pytest.mark.long
 def test_invariant_9_a_run_with_the_least_budgets_comes_to_its_end_within_them(
     terminal: Terminal, tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def test_invariant_1_a_real_disk_that_is_full_pauses_a_run_which_goes_on_by_itse
     assert ends["done after a pause"] >= POSITIONS * 8 // 10
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(LIMIT_S)
 def test_a_run_whose_disk_another_program_fills_says_so_and_goes_on_when_there_is_room(

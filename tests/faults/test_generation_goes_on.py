@@ -76,6 +76,7 @@ def journals(folder: Path) -> list[Path]:
     return list((folder / "queue/partials").glob("*"))
 
 
+@pytest.mark.long
 def test_invariant_4_a_killed_replicas_rollouts_go_on_and_the_run_is_bit_equal_to_an_undisturbed_one(
     endless: tuple[str, str], user_folder: Path, streamrl_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def test_invariant_7_a_replica_that_stops_answering_is_named_replaced_and_the_ru
     assert len(set(trained_groups(run.folder))) == 300 * 8
 
 
+@pytest.mark.long
 def test_a_run_interrupted_then_killed_goes_on_with_the_same_batches_and_trains_every_group_once(
     user_folder: Path, streamrl_path: Path
 ) -> None:
@@ -58,6 +59,7 @@ def test_a_run_interrupted_then_killed_goes_on_with_the_same_batches_and_trains_
     assert_each_group_once(run.folder, steps=60, before=before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["LearnerRank", "QueueActor"])
 def test_a_part_that_is_killed_comes_back_by_itself_with_the_same_batches(
     part: str, user_folder: Path, streamrl_path: Path
@@ -74,6 +76,7 @@ def test_a_part_that_is_killed_comes_back_by_itself_with_the_same_batches(
     assert_each_group_once(run.folder, steps=60, before=before)
 
 
+@pytest.mark.long
 def test_a_learner_that_dies_over_a_damaged_checkpoint_goes_on_from_the_one_before_by_itself(
     user_folder: Path, streamrl_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ OPTIONS = ("--rollout.engine", "scripted", "--learner.steps", "100000", "--eval.
 PACKED = ("--rollout.placement", "pack", "--rollout.resources", "{ rollout-node = 1 }")
 
 
+@pytest.mark.long
 def test_an_impossible_demand_is_refused_and_packed_replicas_share_a_node(tmp_path: Path, streamrl_path: Path) -> None:
     prepare(tmp_path)
     with ray_cluster(tmp_path, 2, {"rollout-node": 2}) as cluster, pytest.MonkeyPatch.context() as patch:

@@ -107,6 +107,7 @@ def assert_nothing_left(run: LiveRun) -> None:
     assert not list(SHARED_MEMORY.glob(f"{RunFolder.open(run.folder).shared_memory_prefix}*"))
 
 
+@pytest.mark.long
 def test_rows_are_fetched_and_neither_dead_services_nor_a_resume_lose_any(
     folder: Path, cluster: RayCluster, streamrl_path: Path
 ) -> None:

@@ -81,7 +81,7 @@ def ways(folder: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
-@pytest.mark.parametrize("way", ["object_store", "collective", "disk"])
+@pytest.mark.parametrize("way", ["object_store", "collective", pytest.param("disk", marks=pytest.mark.long)])
 def test_a_node_that_comes_late_takes_an_anchor_and_then_deltas_while_the_other_goes_on(
     way: str, tmp_path: Path, cluster: RayCluster, streamrl_path: Path
 ) -> None:
@@ -119,7 +119,9 @@ def assert_the_ledger_is_told(steps: list[dict[str, Any]]) -> None:
     assert all(step["weights/transfer_s"] > 0 for step in told)
 
 
-@pytest.mark.parametrize("way", ["object_store", "collective", "disk"])
+@pytest.mark.parametrize(
+    "way", ["object_store", *(pytest.param(way, marks=pytest.mark.long) for way in ("collective", "disk"))]
+)
 def test_nodes_take_the_base_of_adapters_once_for_each_learner_and_then_adapters_only(
     way: str, tmp_path: Path, cluster: RayCluster, streamrl_path: Path
 ) -> None:
