@@ -26,7 +26,8 @@ from services.gateway_guard import Patience
 from streamrl.config.schema import GatewayConfig
 from streamrl.gateway.refusal import CODES
 
-COUNT = max(5, scaled(500))
+FULL = 500
+COUNT = max(5, scaled(FULL))
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 LIMIT_S = 60
 ENDLESS = {"/api/events"}
@@ -55,6 +56,9 @@ async def test_every_route_answers_as_its_description_says(tmp_path: Path) -> No
         seen = await asyncio.to_thread(conforms, local)
         assert (await local.complete(max_tokens=4))[0] == 200
         assert [work for work in local.works if work.done()] == []
+    assert set().union(*seen.values()) >= {200, 400}, seen
+    if COUNT < FULL:
+        return  # A few drawn for each route do not come upon both kinds of answer at each; all of them together do.
     for path in ("/v1/completions", "/v1/chat/completions", "/api/prompts", "/api/prompts/cancel"):
         assert seen[path] >= {200, 400}, (path, seen[path])
 
