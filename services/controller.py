@@ -198,7 +198,7 @@ class Controller:
         make_reward = partial(self._parts.reward, self._queue, self._nodes.home)
         self._reward = RewardKeeper(wanted["reward"], make_reward, self._queue, self)
         learner = self._config.learner
-        mesh = RankMesh.of(learner.num_workers, learner.tensor_parallel)
+        mesh = RankMesh.of(learner.num_workers, learner.tensor_parallel, learner.sequence_parallel)
         self._learners = Learners(self._parts, self._run, self._queue, self._store, mesh, self._nodes.home)
         self._learners.make()
         self._evaluator = Evaluator(self._config, self._store, self._reward.seat, self._book, self._finish_at)

@@ -275,6 +275,7 @@ class LearnerCore:
             device=torch.device(learner.device),
             timeout_s=self._config.deadlines.step_s,
             tensor_size=learner.tensor_parallel,
+            sequence_size=learner.sequence_parallel,
         )
 
     def _make_policy(self, model: PreTrainedModel) -> ShardedPolicy:

@@ -75,8 +75,8 @@ def replay_config(run: RunFolder, num_workers: int | None) -> Config:
     model = msgspec.structs.replace(config.model, preset=None, path=str(start_folder(run.path, config)))
     learner = config.learner
     if num_workers and num_workers != learner.num_workers:
-        # What a layer is spread over is no part of what was trained.
-        learner = msgspec.structs.replace(learner, num_workers=num_workers, tensor_parallel=1)
+        # What a layer or a pack is spread over is no part of what was trained.
+        learner = msgspec.structs.replace(learner, num_workers=num_workers, tensor_parallel=1, sequence_parallel=1)
     return msgspec.structs.replace(config, model=model, learner=learner)
 
 

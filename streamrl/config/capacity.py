@@ -24,7 +24,7 @@ def check_capacity(config: Config, model: ModelFacts | None, prompt_tokens: int)
     problems = [*_rows_fit(config, prompt_tokens), *_queue_fits(config, prompt_tokens), *_log_fits(config)]
     if model is not None:
         problems += [*_checkpoints_fit(config, model), *_versions_fit(config, model)]
-        problems += [*_family(config, model), *_context(config, model, prompt_tokens)]
+        problems += [*_family(config, model), *_context(config, model, prompt_tokens), *_heads_fit(config, model)]
         problems += _kv_cache(config, model, prompt_tokens)
         problems += _reward_model(config, model, prompt_tokens)
     return problems
@@ -140,6 +140,16 @@ def _family(config: Config, model: ModelFacts) -> Iterator[Problem]:
         what = f'{which} does not know models of type "{model.model_type}"'
         involves = ("rollout.engine",)
         yield Problem(key="model.path", what=what, allowed=f"models of type {known}", involves=involves)
+
+
+def _heads_fit(config: Config, model: ModelFacts) -> Iterator[Problem]:
+    """A pack that is spread over ranks is attended to by heads."""
+    learner = config.learner
+    if learner.sequence_parallel > 1 and model.num_heads % (learner.sequence_parallel * learner.tensor_parallel):
+        beside = f" / tensor_parallel = {learner.tensor_parallel}" if learner.tensor_parallel > 1 else ""
+        what = f"no divisor of the model's num_attention_heads = {model.num_heads}{beside}; set one"
+        given, involves = str(learner.sequence_parallel), ("learner.tensor_parallel",)
+        yield Problem(key="learner.sequence_parallel", what=what, given=given, involves=involves)
 
 
 def _context(config: Config, model: ModelFacts, prompt_tokens: int) -> Iterator[Problem]:

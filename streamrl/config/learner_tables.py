@@ -330,6 +330,9 @@ class LearnerConfig(Table, frozen=True):
     tensor_parallel: Positive = 1
     """Ranks that each layer is spread over, a divisor of `num_workers`. They see the same rows, and wait for each other
     four times in a layer."""
+    sequence_parallel: Positive = 1
+    """Ranks that the tokens of a pack are spread over, for rows that are too long for one; with `tensor_parallel` a
+    divisor of `num_workers`. They wait for each other four times in a layer too."""
     shares: Positive | None = None
     """Parts that a batch is cut into whatever the number of ranks, a multiple of it; their gradients are added in
     order, so that with 2 one rank and two make equal weights (to the bit, if a rank's part of each parameter is a
@@ -366,4 +369,4 @@ class LearnerConfig(Table, frozen=True):
     @property
     def data_ranks(self) -> int:
         """Ranks that have rows of their own."""
-        return max(self.num_workers // self.tensor_parallel, 1)
+        return max(self.num_workers // (self.tensor_parallel * self.sequence_parallel), 1)

@@ -6,6 +6,7 @@ from streamrl.config.problems import Problem
 from streamrl.config.schema import Config
 
 _TENSOR = "learner.tensor_parallel"
+_SEQUENCE = "learner.sequence_parallel"
 
 
 def ranks_have_rows(config: Config) -> Iterator[Problem]:
@@ -44,9 +45,25 @@ def layers_are_spread_evenly(config: Config) -> Iterator[Problem]:
         yield Problem(key=_TENSOR, what=what, given=given, involves=("learner.num_workers",))
 
 
+def packs_are_spread_evenly(config: Config) -> Iterator[Problem]:
+    """Over a divisor of the ranks, together with the layers."""
+    learner = config.learner
+    if learner.sequence_parallel == 1 or learner.num_workers % learner.tensor_parallel:
+        return
+    if (groups := learner.num_workers // learner.tensor_parallel) % learner.sequence_parallel:
+        per = f" (num_workers / tensor_parallel = {groups})" if learner.tensor_parallel > 1 else ""
+        what = f"each pack is spread over as many of the {learner.num_workers} ranks{per}; set a divisor"
+        involves = ("learner.num_workers", _TENSOR)
+        yield Problem(key=_SEQUENCE, what=what, given=str(learner.sequence_parallel), involves=involves)
+
+
 def what_is_not_spread(config: Config) -> Iterator[Problem]:
-    """Adapters and compiled layers are whole on every rank."""
+    """Adapters and compiled layers are whole on every rank, and compiled ones see all tokens."""
     learner, given = config.learner, str(config.learner.tensor_parallel)
+    if learner.sequence_parallel > 1 and learner.execution.compile:
+        what = "layers are not compiled for packs that are spread; set 1, or learner.execution.compile = false"
+        involves = ("learner.execution.compile",)
+        yield Problem(key=_SEQUENCE, what=what, given=str(learner.sequence_parallel), involves=involves)
     if learner.tensor_parallel == 1:
         return
     if learner.lora.rank:
@@ -59,6 +76,7 @@ def what_is_not_spread(config: Config) -> Iterator[Problem]:
 
 RANK_RULES = (
     layers_are_spread_evenly,
+    packs_are_spread_evenly,
     what_is_not_spread,
     ranks_have_rows,
     shares_fit_the_ranks,

@@ -152,7 +152,7 @@ def _kv_cache(config: Config, model: ModelFacts) -> int:
 
 def _activations(config: Config, model: ModelFacts) -> int:
     row = limits.longest_row(config, limits.longest_prompt(config))
-    tokens = min(config.learner.micro_batch_tokens, config.rollouts_per_step * row)
+    tokens = min(config.learner.micro_batch_tokens, config.rollouts_per_step * row) // config.learner.sequence_parallel
     dtype = limits.DTYPE_BYTES[config.model.dtype]
     return tokens * model.num_layers * model.hidden_size * _ACTIVATION_BYTES * dtype // 2
 

@@ -16,6 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from streamrl.errors import ConfigError
 from streamrl.learner.segments import Run, SegmentLayout
+from streamrl.learner.sequence_parallel import Stretch
 from streamrl.learner.varlen import Kernel, Lengths, installed_kernels, kernel, kernel_for
 
 NAME = "streamrl_packed"
@@ -49,22 +50,36 @@ def packed_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     segments: SegmentLayout | None = None,
+    stretch: Stretch | None = None,
     **_kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention inside each segment and over its prefix. No dropout, which would need the same mask
     twice. Never compiled: each pack has a layout of its own, and would be compiled anew.
 
-    query: [1, heads, T, head_dim]; key, value: [1, kv_heads, T, head_dim]. Returns [1, T, heads, head_dim].
-    Raises ValueError when called without `segments`, or with a mask.
+    query: [1, heads, T, head_dim]; key, value: [1, kv_heads, T, head_dim]. Returns [1, T, heads, head_dim]. stretch:
+    what this rank has of a pack that is spread over several; T are its tokens then. Raises ValueError when called
+    without `segments`, or with a mask.
     """
     if segments is None or attention_mask is not None:
         raise ValueError("packed attention needs `segments` and no attention_mask; call the model by PolicyModel")
-    query_THD, key_THD, value_THD = (x[0].transpose(0, 1) for x in (query, key, value))
-    name = kernel_for(query.device, query.dtype, installed_kernels())
+    parts = tuple(x[0].transpose(0, 1) for x in (query, key, value))
+    if stretch is None:
+        return _attend_all(*parts, segments, scaling)[None], None
+    return stretch.to_tokens(_attend_all(*stretch.to_heads(*parts), segments, scaling))[None], None
+
+
+def _attend_all(
+    query_THD: torch.Tensor,
+    key_THD: torch.Tensor,
+    value_THD: torch.Tensor,
+    segments: SegmentLayout,
+    scaling: float | None,
+) -> torch.Tensor:
+    """[T, heads, head_dim], the outputs of all tokens."""
+    name = kernel_for(query_THD.device, query_THD.dtype, installed_kernels())
     if name != "segments":
-        return attend_at_once(kernel(name), query_THD, key_THD, value_THD, segments, scaling)[None], None
-    outputs = [_attend(run, query_THD, key_THD, value_THD, segments, scaling) for run in segments.runs]
-    return torch.cat(outputs)[None], None
+        return attend_at_once(kernel(name), query_THD, key_THD, value_THD, segments, scaling)
+    return torch.cat([_attend(run, query_THD, key_THD, value_THD, segments, scaling) for run in segments.runs])
 
 
 def _attend(

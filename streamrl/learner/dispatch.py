@@ -5,7 +5,7 @@
     ALL_TO_ALL      lists, an entry for each rank        a list, an answer of each rank
     DATA_PARALLEL   columns, a value for each row        one column, in the order of the rows
 
-Guarantees of DATA_PARALLEL: each row goes to one data rank, and to every rank of its tensor-parallel group, of which
+Guarantees of DATA_PARALLEL: each row goes to one data rank, and to every rank that has the same rows, of which
 the first alone answers for it; nothing is padded or repeated, whatever the number of rows; the column that comes back
 is in the order of the rows, to the bit. A rank without rows is called too, with empty columns: the others' collectives
 wait for it. Nothing is called here: who calls is given the arguments of each rank and gives the answers.
@@ -147,7 +147,7 @@ def _to_data_ranks(method: str, mesh: RankMesh, args: Arguments, parts: RowParts
     require_partition(parts, num_rows)
     for place, column in enumerate(args):
         _require_values(method, place, column, num_rows, "row")
-    # The ranks of a tensor-parallel group get the same objects, so they cannot get other rows.
+    # Ranks with the same rows get the same objects, so they cannot get other rows.
     cut = [tuple(take(column, part) for column in args) for part in parts]
     return {rank: cut[mesh.data_rank(rank)] for rank in range(mesh.world_size)}
 

@@ -154,7 +154,7 @@ class FsdpBackend:
                 self.policy.set_gradient_sync(number == len(packs))
                 loss, more = self._objective(self.policy.module, pack.to(self.group.device), total)
                 # FSDP averages gradients over ranks, and the denominators are global: undo the division.
-                (loss * self.group.data_size).backward()
+                (loss * self.group.shard_size).backward()
                 parts.append(more)
         sums = reduce(lambda one, other: one.plus(other), parts)
         return type(sums)(self.group.sum(sums.added), self.group.max(sums.greatest))
@@ -171,7 +171,7 @@ class FsdpBackend:
     def _sum_square(self, square: torch.Tensor) -> torch.Tensor:
         """Over the ranks, which meet on the device, also when gradients lie elsewhere."""
         square_here = square.to(self.group.device)
-        return self.group.sum_over_tensor(self.group.sum(square_here)).to(square.device)
+        return self.group.sum_over_tensor(self.group.sum_over_shards(square_here)).to(square.device)
 
     @torch.no_grad()
     def logprobs(self, packs: Sequence[PackedBatch]) -> list[torch.Tensor]:

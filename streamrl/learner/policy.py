@@ -14,6 +14,7 @@ from streamrl.errors import ConfigError
 from streamrl.learner.attention import attach
 from streamrl.learner.logprobs import token_logprobs
 from streamrl.learner.packing import PackedBatch
+from streamrl.learner.sequence_parallel import SequenceRanks, hidden_at_predictors
 
 PREFIX = "model."
 """What stands before each Hugging Face name in `PolicyModel.named_parameters()`."""
@@ -30,8 +31,11 @@ class PolicyModel(nn.Module):
         logprobs_K, entropy_K = policy(pack, temperature=1.0)
     """
 
-    def __init__(self, model: PreTrainedModel, logits_at_once: int | None = None) -> None:
-        """logits_at_once: how many exist at a time; by default what `logprobs.LOGITS_AT_ONCE` says.
+    def __init__(
+        self, model: PreTrainedModel, logits_at_once: int | None = None, sequence: SequenceRanks | None = None
+    ) -> None:
+        """logits_at_once: how many exist at a time; by default what `logprobs.LOGITS_AT_ONCE` says. sequence: the ranks
+        that packs are spread over, if any; a call is a collective of theirs then.
 
         Raises ConfigError for a model whose attention or output the learner cannot express.
         """
@@ -46,6 +50,7 @@ class PolicyModel(nn.Module):
         attach(model)
         self.model = model.eval()
         self.logits_at_once = logits_at_once
+        self.sequence = sequence
 
     def forward(
         self, pack: PackedBatch, temperature: float, entropy_gradient: bool = False
@@ -54,20 +59,17 @@ class PolicyModel(nn.Module):
 
         `temperature` divides the logits: pass the one that the rollouts were sampled with.
         """
-        hidden_TH = self.model.base_model(
-            input_ids=pack.ids[None],
-            position_ids=pack.position_ids[None],
-            attention_mask=None,
-            use_cache=False,
-            segments=pack.layout,
-        ).last_hidden_state[0]
+        stretch = None if self.sequence is None else self.sequence.stretch(pack)
         head = self.model.get_output_embeddings()
-        return token_logprobs(
-            hidden_TH.index_select(0, pack.predictors),
+        logprobs, entropy = token_logprobs(
+            hidden_at_predictors(self.model.base_model, pack, stretch),
             head.weight,
             getattr(head, "bias", None),
-            pack.targets,
+            pack.targets if stretch is None else stretch.targets,
             temperature,
             self.logits_at_once,
             entropy_gradient,
         )
+        if stretch is None:
+            return logprobs, entropy
+        return stretch.of_all_targets(logprobs), stretch.of_all_targets(entropy)

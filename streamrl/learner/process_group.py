@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from streamrl.errors import ComponentError
 from streamrl.learner.rank_mesh import RankMesh
+from streamrl.learner.sequence_parallel import SequenceRanks
 
 LOOPBACK = "lo"
 
@@ -23,9 +24,10 @@ LOOPBACK = "lo"
 @dataclass(frozen=True, slots=True)
 class LearnerGroup:
     """The ranks as one of them sees them. Every method but `close` is a collective: all ranks call it, in
-    order. `mesh` has the dimension `data`, over which rows and parameters are split, and behind it `tensor` where a
-    layer is spread over `tensor_size` ranks, which see the same rows. `beside` is the same again, for collectives of
-    another thread."""
+    order. `mesh` has the dimension `shard`, over which parameters are split, and behind it `tensor` where a layer is
+    spread over `tensor_size` ranks, which see the same tokens. `beside` is the same again, for collectives of another
+    thread. `sequence`: the ranks that the tokens of a row are spread over, and `peers` those that have other rows and
+    the same place in a row; None where no row is spread."""
 
     rank: int
     world_size: int
@@ -33,11 +35,18 @@ class LearnerGroup:
     mesh: DeviceMesh
     beside: DeviceMesh
     tensor_size: int = 1
+    sequence: SequenceRanks | None = None
+    peers: dist.ProcessGroup | None = None
 
     @property
     def ranks(self) -> RankMesh:
         """Who has rows of its own, and who has the same."""
-        return RankMesh.of(self.world_size, self.tensor_size)
+        return RankMesh.of(self.world_size, self.tensor_size, self.sequence_size)
+
+    @property
+    def sequence_size(self) -> int:
+        """Ranks that the tokens of a row are spread over."""
+        return 1 if self.sequence is None else self.sequence.size
 
     @property
     def data_rank(self) -> int:
@@ -48,14 +57,26 @@ class LearnerGroup:
     def data_size(self) -> int:
         return self.ranks.data_size
 
+    @property
+    def shard_size(self) -> int:
+        """Ranks that parameters are split over, each with gradients of its own rows or tokens."""
+        return self.world_size // self.tensor_size
+
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over ranks that have different rows, in place and returned."""
         if self.data_size > 1:
-            dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=self.mesh["data"].get_group())
+            group = self.mesh["shard"].get_group() if self.peers is None else self.peers
+            dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=group)
+        return tensor
+
+    def sum_over_shards(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks that have different parts of the parameters that are not spread, in place and returned."""
+        if self.shard_size > 1:
+            dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=self.mesh["shard"].get_group())
         return tensor
 
     def sum_over_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks that have the same rows, in place and returned."""
+        """The sum over ranks that have the same tokens, in place and returned."""
         if self.tensor_size > 1:
             dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=self.mesh["tensor"].get_group())
         return tensor
@@ -100,12 +121,14 @@ def open_group(
     interface: str | None = LOOPBACK,
     timeout_s: float = 120.0,
     tensor_size: int = 1,
+    sequence_size: int = 1,
 ) -> LearnerGroup:
     """Join the group of `world_size` ranks that meet at the file `store_path` (one file for one group, once).
 
     Gloo on CPU, NCCL on CUDA. interface: the network interface gloo binds; None lets it choose (ranks on
-    several machines). tensor_size: ranks that a layer is spread over, a divisor of `world_size`. Raises ComponentError
-    when the others do not come within `timeout_s`, or a group is open already.
+    several machines). tensor_size, sequence_size: ranks that a layer and the tokens of a row are spread over; their
+    product divides `world_size`. Raises ComponentError when the others do not come within `timeout_s`, or a group is
+    open already.
     """
     if dist.is_initialized():
         raise ComponentError("this process is in a process group already; close it before another is opened")
@@ -125,18 +148,36 @@ def open_group(
             f"learner rank {rank} of {world_size} could not join its group at {store_path} within "
             f"{timeout_s:g} s: {error}"
         ) from error
+    sequence, peers = _stretched(RankMesh.of(world_size, tensor_size, sequence_size), rank, limit)
     if tensor_size > 1:
         mesh, beside = (_plane(device, world_size // tensor_size, tensor_size, limit) for _ in range(2))
-        return LearnerGroup(rank, world_size, device, mesh, beside, tensor_size)
-    mesh = init_device_mesh(device.type, (world_size,), mesh_dim_names=("data",))
+        return LearnerGroup(rank, world_size, device, mesh, beside, tensor_size, sequence, peers)
+    mesh = init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
     # A mesh over all ranks would be the first group again.
     second = dist.new_group(timeout=limit) if world_size > 1 else None
-    beside = mesh if second is None else DeviceMesh.from_group(second, device.type, mesh_dim_names=("data",))
-    return LearnerGroup(rank, world_size, device, mesh, beside)
+    beside = mesh if second is None else DeviceMesh.from_group(second, device.type, mesh_dim_names=("shard",))
+    return LearnerGroup(rank, world_size, device, mesh, beside, 1, sequence, peers)
 
 
-def _plane(device: torch.device, data_size: int, tensor_size: int, timeout: timedelta) -> DeviceMesh:
+def _plane(device: torch.device, shard_size: int, tensor_size: int, timeout: timedelta) -> DeviceMesh:
     """With groups of its own."""
-    ranks = torch.arange(data_size * tensor_size).reshape(data_size, tensor_size)
-    groups = [dist.new_subgroups_by_enumeration(each.tolist(), timeout=timeout)[0] for each in (ranks.T, ranks)]
-    return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=("data", "tensor"))
+    ranks = torch.arange(shard_size * tensor_size).reshape(shard_size, tensor_size)
+    groups = [_mine(each, timeout) for each in (ranks.T, ranks)]
+    return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=("shard", "tensor"))
+
+
+def _stretched(
+    mesh: RankMesh, rank: int, timeout: timedelta
+) -> tuple[SequenceRanks, dist.ProcessGroup] | tuple[None, None]:
+    """The ranks that have other stretches of the same rows, and those that have the same stretch of others."""
+    if mesh.sequence_size == 1:
+        return None, None
+    ranks = torch.arange(mesh.world_size).reshape(mesh.data_size, mesh.sequence_size, mesh.tensor_size)
+    sequence = _mine(ranks.transpose(1, 2).flatten(0, 1), timeout)
+    peers = _mine(ranks.flatten(1).T, timeout)
+    return SequenceRanks(sequence, mesh.sequence_rank(rank), mesh.sequence_size), peers
+
+
+def _mine(ranks: torch.Tensor, timeout: timedelta) -> dist.ProcessGroup:
+    """Collective. A group for each row of `ranks`; this rank's."""
+    return dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=timeout)[0]

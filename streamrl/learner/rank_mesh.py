@@ -1,5 +1,5 @@
-"""The ranks of a worker group as a plane of data parallel times tensor parallel: who has rows of its own, and who has
-the same rows as whom. Pure; it knows no process group.
+"""The ranks of a worker group as a mesh of data parallel times sequence parallel times tensor parallel: who has rows of
+its own, and who has the same rows as whom. Pure; it knows no process group.
 """
 
 from dataclasses import dataclass
@@ -7,39 +7,52 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RankMesh:
-    """Rank r is number r % tensor_size of the ranks that have the rows of data rank r // tensor_size.
+    """Ranks with the same rows are neighbours, and of these the ones that have the same tokens.
 
     data_size: ranks, or groups of ranks, that have rows of their own. tensor_size: ranks that a layer is spread over,
-    which see the same rows. Raises ValueError for a size below 1.
+    which see the same tokens. sequence_size: ranks, or such groups, that the tokens of a row are spread over. Raises
+    ValueError for a size below 1.
     """
 
     data_size: int
     tensor_size: int = 1
+    sequence_size: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.data_size, self.tensor_size) < 1:
-            raise ValueError(f"a mesh has one rank at least, got {self.data_size} x {self.tensor_size}")
+        if min(self.data_size, self.sequence_size, self.tensor_size) < 1:
+            sizes = f"{self.data_size} x {self.sequence_size} x {self.tensor_size}"
+            raise ValueError(f"a mesh has one rank at least, got {sizes}")
 
     @classmethod
-    def of(cls, world_size: int, tensor_size: int) -> "RankMesh":
-        """The mesh of so many ranks. Raises ValueError when `tensor_size` does not divide them."""
-        if tensor_size < 1 or world_size % tensor_size:
-            raise ValueError(f"{world_size} ranks cannot be groups of {tensor_size}; give a divisor of {world_size}")
-        return cls(world_size // tensor_size, tensor_size)
+    def of(cls, world_size: int, tensor_size: int, sequence_size: int = 1) -> "RankMesh":
+        """The mesh of so many ranks. Raises ValueError when they are no whole number of groups."""
+        same = tensor_size * sequence_size
+        if min(tensor_size, sequence_size) < 1 or world_size % same:
+            raise ValueError(f"{world_size} ranks cannot be groups of {same}; give a divisor of {world_size}")
+        return cls(world_size // same, tensor_size, sequence_size)
 
     @property
     def world_size(self) -> int:
-        return self.data_size * self.tensor_size
+        return self.data_size * self.same_rows
+
+    @property
+    def same_rows(self) -> int:
+        """Ranks that have the same rows."""
+        return self.sequence_size * self.tensor_size
 
     @property
     def answering(self) -> range:
-        """The ranks that answer for rows, one for each data rank, in the order of these: the first of each
-        tensor-parallel group."""
-        return range(0, self.world_size, self.tensor_size)
+        """The ranks that answer for rows, one for each data rank, in the order of these: the first of those that have
+        the same."""
+        return range(0, self.world_size, self.same_rows)
 
     def data_rank(self, rank: int) -> int:
         """Whose rows a rank has, of `data_size`."""
-        return rank // self.tensor_size
+        return rank // self.same_rows
+
+    def sequence_rank(self, rank: int) -> int:
+        """Which stretch of its rows' tokens a rank has, of `sequence_size`."""
+        return rank // self.tensor_size % self.sequence_size
 
 
 def own_parts(count: int, data_rank: int, data_size: int) -> range:

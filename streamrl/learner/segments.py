@@ -54,6 +54,17 @@ class SegmentLayout:
     def to(self, device: torch.device) -> "SegmentLayout":
         return SegmentLayout(self.runs, self.cu_q.to(device), self.cu_k.to(device), self.kv_index.to(device))
 
+    def with_lone_tokens(self, count: int) -> "SegmentLayout":
+        """So many segments more, behind these, of a token each that sees itself."""
+        tokens, keys = int(self.cu_q[-1]), int(self.cu_k[-1])
+        further = torch.arange(1, count + 1, dtype=torch.int32, device=self.cu_q.device)
+        return SegmentLayout(
+            runs=(*self.runs, Run(count, 1, 1, tokens, keys)),
+            cu_q=torch.cat([self.cu_q, self.cu_q[-1] + further]),
+            cu_k=torch.cat([self.cu_k, self.cu_k[-1] + further]),
+            kv_index=torch.cat([self.kv_index, tokens - 1 + further.long()]),
+        )
+
 
 def lay_out(q_len_S: LongArray, prefix_start_S: LongArray, prefix_len_S: LongArray) -> SegmentLayout:
     """The layout of segments that lie one after the other.

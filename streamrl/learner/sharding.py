@@ -23,6 +23,7 @@ from streamrl.learner.execution import offload_policy, prepare
 from streamrl.learner.finite import require_finite_weight
 from streamrl.learner.policy import PREFIX, PolicyModel
 from streamrl.learner.process_group import LearnerGroup
+from streamrl.learner.sequence_parallel import require_heads
 from streamrl.learner.tensor_parallel import OF_HEADS, is_spread, part, require_divisible, spread, whole_of
 
 TensorByName = Callable[[str], torch.Tensor]
@@ -62,8 +63,10 @@ class ShardedPolicy:
             reduce_dtype=None if dtype == torch.float32 else torch.float32,
         )
         if group.tensor_size > 1:
-            require_divisible(model.config.get_text_config(), group.tensor_size, group.data_size)
-        offload, over = offload_policy(execution, group.device), group.mesh["data"]
+            require_divisible(model.config.get_text_config(), group.tensor_size, group.shard_size)
+        if group.sequence is not None:
+            require_heads(model.config.get_text_config(), group.sequence.size, group.tensor_size)
+        offload, over = offload_policy(execution, group.device), group.mesh["shard"]
         for layer in layers:
             if group.tensor_size > 1:
                 spread(layer, group.mesh["tensor"])
@@ -79,7 +82,7 @@ class ShardedPolicy:
 
     def _wrapped(self, model: PreTrainedModel) -> nn.Module:
         """The model with what it is trained for on top; it stands under the attribute `model`."""
-        return PolicyModel(model)
+        return PolicyModel(model, sequence=self.group.sequence)
 
     def _name(self, parameter: str) -> str:
         """What a parameter of the model is called outside of it."""
@@ -137,7 +140,7 @@ class ShardedPolicy:
         shard = shard.detach().to(self.group.device)
         if is_spread(like):
             return whole_of(shard, like, mesh)
-        mesh = mesh["data"]
+        mesh = mesh["shard"]
         shape = like.shape if like.ndim < 2 else (*like.shape[:-1], shard.shape[-1])
         stride = torch.empty(shape, device="meta").stride()
         return DTensor.from_local(shard, mesh, like.placements, shape=shape, stride=stride).full_tensor()

@@ -22,7 +22,7 @@ OF_HEADS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 """Parameters of all heads that each rank has a gradient of for its own heads only."""
 
 
-def require_divisible(config: PretrainedConfig, tensor_size: int, data_size: int) -> None:
+def require_divisible(config: PretrainedConfig, tensor_size: int, shard_size: int) -> None:
     """Raise ConfigError for a model whose parts are not equal over such a mesh."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for name, count in (
@@ -41,10 +41,10 @@ def require_divisible(config: PretrainedConfig, tensor_size: int, data_size: int
         ("intermediate_size", config.intermediate_size // tensor_size),
         ("hidden_size", config.hidden_size),
     ):
-        if rows % data_size:
+        if rows % shard_size:
             raise ConfigError(
                 f"the {rows} rows of {name} that a rank has under learner.tensor_parallel = {tensor_size} are not a "
-                f"multiple of the {data_size} ranks that share them; set another learner.num_workers"
+                f"multiple of the {shard_size} ranks that share them; set another learner.num_workers"
             )
 
 
@@ -72,17 +72,17 @@ def part(whole: torch.Tensor, like: DTensor) -> torch.Tensor:
     if not is_spread(like):
         return distribute_tensor(whole, mesh, like.placements, src_data_rank=None).to_local()
     # The strided placement that FSDP2 gives such a parameter cannot be distributed to by name.
-    data, tensor = (mesh[name] for name in mesh.mesh_dim_names)
+    shards, tensor = (mesh[name] for name in mesh.mesh_dim_names)
     (over_tensor,) = like.placements[1:]
     mine = distribute_tensor(whole, tensor, [over_tensor], src_data_rank=None).to_local()
-    return distribute_tensor(mine.contiguous(), data, [Shard(0)], src_data_rank=None).to_local()
+    return distribute_tensor(mine.contiguous(), shards, [Shard(0)], src_data_rank=None).to_local()
 
 
 def whole_of(shard: torch.Tensor, like: DTensor, mesh: DeviceMesh) -> torch.Tensor:
     """Collective over `mesh`, of two dimensions. The whole of a spread tensor: gathered over each in turn."""
-    data, tensor = (mesh[name] for name in mesh.mesh_dim_names)
+    shards, tensor = (mesh[name] for name in mesh.mesh_dim_names)
     (over_tensor,) = like.placements[1:]
-    mine = DTensor.from_local(shard, data, [Shard(0)], run_check=False).full_tensor()
+    mine = DTensor.from_local(shard, shards, [Shard(0)], run_check=False).full_tensor()
     return DTensor.from_local(mine, tensor, [over_tensor], run_check=False).full_tensor()
 
 

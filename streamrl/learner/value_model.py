@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from streamrl.errors import ConfigError
 from streamrl.learner.attention import attach
 from streamrl.learner.packing import PackedBatch
+from streamrl.learner.sequence_parallel import SequenceRanks, hidden_at_predictors
 from streamrl.learner.sharding import ShardedPolicy
 
 HEAD = "score.weight"
@@ -24,34 +25,31 @@ class ValueModel(nn.Module):
         values_K = ValueModel(load_model(folder, "float32").base_model)(pack)
     """
 
-    def __init__(self, decoder: PreTrainedModel) -> None:
-        """decoder: without a head of its own. Raises ConfigError for an attention that the learner cannot express."""
+    def __init__(self, decoder: PreTrainedModel, sequence: SequenceRanks | None = None) -> None:
+        """decoder: without a head of its own. sequence: as `PolicyModel` has it. Raises ConfigError for an attention
+        that the learner cannot express."""
         super().__init__()
         attach(decoder)
         self.model = decoder.eval()
+        self.sequence = sequence
         hidden_size = int(decoder.config.get_text_config().hidden_size)
         self.score = nn.Linear(hidden_size, 1, bias=False, device=decoder.device, dtype=torch.float32)
         nn.init.zeros_(self.score.weight)
 
     def forward(self, pack: PackedBatch) -> torch.Tensor:
         """float32 [K], with gradient, at the predictors of the pack's targets."""
-        hidden_TH = self.model(
-            input_ids=pack.ids[None],
-            position_ids=pack.position_ids[None],
-            attention_mask=None,
-            use_cache=False,
-            segments=pack.layout,
-        ).last_hidden_state[0]
+        stretch = None if self.sequence is None else self.sequence.stretch(pack)
         # In float32 whatever the decoder's format: in bfloat16 values of about 1 would come in steps of 1/128.
-        hidden_KH = hidden_TH.index_select(0, pack.predictors).float()
-        return torch.mv(hidden_KH, self.score.weight[0].float())
+        hidden = hidden_at_predictors(self.model, pack, stretch).float()
+        values = torch.mv(hidden, self.score.weight[0].float())
+        return values if stretch is None else stretch.of_all_targets(values)
 
 
 class ShardedCritic(ShardedPolicy):
     """`ShardedPolicy` whose `module` is called like a `ValueModel`."""
 
     def _wrapped(self, model: PreTrainedModel) -> nn.Module:
-        return ValueModel(model)
+        return ValueModel(model, self.group.sequence)
 
 
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel:

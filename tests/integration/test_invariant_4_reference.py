@@ -211,8 +211,11 @@ def test_guests_of_the_gateway_change_no_bit_of_what_is_trained(
     assert sampled_ids(run.folder) == sampled_ids(on_one_rank.folder)
 
 
-def test_twenty_live_steps_on_two_ranks_agree_with_one_rank_to_1e_5(synchronous, on_one_rank) -> None:
-    run = synchronous("two-ranks", "--learner.num_workers", "2")
+@pytest.mark.parametrize("spread", ["rows", "tokens"])
+def test_twenty_live_steps_on_two_ranks_agree_with_one_rank_to_1e_5(synchronous, on_one_rank, spread: str) -> None:
+    """Each rank with rows of its own, or with a stretch of every pack."""
+    more = ("--learner.sequence_parallel", "2") if spread == "tokens" else ()
+    run = synchronous(f"two-ranks-{spread}", "--learner.num_workers", "2", *more)
     assert sampled_ids(run.folder) == sampled_ids(on_one_rank.folder)
     one, two = on_one_rank.metrics(), run.metrics()
     assert len(one) == len(two) == 20

@@ -390,6 +390,7 @@ KEYS: dict[str, Key] = {
     "learner.steps": Key(parts.taken_groups, 1, 2),
     "learner.num_workers": Key(parts.started_parts, 1, 2),
     "learner.tensor_parallel": Key(shares_of_a_step, 1, 2, {"learner.num_workers": 2}),
+    "learner.sequence_parallel": Key(shares_of_a_step, 1, 2, {"learner.num_workers": 2}),
     "learner.shares": Key(learner.learn, None, 2),
     "learner.mini_batches": Key(learner.learn, 1, 2, PPO),
     "learner.ppo_epochs": Key(learner.learn, 1, 2, PPO),

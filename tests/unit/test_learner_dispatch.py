@@ -16,7 +16,7 @@ from streamrl.learner.row_parts import in_place, put_back, take
 TABLE = DispatchTable("learner", {mode.value: mode for mode in Dispatch})
 HIDDEN = 64
 
-MESHES = st.builds(RankMesh, st.integers(1, 6), st.integers(1, 4))
+MESHES = st.builds(RankMesh, st.integers(1, 6), st.integers(1, 3), st.integers(1, 3))
 LENGTHS = st.lists(st.one_of(st.integers(0, 40), st.integers(2000, 9000)), max_size=30)
 any_rows = settings(deadline=None, max_examples=150)
 
@@ -67,20 +67,18 @@ def test_each_row_goes_to_one_data_rank_unpadded_and_every_rank_is_called(mesh: 
     dealt = [word for rank in mesh.answering for word in call.arguments[rank][0]]
     assert sorted(dealt) == sorted(rows.words)
     for rank, (own,) in call.arguments.items():
-        first = rank - rank % mesh.tensor_size
-        assert own == call.arguments[first][0], "the ranks of a tensor-parallel group have the same rows"
+        first = rank - rank % mesh.same_rows
+        assert own == call.arguments[first][0], "ranks of a group have the same rows"
 
 
 @any_rows
 @given(mesh=MESHES, lengths=LENGTHS)
-def test_only_the_first_rank_of_a_tensor_parallel_group_answers_for_its_rows(
-    mesh: RankMesh, lengths: list[int]
-) -> None:
+def test_only_the_first_of_the_ranks_with_the_same_rows_answers_for_them(mesh: RankMesh, lengths: list[int]) -> None:
     rows = rows_of(lengths, mesh)
     call = TABLE.plan("data_parallel", mesh, (rows.words,), rows.parts)
     answers: dict[int, Any] = dict.fromkeys(range(mesh.world_size), "what nobody looks at")
     for data_rank in range(mesh.data_size):
-        rank = data_rank * mesh.tensor_size
+        rank = data_rank * mesh.same_rows
         answers[rank] = [word.upper() for word in call.arguments[rank][0]]
     assert call.gather(answers) == [word.upper() for word in rows.words]
 
@@ -240,13 +238,14 @@ def test_unknown_methods_and_modes_are_refused_with_those_that_there_are() -> No
 
 
 @given(mesh=MESHES)
-def test_ranks_of_a_tensor_parallel_group_are_neighbours_with_one_data_rank(mesh: RankMesh) -> None:
-    plane = np.arange(mesh.world_size).reshape(mesh.data_size, mesh.tensor_size)
-    assert [[mesh.data_rank(rank) for rank in group] for group in plane.tolist()] == [
-        [data_rank] * mesh.tensor_size for data_rank in range(mesh.data_size)
-    ]
-    assert list(mesh.answering) == plane[:, 0].tolist()
-    assert RankMesh.of(mesh.world_size, mesh.tensor_size) == mesh
+def test_ranks_with_the_same_rows_are_neighbours_and_of_these_the_ones_with_the_same_tokens(mesh: RankMesh) -> None:
+    cube = np.arange(mesh.world_size).reshape(mesh.data_size, mesh.sequence_size, mesh.tensor_size)
+    for data_rank, plane in enumerate(cube.tolist()):
+        for sequence_rank, group in enumerate(plane):
+            assert {mesh.data_rank(rank) for rank in group} == {data_rank}
+            assert {mesh.sequence_rank(rank) for rank in group} == {sequence_rank}
+    assert list(mesh.answering) == cube[:, 0, 0].tolist()
+    assert RankMesh.of(mesh.world_size, mesh.tensor_size, mesh.sequence_size) == mesh
 
 
 @given(data_size=st.integers(1, 6), each=st.integers(1, 5))
@@ -259,7 +258,9 @@ def test_parts_are_dealt_to_data_ranks_in_blocks_in_their_order(data_size: int, 
 def test_meshes_and_parts_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match="6 ranks cannot be groups of 4; give a divisor of 6"):
         RankMesh.of(6, 4)
-    with pytest.raises(ValueError, match="a mesh has one rank at least, got 0 x 2"):
+    with pytest.raises(ValueError, match="12 ranks cannot be groups of 8; give a divisor of 12"):
+        RankMesh.of(12, 2, 4)
+    with pytest.raises(ValueError, match="a mesh has one rank at least, got 0 x 1 x 2"):
         RankMesh(0, 2)
     with pytest.raises(ValueError, match="5 parts cannot be dealt evenly to 2 ranks"):
         own_parts(5, 0, 2)
