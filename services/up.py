@@ -44,7 +44,7 @@ def up(
     Raises ConfigError, RunFolderError or ResourceError before anything starts, and what the run failed with.
     """
     check_origins()
-    if is_new(config):  # else it may be this run, up already, that has the port
+    if is_new(config):  # else it may be this run, up already, that has the port; then it is looked for below
         require_free(config.gateway)
     if fresh or is_new(config):
         # Before the folder is made: a mistake that is put right must not look like a changed configuration.
@@ -54,9 +54,10 @@ def up(
     if claimed.state is RunState.FINISHED:
         tell_summary(run, as_json=as_json)
         return 0
+    remove_leftovers(run)
+    require_free(config.gateway)  # of the run before nothing is left
     if claimed.state is not RunState.NEW and not as_json:
         print(f"resuming run {run.name} ({claimed.state}), launch {run.incarnation}")
-    remove_leftovers(run)
     launched = launch(claimed, detach=detach, command=command)
     view = choose_view(claimed.config, as_json=as_json)
     with Interrupts(launched) as interrupts:

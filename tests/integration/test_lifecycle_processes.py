@@ -5,6 +5,7 @@ stays.
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -121,6 +122,29 @@ def test_ctrl_c_stops_cleanly_and_up_resumes_and_then_shows_the_summary(tmp_path
     with running(tmp_path, steps=3) as finished:
         code, _ = finished.end()
         assert (code, finished.events[0]["eval_after"]) == (0, 0.75)
+
+
+def test_a_run_whose_gateways_port_was_taken_meanwhile_is_refused_and_resumes_when_it_is_free(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = ("--gateway.enabled", "true", "--gateway.port", str(port))
+    with running(tmp_path, *flags) as up:
+        up.wait_for(kind="step")
+        up.process.send_signal(signal.SIGINT)
+        assert up.end()[0] == 130
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        with running(tmp_path, *flags, steps=3) as refused:
+            code, err = refused.end()
+        assert code == 3
+        assert f"the gateway cannot listen on 127.0.0.1:{port}: Address already in use" in err
+        assert RunFolder.open(refused.run).state() is not RunState.RUNNING
+    with running(tmp_path, *flags, steps=3) as again:
+        code, err = again.end()
+        assert code == 0, err
 
 
 def test_a_second_ctrl_c_ends_a_run_that_does_not_stop(tmp_path: Path) -> None:
