@@ -34,8 +34,8 @@ from queue_wire import (
 
 from buffers.queue import ReplayQueue
 from buffers.records import AcceptedRows, QueueSettings, UnscoredFrame
-from buffers.retention import remove_segments
 from buffers.segment_reader import SegmentReader
+from buffers.segment_removal import SegmentRemover
 from buffers.segment_writer import Durability
 from streamrl.clock import SystemClock
 from streamrl.types import FrameRef, Version
@@ -93,6 +93,7 @@ class Consumer:
         self._groups = rows_per_frame // GROUP_SIZE
         self._queue = ReplayQueue.open(run, settings(durability, retain), Order(), SystemClock())
         self._reader = SegmentReader(run)
+        self._remover = SegmentRemover(run, durability)
         self._steps = 0
         self._started = self._started_cpu_s = 0.0
         self._latencies: list[float] = []
@@ -207,12 +208,13 @@ class Consumer:
                 await covering
                 covering = asyncio.ensure_future(self._cover(step + 1))
         await asyncio.gather(*committing, covering)
+        await self._remover.freed()
 
     async def _cover(self, step: int) -> None:
         """What a checkpoint lets go: a running system writes into the memory of the log files that it removed."""
         await self._queue.covered(step)
         going, _ = self._queue.removable(step)
-        await asyncio.to_thread(remove_segments, self._run, going)
+        await self._remover.remove(going)
 
 
 def unscored(parts: list[UnscoredFrame]) -> Unscored:

@@ -35,7 +35,7 @@ class Retention:
 
     Example:
         retention.note(record)                        # every record, as it is written or read back
-        for path in retention.removable(oldest, epochs, growth): remove_segment(run_folder, path)
+        await remover.remove(retention.removable(oldest, epochs, growth))
     """
 
     def __init__(self, run_folder: Path, settings: QueueSettings) -> None:
@@ -178,13 +178,6 @@ class Retention:
                     numbers = int(name["epoch"]), int(name["number"])
                     found.append((stat.st_mtime_ns, LogFile(f"{folder}/{path.name}", name["writer"], *numbers, size)))
         return [file for _, file in sorted(found, key=lambda pair: (pair[0], pair[1].path))]
-
-
-def remove_segments(run_folder: Path, paths: list[str]) -> None:
-    """Remove these files with their indexes. One that is not there is no error. Raises OSError."""
-    for path in paths:
-        for name in (run_folder / path, (run_folder / path).with_suffix(".idx")):
-            name.unlink(missing_ok=True)
 
 
 def _size_of(path: Path) -> int:

@@ -2,7 +2,7 @@
 
 Guaranteed: `read` returns a batch whose bytes have the checksum that the reference names, that Arrow has
 validated in full, and whose rows pass the gate of the writer (`buffers.checks`), checked once for each frame; a
-path outside the run folder is refused. A segment whose file was removed is let go when the next one is mapped. `scan`
+path outside the run folder is refused. A segment whose file was removed is let go with the next new frame. `scan`
 yields the frames that a segment's own index vouches for, `verify` reads each of them. Batches stay valid after
 `forget`. One thread uses a reader. Nothing here knows which frames the ledger accepted.
 """
@@ -59,6 +59,7 @@ class SegmentReader:
         data = mapping.data.slice(frame.offset, frame.length)
         if mapping.verified.get(frame.offset) == frame:
             return pa.ipc.read_record_batch(data, mapping.schema)
+        self._forget_removed()
         self._verify_size(mapping, frame.offset + frame.length)
         if frame_checksum(frame.salt, memoryview(data)) != frame.checksum:
             raise DataError(f"{frame.path}: offset {frame.offset}: {frame.length} bytes do not have their checksum")
@@ -114,7 +115,6 @@ class SegmentReader:
     def _mapping(self, path: str, needed: int) -> _Mapping:
         mapping = self._mappings.get(path)
         if mapping is None or mapping.data.size < needed:
-            self._forget_removed()
             mapping = self._map(path)
             self._mappings[path] = mapping
         if mapping.data.size < needed:

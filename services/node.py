@@ -17,8 +17,8 @@ import ray
 from ray.actor import ActorHandle
 
 from buffers.places import node_of
-from buffers.retention import remove_segments
 from buffers.segment_copies import read_head, read_range
+from buffers.segment_removal import SegmentRemover
 from services import leave_nothing
 from services.home import file_digests
 from services.layout import MODEL_FOLDER, STACKS_FOLDER
@@ -55,6 +55,7 @@ class NodeActor:
         # Of this process alone: what one before it left may be about to be removed.
         self._folder = shm_folder(f"{self._run.run_id}-{self._node}-{secrets.token_hex(4)}")
         settings = msgspec.convert(config, Config)
+        self._remover = SegmentRemover(self._run.path, settings.queue.durability)
         far = Home(home, self._node, settings.deadlines.update_s)
         transport = make_transport(settings, far)
         self._weights = VersionPulls(self._run.run_id, visit.key, self._folder, far.way, transport)
@@ -83,7 +84,7 @@ class NodeActor:
         """Remove segments of this node that no resume can need. One that is not there is no error."""
         for path in paths:
             self._check_ours(path)
-        await asyncio.to_thread(remove_segments, self._run.path, paths)
+        await self._remover.remove(paths)
 
     async def fetch_version(self, manifest: bytes) -> str:
         """Have a version in this node's shared memory; returns the folder that it is in. Those that nobody needs go."""

@@ -4,7 +4,6 @@ A thin shell: it opens the queue and passes calls on. Replicas call `take` and `
 and `add_scores`, the learner `lease` and `commit`; all of them wait here, none of them polls.
 """
 
-import asyncio
 import gc
 import shutil
 from pathlib import Path
@@ -20,7 +19,7 @@ from buffers.quarantine import shown
 from buffers.queue import ReplayQueue
 from buffers.recent import Place, RecentGroup
 from buffers.records import AcceptedRows, Lease, QueueSettings, ScoredRows, UnscoredFrame
-from buffers.retention import remove_segments
+from buffers.segment_removal import SegmentRemover
 from buffers.submissions import Outcome
 from services.layout import STACKS_FOLDER
 from services.process_environment import extend_import_path
@@ -45,6 +44,7 @@ class QueueActor:
         gc.set_threshold(100_000, 50, 1000)
         self._config = msgspec.convert(config, Config)
         self._folder = Path(run_folder)
+        self._remover = SegmentRemover(self._folder, self._config.queue.durability)
         answer("queue", self._folder / STACKS_FOLDER)
         self._over_budget = ""
         self._far_going: list[str] = []
@@ -159,7 +159,7 @@ class QueueActor:
         going, self._over_budget = self._queue.removable(oldest)
         here = [path for path in going if node_of(path) == HOME]
         self._far_going += [path for path in going if node_of(path) != HOME]
-        await asyncio.to_thread(remove_segments, self._folder, here)
+        await self._remover.remove(here)
         return self._over_budget
 
     async def far_files_going(self) -> list[str]:

@@ -17,9 +17,9 @@ import numpy as np
 
 from buffers.queue import COMPLETIONS_DIR, SCORES_DIR, ReplayQueue
 from buffers.records import AcceptedRows, Found, QueueSettings, ScoredRows, UnscoredFrame
-from buffers.retention import remove_segments
 from buffers.rows import scores_batch
 from buffers.schema import SCORES
+from buffers.segment_removal import SegmentRemover
 from buffers.segment_writer import SegmentWriter
 from streamrl.clock import SystemClock
 from streamrl.tasks.order import PromptOrder
@@ -172,6 +172,7 @@ class ResumedRun:
 
     async def _learn(self) -> None:
         step, trained = self.checkpoint
+        remover = SegmentRemover(self.folder, "memory")
         while step < self.shape.steps:
             if step >= self.until:
                 self.reached.set()
@@ -190,7 +191,7 @@ class ResumedRun:
                 self.checkpoints = [*self.checkpoints, (step, trained)][-KEEP:]
                 await self.queue.covered(step)
                 going, _ = self.queue.removable(self.checkpoints[0][0])
-                remove_segments(self.folder, going)
+                await remover.remove(going)
                 self.sizes.append(self.log_bytes())
 
     async def _replica(self, name: str) -> None:

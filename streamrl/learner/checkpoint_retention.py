@@ -6,19 +6,19 @@ budget has room for it.
 """
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from streamrl.errors import DataError, ResourceError
 from streamrl.learner.checkpoint_format import REPLACED, TEMPORARY, read_manifest, verify
+from streamrl.removal import remove_folder
 from streamrl.types import Version
 
 
 def remove_leftovers(root: Path) -> None:
     """Remove what a save that did not come to its end left. Raises OSError."""
     for path in root.glob(f"{TEMPORARY}*") if root.is_dir() else []:
-        shutil.rmtree(path)
+        remove_folder(path)
 
 
 def remove_older(root: Path, newest: Version, keep: int) -> None:
@@ -98,4 +98,4 @@ def _remove(path: Path) -> None:
     """Take the name away first: a half-removed folder must not look like a damaged checkpoint."""
     leftover = path.with_name(f"{TEMPORARY}old_{path.name}")
     os.rename(path, leftover)
-    shutil.rmtree(leftover)
+    remove_folder(leftover)

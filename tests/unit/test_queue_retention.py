@@ -14,7 +14,7 @@ from buffers.ledger_records import Accepted, Dropped, Lost, Record, Step
 from buffers.places import PARTIALS_DIR
 from buffers.queue import COMPLETIONS_DIR, SCORES_DIR
 from buffers.records import AcceptedRows, QueueSettings
-from buffers.retention import Retention, remove_segments
+from buffers.retention import Retention
 from streamrl.types import FrameRef
 
 SHAPE = Shape(prompts=11, steps=40, retain="covered")
@@ -97,7 +97,8 @@ class Files:
 
     def going(self, oldest: int, **epochs: int) -> list[str]:
         paths = self.books.removable(oldest, epochs, 0)
-        remove_segments(self.folder, paths)
+        for path in paths:
+            (self.folder / path).unlink()
         return [Path(path).stem for path in paths]
 
 
