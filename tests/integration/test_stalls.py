@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from live_run import live_run, prepare
+from ray_cluster import ray_cluster
 
 from services.stack_dump import dump
 
@@ -63,6 +64,36 @@ def test_a_reward_that_waits_for_ever_is_named_with_its_stack_and_the_run_goes_o
         assert [part for part in parts if f"==== {part}, pid" not in stacks] == []
     assert own_words.count("\nby itself\n") == len(parts)
     assert not (run.folder / "logs/.stacks").exists()
+
+
+@pytest.mark.long
+def test_the_stacks_of_processes_on_other_nodes_are_in_the_same_file(
+    tmp_path: Path, streamrl_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(tmp_path)
+    (tmp_path / "waiting.py").write_text(WAITS)
+    (tmp_path / "gate").touch()
+    os.mkfifo(tmp_path / "shut")
+    with ray_cluster(tmp_path, 2, {"rollout-node": 1}) as cluster:
+        for name, value in cluster.environment.items():
+            monkeypatch.setenv(name, value)
+        away = ("--ray.address", cluster.address, "--rollout.resources", "{ rollout-node = 1 }")
+        stall = ("--deadlines.stall_s", "3")
+        with live_run(tmp_path, streamrl_path, "away", *SCRIPTED, *ENDLESS, *REWARD, *away, *stall) as run:
+            assert run.read_until(lambda event: len(event.get("replicas", [])) == 2), run.events[-3:]
+            (tmp_path / "shut").rename(tmp_path / "gate")
+            said = run.read_until(lambda event: "waiting for reward" in event.get("text", ""))
+            assert said, run.events[-3:]
+            run.process.send_signal(signal.SIGINT)
+            code, err = run.end()
+    assert code == 130, err
+    line = _first(run.notices(), "waiting for reward")
+    home, *others = (tmp_path / line.rpartition("processes are in ")[2]).read_text().split("######## node ")
+    assert "==== reward, pid" in home
+    assert "==== rollout-" not in home
+    assert len(others) == 2
+    for part in ("node", "rollout-"):
+        assert all(f"==== {part}" in other for other in others), part
 
 
 def _first(texts: list[str], words: str) -> str:
