@@ -1,14 +1,18 @@
 """What every benchmark does with its figures: print a table, keep a record, say whether the wanted ones hold.
 
-The record is `benchmarks/out/NAME.json`: {machine, load, rows: [{name, value, unit, wanted, holds}]}. `load` is the
-machine's load average over a minute, at the start and at the end: figures of a busy machine show as such.
+The record is `benchmarks/out/NAME.json`: {machine, load, turn_ns, rows: [{name, value, unit, wanted, holds}]}. `load`
+is the machine's load average over a minute and `turn_ns` what a turn of an empty loop takes, each at the start and at
+the end: figures of a busy machine show as such, also when others keep it busy who cannot be seen from here.
 """
 
 import json
 import os
 import platform
+import statistics
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -40,6 +44,7 @@ class Report:
         self._name = name
         self._rows: list[Row] = []
         self._load_before = os.getloadavg()[0]
+        self._turn_before = turn_ns()
 
     def add(
         self,
@@ -59,9 +64,10 @@ class Report:
 
     def finish(self) -> int:
         """Write the record, print the table. Returns the exit code: 1 when a wanted figure is missed."""
-        record = {
+        record: dict[str, Any] = {
             "machine": machine(),
             "load": [self._load_before, os.getloadavg()[0]],
+            "turn_ns": [self._turn_before, turn_ns()],
             "rows": [asdict(row) for row in self._rows],
         }
         OUT.mkdir(exist_ok=True)
@@ -69,7 +75,8 @@ class Report:
         path.write_text(json.dumps(record, indent=2) + "\n")
         console = Console()
         console.print(self._table())
-        console.print(f"load {record['load']}, written to {path}")
+        load, turn = (" -> ".join(f"{value:.3g}" for value in record[key]) for key in ("load", "turn_ns"))
+        console.print(f"load {load}, a turn of an empty loop {turn} ns, written to {path}")
         return int(any(row.holds is False for row in self._rows))
 
     def _table(self) -> Table:
@@ -78,6 +85,18 @@ class Report:
         for row in self._rows:
             table.add_row(row.name, f"{row.value:.4g}", row.unit, row.wanted, marks[row.holds])
         return table
+
+
+def turn_ns(turns: int = 10**6, rounds: int = 5) -> float:
+    """Nanoseconds that Python takes for a turn of an empty loop, the median of some rounds: how quick this machine is
+    just now."""
+    times = []
+    for _ in range(rounds):
+        started = time.monotonic()
+        for _ in range(turns):
+            pass
+        times.append(time.monotonic() - started)
+    return 1e9 * statistics.median(times) / turns
 
 
 def machine() -> dict[str, str | int]:
