@@ -73,12 +73,13 @@ def settings(durability: Durability, retain: Literal["all", "covered"] = "all") 
 
 @dataclass
 class Measured:
-    """What one run gave. cpu_s: of producers and consumer. latencies_s: from handing a frame's rows to the writer to
-    their durable acceptance."""
+    """What one run gave. cpu_s: of producers and consumer. consumer_cpu_s: of the latter alone. latencies_s: from
+    handing a frame's rows to the writer to their durable acceptance."""
 
     records: int
     wall_s: float
     cpu_s: float
+    consumer_cpu_s: float
     scorer_cpu_s: float
     latencies_s: list[float]
 
@@ -136,7 +137,7 @@ class Consumer:
         await scored
         os.unlink(socket)
         records = total * self._groups * GROUP_SIZE
-        return Measured(records, wall_s, cpu_s + self._producers_cpu, self._scorer_cpu, self._latencies)
+        return Measured(records, wall_s, cpu_s + self._producers_cpu, cpu_s, self._scorer_cpu, self._latencies)
 
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wanted: Wanted, epoch: int
