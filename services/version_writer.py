@@ -47,7 +47,8 @@ class WeightSnapshot:
 @dataclass(frozen=True, slots=True)
 class Written:
     """A version in shared memory, and the delta that leads to it. gather_s: what it took to bring the ranks' parts
-    together; check_s: to look for NaN and infinity; encode_s: to make the delta. delta_bytes: 0 where there is none."""
+    together; check_s: to copy it and look for NaN and infinity; encode_s: to make the delta. delta_bytes: 0 where there
+    is none."""
 
     manifest: WeightManifest
     gather_s: float

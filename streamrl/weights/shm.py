@@ -25,7 +25,7 @@ from streamrl.types import Version
 from streamrl.weights.delta_files import Content, DeltaFiles
 from streamrl.weights.folder import make_folder, open_version, remove_folder, shm_folder, version_file
 from streamrl.weights.manifest import AdapterFacts, TensorEntry, WeightManifest, combined_digest, sign, verify
-from streamrl.weights.tensors import NamedTensors, check_finite, chunks, described, flat_bits
+from streamrl.weights.tensors import NamedTensors, chunks, copy_finite, described, flat_bits
 from streamrl.weights.version_files import VersionFiles
 
 ALIGNMENT = 64
@@ -61,7 +61,7 @@ class ShmPublisher:
         self._files = VersionFiles(self._folder)
         self._deltas = DeltaFiles(self._folder)
         self.check_s = 0.0
-        """Seconds that looking for NaN and infinity took in the last version: a part of writing it."""
+        """Seconds that copying the last version took, NaN and infinity looked for: a part of writing it."""
 
     def publish(self, tensors: NamedTensors, version: Version, adapters: AdapterFacts | None = None) -> WeightManifest:
         """Copy the tensors into a file of their own and describe it.
@@ -212,7 +212,7 @@ def _layout(named: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[TensorEntry
 def _write(
     content: Content, plan: Sequence[TensorEntry], tensors: Sequence[torch.Tensor], threads: int
 ) -> tuple[tuple[TensorEntry, ...], float]:
-    """Check, digest and copy all tensors, the largest first. Returns the seconds that checking took, too."""
+    """Digest, check and copy all tensors, the largest first. Returns the seconds of the checked copies, too."""
     largest_first = sorted(range(len(plan)), key=lambda number: -plan[number].nbytes)
     with ThreadPoolExecutor(threads, thread_name_prefix="write-version") as pool:
         done = dict(
@@ -227,16 +227,15 @@ def _write(
 
 
 def _write_tensor(content: Content, entry: TensorEntry, tensor: torch.Tensor) -> tuple[TensorEntry, int]:
-    """One pass through the cache. Returns the entry with its digest, and the nanoseconds of the check."""
+    """One pass through the cache. Returns the entry with its digest, and the nanoseconds of the checked copy."""
     hasher, check_ns = xxhash.xxh3_64(), 0
     bits = flat_bits(tensor)
     targets = chunks(content[entry.offset : entry.offset + entry.nbytes].view(bits.dtype))
     for chunk, target in zip(chunks(bits), targets, strict=True):
-        began = time.perf_counter_ns()
-        check_finite(entry.name, tensor.dtype, chunk)
-        check_ns += time.perf_counter_ns() - began
         hasher.update(chunk)
-        np.copyto(target, chunk)
+        began = time.perf_counter_ns()
+        copy_finite(entry.name, tensor.dtype, chunk, target)
+        check_ns += time.perf_counter_ns() - began
     return msgspec.structs.replace(entry, digest=hasher.hexdigest()), check_ns
 
 

@@ -1,32 +1,31 @@
 """Named torch tensors as plain bytes: order, finiteness, digests.
 
 Guarantees: a digest depends on the numbers, their format and shape, and not on strides or device. A
-non-finite number is found in one pass that allocates nothing of the tensor's size. It does not know where the
+non-finite number is found as it is copied, with nothing of the tensor's size beside. It does not know where the
 bytes go.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import xxhash
 
 from streamrl.errors import DataError, NonFiniteError
+from streamrl.weights.copy_kernel import Bits, copy
 from streamrl.weights.manifest import ITEM_BYTES, TensorEntry, combined_digest, entry_bytes
 
 CHUNK_BYTES = 512 * 1024
 """Fits a second-level cache: a chunk is checked, digested and copied while it is there."""
 
 _BITS: Final = {
-    torch.float32: (torch.int32, np.uint32, 0x7F800000),
-    torch.bfloat16: (torch.int16, np.uint16, 0x7F80),
-    torch.float16: (torch.int16, np.uint16, 0x7C00),
+    torch.float32: (torch.int32, 0x7F800000, np.int32(0x7FFFFFFF)),
+    torch.bfloat16: (torch.int16, 0x7F80, np.int16(0x7FFF)),
+    torch.float16: (torch.int16, 0x7C00, np.int16(0x7FFF)),
 }
-"""How a format's bits are seen as signed and as unsigned numbers, and those of its infinity."""
+"""How a format's bits are seen as numbers, those of its infinity, and all but the sign's."""
 
-Bits = npt.NDArray[np.signedinteger[Any]]
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 
@@ -66,16 +65,14 @@ def chunks(bits: Bits) -> Iterator[Bits]:
     return (bits[start : start + length] for start in range(0, len(bits), length))
 
 
-def check_finite(name: str, dtype: torch.dtype, chunk: Bits) -> None:
-    """Raise NonFiniteError, naming the tensor, when a non-empty chunk of its bits holds NaN or infinity.
+def copy_finite(name: str, dtype: torch.dtype, chunk: Bits, target: Bits) -> None:
+    """Copy a chunk of a tensor's bits. Raises NonFiniteError, naming the tensor, when it holds NaN or infinity.
 
-    By the order of the bits: those of NaN and infinity are the largest of either sign, as signed numbers for the
-    positive half and as unsigned ones for the negative. Two maxima of integers, at the speed of the cache in every
-    format.
+    By the order of the bits: without their sign those of NaN and infinity are the largest. So a copy, and a maximum of
+    integers beside it, at the speed of the copy in every format.
     """
-    _, unsigned, infinity = _BITS[dtype]
-    negative_infinity = infinity + (1 << (8 * chunk.itemsize - 1))
-    if chunk.max() >= infinity or chunk.view(unsigned).max() >= negative_infinity:
+    _, infinity, magnitude = _BITS[dtype]
+    if copy(chunk, target, magnitude) >= infinity:
         numbers = torch.from_numpy(chunk).view(dtype)
         count = int((~torch.isfinite(numbers)).sum())
         raise NonFiniteError(
