@@ -18,15 +18,15 @@ BREAK_S = 0.05
 
 
 @contextmanager
-def guests_of(folder: Callable[[], Path]) -> Iterator[list[int]]:
+def guests_of(folder: Callable[[], Path]) -> Iterator[threading.Event]:
     """Ask for completions as long as the block lasts. Some of them must have been answered, each of them whole. folder:
-    gives that of the run."""
-    ended, answered = threading.Event(), []
-    clients = [threading.Thread(target=_ask, args=(folder, ended, answered)) for _ in range(CLIENTS)]
+    gives that of the run. Yields what is set with the first answer."""
+    ended, first, answered = threading.Event(), threading.Event(), []
+    clients = [threading.Thread(target=_ask, args=(folder, ended, first, answered)) for _ in range(CLIENTS)]
     for client in clients:
         client.start()
     try:
-        yield answered
+        yield first
     finally:
         ended.set()
         for client in clients:
@@ -35,10 +35,11 @@ def guests_of(folder: Callable[[], Path]) -> Iterator[list[int]]:
     assert set(answered) == {2}
 
 
-def _ask(folder: Callable[[], Path], ended: threading.Event, answered: list[int]) -> None:
+def _ask(folder: Callable[[], Path], ended: threading.Event, first: threading.Event, answered: list[int]) -> None:
     while not ended.is_set():
         try:
             answered.append(_completions(RunFolder.open(folder())))
+            first.set()
         except (OSError, http.client.HTTPException, RunFolderError):
             ended.wait(BREAK_S)  # the gateway is dead, or not there yet
 

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+import reward_gate
 from guest_load import guests_of
 from live_run import live_run
 
@@ -201,8 +202,14 @@ def test_guests_of_the_gateway_change_no_bit_of_what_is_trained(
 ) -> None:
     model = ("--model.preset", "none", "--model.path", str(streamed.folder / "model"))
     flags = [argument for pair in SYNCHRONOUS for argument in pair]
-    told = (*model, *flags, "--learner.steps", "20", "--gateway.enabled", "true")
-    with live_run(user_folder, streamrl_path, "with-guests", *told) as run, guests_of(lambda: run.folder):
+    # No step is trained before a guest was answered: on a busy machine the gateway may be the last to stand.
+    reward_gate.build(user_folder)
+    reward_gate.shut(user_folder)
+    gated = ("--reward.function", reward_gate.FUNCTION, "--reward.timeout_s", "250")
+    told = (*model, *flags, *gated, "--learner.steps", "20", "--gateway.enabled", "true")
+    with live_run(user_folder, streamrl_path, "with-guests", *told) as run, guests_of(lambda: run.folder) as answered:
+        assert answered.wait(240), run.events[-3:]
+        reward_gate.reopen(user_folder)
         code, err = run.end()
     assert code == 0, err
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]

@@ -1,12 +1,12 @@
 """A run that stands still says for whom it waits, shows where its processes are, and goes on when it can."""
 
 import json
-import os
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
+import reward_gate
 from live_run import live_run, prepare
 from ray_cluster import ray_cluster
 
@@ -14,25 +14,17 @@ from services.stack_dump import dump
 
 pytestmark = pytest.mark.ray
 
-WAITS = """
-import os
-
-def waits_in_the_users_code(completion, **_):
-    with open(os.path.join(os.path.dirname(__file__), "gate")) as gate:
-        gate.read()
-    return 0.5
-"""
 SCRIPTED = ("--rollout.engine", "scripted", "--eval.every", "100000", "--warmup.max_steps", "0")
 ENDLESS = ("--learner.steps", "100000")
-REWARD = ("--reward.function", "waiting:waits_in_the_users_code", "--reward.timeout_s", "200")
+REWARD = ("--reward.function", reward_gate.FUNCTION, "--reward.timeout_s", "200")
 
 
 def test_a_reward_that_waits_for_ever_is_named_with_its_stack_and_the_run_goes_on_after_it(
     tmp_path: Path, streamrl_path: Path
 ) -> None:
     prepare(tmp_path)
-    (tmp_path / "waiting.py").write_text(WAITS)
-    os.mkfifo(tmp_path / "gate")
+    reward_gate.build(tmp_path)
+    reward_gate.shut(tmp_path)
     with live_run(tmp_path, streamrl_path, "stalls", *SCRIPTED, *ENDLESS, *REWARD, "--deadlines.stall_s", "3") as run:
         try:
             # On a busy machine the start of a replica may be a stall of its own.
@@ -43,11 +35,7 @@ def test_a_reward_that_waits_for_ever_is_named_with_its_stack_and_the_run_goes_o
                 [streamrl_path, "status", run.folder, "--json"], capture_output=True, text=True, timeout=120, check=True
             )
         finally:
-            # For both ways, so that it waits for nobody; closed, whoever reads there goes on.
-            opened = os.open(tmp_path / "gate", os.O_RDWR)
-            (tmp_path / "gate").rename(tmp_path / "was the gate")
-            (tmp_path / "gate").touch()
-            os.close(opened)
+            reward_gate.reopen(tmp_path)
         assert run.read_until(lambda event: "the run moves again" in event.get("text", "")), run.events[-3:]
         run.process.send_signal(signal.SIGINT)
         code, err = run.end()
@@ -71,9 +59,7 @@ def test_the_stacks_of_processes_on_other_nodes_are_in_the_same_file(
     tmp_path: Path, streamrl_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(tmp_path)
-    (tmp_path / "waiting.py").write_text(WAITS)
-    (tmp_path / "gate").touch()
-    os.mkfifo(tmp_path / "shut")
+    reward_gate.build(tmp_path)
     with ray_cluster(tmp_path, 2, {"rollout-node": 1}) as cluster:
         for name, value in cluster.environment.items():
             monkeypatch.setenv(name, value)
@@ -81,7 +67,7 @@ def test_the_stacks_of_processes_on_other_nodes_are_in_the_same_file(
         stall = ("--deadlines.stall_s", "3")
         with live_run(tmp_path, streamrl_path, "away", *SCRIPTED, *ENDLESS, *REWARD, *away, *stall) as run:
             assert run.read_until(lambda event: len(event.get("replicas", [])) == 2), run.events[-3:]
-            (tmp_path / "shut").rename(tmp_path / "gate")
+            reward_gate.shut(tmp_path)
             said = run.read_until(lambda event: "waiting for reward" in event.get("text", ""))
             assert said, run.events[-3:]
             run.process.send_signal(signal.SIGINT)
