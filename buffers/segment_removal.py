@@ -23,11 +23,16 @@ def remove_segments(run_folder: Path, paths: list[str]) -> list[int]:
     """Remove the names of these files and of their indexes; descriptors that hold the blocks of the files. One that is
     not there is no error. Raises OSError."""
     held = []
-    for path in paths:
-        fd = take_name(run_folder / path)
-        if fd is not None:
-            held.append(fd)
-        (run_folder / path).with_suffix(".idx").unlink(missing_ok=True)
+    try:
+        for path in paths:
+            fd = take_name(run_folder / path)
+            if fd is not None:
+                held.append(fd)
+            (run_folder / path).with_suffix(".idx").unlink(missing_ok=True)
+    except OSError:
+        for fd in held:
+            os.close(fd)
+        raise
     return held
 
 

@@ -18,15 +18,19 @@ from pathlib import Path
 
 PIECE_BYTES = 2**21
 """Freed at once: a wait of some 5 ms where 64 MiB took 100."""
-MOST_PIECES = 512
+MOST_PIECES = 64
 """Of one file: a very large one is cut in larger pieces, or its removal would take minutes."""
 
 
 def take_name(path: Path) -> int | None:
-    """Remove a file's name and return a descriptor that holds its blocks; None when it is not there. Raises OSError."""
+    """Remove a file's name and return a descriptor that holds its blocks. None when it is not there, or may not be
+    written to: then its blocks go with the name. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
+        return None
+    except PermissionError:
+        os.unlink(path)
         return None
     try:
         os.unlink(path)

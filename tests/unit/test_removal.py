@@ -148,6 +148,14 @@ async def test_a_reader_that_keeps_a_file_is_waited_for_a_while_and_keeps_its_ro
     assert reader.to_pybytes() == CONTENTS
 
 
+async def test_what_cannot_be_removed_is_told_and_leaves_no_descriptor(tmp_path: Path) -> None:
+    [path] = log_files(tmp_path, "one")
+    (tmp_path / "queue" / "folder.arrow").mkdir()
+    with pytest.raises(IsADirectoryError):
+        await SegmentRemover(tmp_path, "disk").remove([path, "queue/folder.arrow"])
+    assert held_bytes("one.arrow") == 0
+
+
 async def test_where_nobody_waits_for_the_disk_all_goes_at_once(tmp_path: Path) -> None:
     paths = log_files(tmp_path, "one", "two")
     remover = SegmentRemover(tmp_path, "memory")
