@@ -2,7 +2,8 @@
 
 Guaranteed: when `remove` returns the names are gone. Blocks are freed behind that, in pieces (`streamrl.removal`), once
 the readers have let the file go, which they do with the next new frame that they read; who keeps it for longer than
-`PATIENCE_S` keeps the blocks too, as always. Nothing here decides what may go.
+`PATIENCE_S` keeps the blocks too, as always. What freeing them fails with the next `remove` raises. Nothing here
+decides what may go.
 """
 
 import asyncio
@@ -49,9 +50,13 @@ class SegmentRemover:
         self._run_folder = run_folder
         self._in_pieces = durability == "disk"
         self._freeing: set[asyncio.Task[None]] = set()
+        self._failed: BaseException | None = None
 
     async def remove(self, paths: list[str]) -> None:
-        """Remove these files with their indexes. One that is not there is no error. Raises OSError."""
+        """Remove these files with their indexes. One that is not there is no error. Raises OSError, also what freeing
+        the blocks of earlier ones failed with."""
+        if self._failed is not None:
+            raise self._failed
         held = await asyncio.to_thread(remove_segments, self._run_folder, paths)
         if not self._in_pieces:
             for fd in held:
@@ -59,11 +64,16 @@ class SegmentRemover:
         elif held:
             freeing = asyncio.create_task(self._free(held))
             self._freeing.add(freeing)
-            freeing.add_done_callback(self._freeing.discard)
+            freeing.add_done_callback(self._ended)
 
     async def freed(self) -> None:
-        """Return when nothing that was removed is held here any more."""
+        """Return when nothing that was removed is held here any more. Raises OSError."""
         await asyncio.gather(*self._freeing)
+
+    def _ended(self, freeing: asyncio.Task[None]) -> None:
+        self._freeing.discard(freeing)
+        if not freeing.cancelled():
+            self._failed = self._failed or freeing.exception()
 
     async def _free(self, held: list[int]) -> None:
         try:

@@ -7,14 +7,16 @@ for it: where the disk is told of what is free (ext4 with `discard`) for a tenth
 pieces no one waits for more than one of them.
 
 Guaranteed: a file that somebody else has open or mapped is never cut under them; its blocks go with the last of them,
-as they do without all this. What fails behind the name costs nothing: no name is left, so the blocks go at the end.
+as they do without all this. A disk that fails is told, though the file it failed at is not wanted any more: what is
+written next may not be safe on it.
 """
 
-import contextlib
 import fcntl
 import os
 import shutil
 from pathlib import Path
+
+from streamrl.disk import NO_ROOM
 
 PIECE_BYTES = 2**21
 """Freed at once: a wait of some 5 ms where 64 MiB took 100."""
@@ -54,16 +56,23 @@ def has_other_user(fd: int) -> bool:
 
 
 def free(fd: int) -> None:
-    """Free the blocks of a nameless file that nobody else uses, and close it. Blocks for as long as the disk takes."""
-    # A disk that fails here has nothing to lose; closing frees what is left at once.
-    with contextlib.suppress(OSError):
+    """Free the blocks of a nameless file that nobody else uses, and close it. Blocks for as long as the disk takes.
+
+    Raises OSError where the disk fails; the file is closed then too.
+    """
+    try:
         left = os.fstat(fd).st_size
         piece = max(PIECE_BYTES, -(-left // MOST_PIECES))
         while left:
             left = max(0, left - piece)
             os.ftruncate(fd, left)
             os.fsync(fd)
-    os.close(fd)
+    except OSError as error:
+        # Where cutting takes room itself (copy on write) closing has to free the rest at once.
+        if error.errno not in NO_ROOM:
+            raise
+    finally:
+        os.close(fd)
 
 
 def remove_folder(folder: Path) -> None:

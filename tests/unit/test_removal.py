@@ -1,7 +1,10 @@
 """Files are removed without a wait for who syncs: cut only where nobody else has them, and piece by piece."""
 
 import asyncio
+import contextlib
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,6 +36,15 @@ def held_bytes(name: str) -> int:
         except FileNotFoundError:
             continue  # the descriptor that listed the folder
     return total
+
+
+def failing(number: int) -> Callable[[int], None]:
+    """A sync that fails with this error."""
+
+    def sync(fd: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return sync
 
 
 def test_a_name_that_is_not_there_is_no_error(tmp_path: Path) -> None:
@@ -97,6 +109,20 @@ def test_a_very_large_file_goes_in_a_bounded_number_of_pieces(tmp_path: Path, mo
     assert len(synced) == removal.MOST_PIECES
 
 
+@pytest.mark.parametrize(("number", "told"), [(errno.EIO, True), (errno.ENOSPC, False)])
+def test_a_broken_disk_is_told_and_a_full_one_is_not(
+    number: int, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(CONTENTS)
+    fd = take_name(path)
+    assert fd is not None
+    monkeypatch.setattr(os, "fsync", failing(number))
+    with pytest.raises(OSError, match=os.strerror(number)) if told else contextlib.nullcontext():
+        free(fd)
+    assert held_bytes("file") == 0
+
+
 def test_a_folder_goes_with_all_that_is_in_it_and_no_link_is_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_bytes(CONTENTS)
@@ -153,6 +179,23 @@ async def test_what_cannot_be_removed_is_told_and_leaves_no_descriptor(tmp_path:
     (tmp_path / "queue" / "folder.arrow").mkdir()
     with pytest.raises(IsADirectoryError):
         await SegmentRemover(tmp_path, "disk").remove([path, "queue/folder.arrow"])
+    assert held_bytes("one.arrow") == 0
+
+
+async def test_a_disk_that_breaks_behind_the_names_is_told_by_the_next_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = log_files(tmp_path, "one", "two")
+    remover = SegmentRemover(tmp_path, "disk")
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    await remover.remove([first])
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        await remover.freed()
+    monkeypatch.undo()
+    for _ in range(2):
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            await remover.remove([second])
+    assert (tmp_path / second).exists()
     assert held_bytes("one.arrow") == 0
 
 
