@@ -3,8 +3,8 @@
 #   make quickstart          train a small model by reinforcement learning on this machine's CPU, and show it
 #   make quickstart SEED=1   the same with another seed, in a run folder of its own
 #   make quickstart ARGS='--learner.steps 50 --name short'   any key, as `streamrl up` takes it
-#   make test                the layers, the unit tests and the runs of the integration tests that take under a minute
-#   make test-long           the rest of the integration tests, and the longest fault tests in a short form: runs of minutes
+#   make test                the layers, the unit tests and the integration tests but for the longest of both
+#   make test-long           these, and the longest fault tests in a short form: runs of minutes
 #   make test-low-bit        the tests of 8-bit optimizer states, which `make test` skips
 #   make test-faults         the long fault tests: parts killed, crash points, damage, full disks; KILLS=500 for more
 #   make test-faults ARGS='-m "not long"'               without its longest
@@ -34,11 +34,11 @@ quickstart: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -m 'not long' -n auto --maxprocesses 4 --dist loadfile
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration -m 'not long'
 
 test-long: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 FAULT_SCALE=0.02 KILLS=1 $(BIN)/python -m pytest tests/integration tests/faults -m long
+	OMP_NUM_THREADS=1 FAULT_SCALE=0.02 KILLS=1 $(BIN)/python -m pytest tests/unit tests/integration tests/faults -m long
 
 test-low-bit: $(VENV)/.installed-dev .venvs/low-bit/.installed
 	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.venvs/low-bit $(BIN)/python -m pytest tests/unit/test_learner_low_bit.py \

@@ -119,9 +119,8 @@ def assert_the_ledger_is_told(steps: list[dict[str, Any]]) -> None:
     assert all(step["weights/transfer_s"] > 0 for step in told)
 
 
-@pytest.mark.parametrize(
-    "way", ["object_store", *(pytest.param(way, marks=pytest.mark.long) for way in ("collective", "disk"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["object_store", "collective", "disk"])
 def test_nodes_take_the_base_of_adapters_once_for_each_learner_and_then_adapters_only(
     way: str, tmp_path: Path, cluster: RayCluster, streamrl_path: Path
 ) -> None:

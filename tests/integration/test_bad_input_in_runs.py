@@ -63,6 +63,7 @@ def assert_nothing_left(folder: Path) -> None:
     assert [line for line in lines if str(runtime) in line or str(folder) in line] == []
 
 
+@pytest.mark.long
 def test_a_reward_that_never_scores_ends_the_run_with_its_reasons_and_a_later_mistake_with_its_own_message(
     terminal: Terminal, tmp_path: Path
 ) -> None:

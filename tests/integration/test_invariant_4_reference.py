@@ -100,6 +100,7 @@ CRITIC = (
 )
 
 
+@pytest.mark.long
 def test_invariant_4_holds_with_a_critic_that_learns_alone_at_first(synchronous, monkeypatch) -> None:
     run = synchronous("critic", *CRITIC, *SEVERAL_UPDATES, "--learner.steps", "6")
     monkeypatch.syspath_prepend(run.folder.parents[1])
@@ -218,7 +219,7 @@ def test_guests_of_the_gateway_change_no_bit_of_what_is_trained(
     assert sampled_ids(run.folder) == sampled_ids(on_one_rank.folder)
 
 
-@pytest.mark.parametrize("spread", ["rows", "tokens"])
+@pytest.mark.parametrize("spread", ["rows", pytest.param("tokens", marks=pytest.mark.long)])
 def test_twenty_live_steps_on_two_ranks_agree_with_one_rank_to_1e_5(synchronous, on_one_rank, spread: str) -> None:
     """Each rank with rows of its own, or with a stretch of every pack."""
     more = ("--learner.sequence_parallel", "2") if spread == "tokens" else ()

@@ -124,6 +124,7 @@ def test_ctrl_c_stops_cleanly_and_up_resumes_and_then_shows_the_summary(tmp_path
         assert (code, finished.events[0]["eval_after"]) == (0, 0.75)
 
 
+@pytest.mark.long
 def test_a_run_whose_gateways_port_was_taken_meanwhile_is_refused_and_resumes_when_it_is_free(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -53,7 +53,7 @@ def test_a_checkpointed_layer_is_computed_twice_and_others_once(runs: dict[int, 
 
 
 @pytest.mark.timeout(900)  # a compiler runs for each piece of a layer: 20 s of a processor that nobody else uses
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_compiled_layers_give_the_same_to_rounding_and_are_compiled_once_for_packs_of_any_length(
     world: int, tmp_path: Path
 ) -> None:

@@ -1,11 +1,13 @@
 """Packs spread over ranks, alone, beside FSDP and beside spread layers, train as one rank does."""
 
+import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from rank_processes import run_ranks
 from safetensors.torch import load_file
 from transformers import Qwen3Config
@@ -19,24 +21,43 @@ PROGRAM = Path(__file__).with_name("sequence_rank.py")
 TRAINED = [("1x2x1", "qwen2"), ("1x2x1", "qwen3"), ("1x2x1", "llama"), ("2x2x1", "qwen2"), ("1x2x2", "llama")]
 TRAINED += [("1x4x1", "qwen3")]
 """A mesh (data x sequence x tensor) and a model."""
-MESHES = list(dict.fromkeys(mesh for mesh, _ in TRAINED))
 METRICS = ("loss/policy", "loss/entropy", "grad/norm", "ratio/mean", "mismatch/kl")
 
 
-class Runs(NamedTuple):
-    """What one rank found, and each rank of each mesh."""
+def ranks_in(mesh: str) -> int:
+    return math.prod(map(int, mesh.split("x")))
 
-    one: dict[str, Any]
-    of: dict[str, list[dict[str, Any]]]
-    folder: Path
+
+def marked(mesh: str, *further: str) -> ParameterSet:
+    """Four ranks on two processors take a minute."""
+    return pytest.param(mesh, *further, marks=[pytest.mark.long] if ranks_in(mesh) > 2 else [])
+
+
+MESHES = [marked(mesh) for mesh in dict.fromkeys(mesh for mesh, _ in TRAINED)]
+
+
+class Runs:
+    """What the ranks found, of each number of ranks; they run when the first test asks for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._ran: dict[int, list[dict[str, Any]]] = {}
+
+    @property
+    def one(self) -> dict[str, Any]:
+        return self.of("1x1x1")[0]
+
+    def of(self, mesh: str) -> list[dict[str, Any]]:
+        """By rank."""
+        world = ranks_in(mesh)
+        if world not in self._ran:
+            self._ran[world] = run_ranks(PROGRAM, self.folder, world, self.folder)
+        return [rank[mesh] for rank in self._ran[world]]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    folder = tmp_path_factory.mktemp("sequence")
-    (one,), two, four = (run_ranks(PROGRAM, folder, world, folder) for world in (1, 2, 4))
-    of = {mesh: [rank[mesh] for rank in ranks] for ranks in (two, four) for mesh in ranks[0]}
-    return Runs(one["1x1x1"], of, folder)
+    return Runs(tmp_path_factory.mktemp("sequence"))
 
 
 def assert_agree(got: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
@@ -46,12 +67,13 @@ def assert_agree(got: list[dict[str, float]], expected: list[dict[str, float]]) 
             assert a[key] == pytest.approx(b[key], rel=1e-5, abs=1e-5), key
 
 
-@pytest.mark.parametrize(("mesh", "family"), TRAINED)
+@pytest.mark.parametrize(("mesh", "family"), [marked(*each) for each in TRAINED])
 def test_spread_packs_give_the_losses_gradient_norms_and_weights_of_one_rank(
     mesh: str, family: str, runs: Runs
 ) -> None:
-    for rank in runs.of[mesh]:
-        assert_agree(rank[family]["metrics"], runs.one[family]["metrics"])
+    one = runs.one
+    for rank in runs.of(mesh):
+        assert_agree(rank[family]["metrics"], one[family]["metrics"])
     got, expected = (load_file(runs.folder / f"{family}_{name}.safetensors") for name in (mesh, "1x1x1"))
     assert list(got) == list(expected)
     for name, tensor in expected.items():
@@ -62,34 +84,34 @@ def test_spread_packs_give_the_losses_gradient_norms_and_weights_of_one_rank(
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_every_rank_knows_the_log_probs_and_values_of_all_targets(mesh: str, runs: Runs) -> None:
-    for rank in runs.of[mesh]:
+    for rank in runs.of(mesh):
         for what, close in (("logprobs", 1e-5), ("values", 1e-5), ("bfloat16", 0.05)):
             for got, expected in zip(rank[what], runs.one[what], strict=True):
                 np.testing.assert_allclose(got, expected, rtol=close, atol=close, err_msg=what)
-            assert rank[what] == runs.of[mesh][0][what], "not the same on all ranks"
+            assert rank[what] == runs.of(mesh)[0][what], "not the same on all ranks"
         assert sum(map(len, rank["logprobs"])) > 100
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_loss_by_rows_and_packs_of_fewer_tokens_than_ranks_train_as_on_one_rank(mesh: str, runs: Runs) -> None:
-    for rank in runs.of[mesh]:
+    for rank in runs.of(mesh):
         assert_agree(rank["rows"], runs.one["rows"])
 
 
-@pytest.mark.parametrize("mesh", [mesh for mesh in MESHES if mesh.endswith("x1")])
+@pytest.mark.parametrize("mesh", ["1x2x1", marked("2x2x1"), marked("1x4x1")])
 def test_adapters_train_as_on_one_rank(mesh: str, runs: Runs) -> None:
-    for rank in runs.of[mesh]:
+    for rank in runs.of(mesh):
         assert_agree(rank["adapters"], runs.one["adapters"])
 
 
-def test_all_ranks_give_out_the_same_weights_also_beside_the_steps(runs: Runs) -> None:
-    for mesh, family in TRAINED:
-        digests = {rank[family][name] for rank in runs.of[mesh] for name in ("digest", "gathered")}
-        assert len(digests) == 1, mesh
+@pytest.mark.parametrize(("mesh", "family"), [marked(*each) for each in TRAINED])
+def test_all_ranks_give_out_the_same_weights_also_beside_the_steps(mesh: str, family: str, runs: Runs) -> None:
+    assert len({rank[family][name] for rank in runs.of(mesh) for name in ("digest", "gathered")}) == 1
 
 
-def test_layers_that_are_computed_again_are_the_same(runs: Runs) -> None:
-    for rank in (*runs.of["1x2x1"], *runs.of["1x4x1"]):
+@pytest.mark.parametrize("mesh", ["1x2x1", marked("1x4x1")])
+def test_layers_that_are_computed_again_are_the_same(mesh: str, runs: Runs) -> None:
+    for rank in runs.of(mesh):
         assert rank["checkpointed"]["digest"] == rank["qwen3"]["digest"]
 
 

@@ -1,7 +1,7 @@
 """Layers spread over two ranks, alone and beside FSDP, train as one rank does."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -16,24 +16,40 @@ PROGRAM = Path(__file__).with_name("tensor_rank.py")
 FAMILIES = ("qwen2", "qwen3", "llama")
 
 
-class Runs(NamedTuple):
-    """What the ranks found: of two, of one, of four, and of two that load what one saved."""
+WORLDS = [2, pytest.param(4, marks=pytest.mark.long)]
+"""Four ranks on two processors take a minute."""
 
-    two: list[dict[str, Any]]
-    one: dict[str, Any]
-    four: list[dict[str, Any]]
-    back: list[dict[str, Any]]
-    folder: Path
+
+class Runs:
+    """What the ranks found, of each number of ranks; they run when the first test asks for it. One rank goes on from
+    what two have saved, and two from what one has."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._ran: dict[int, list[dict[str, Any]]] = {}
+
+    @property
+    def one(self) -> dict[str, Any]:
+        self.of(2)
+        return self.of(1)[0]
+
+    def of(self, world: int) -> list[dict[str, Any]]:
+        """By rank."""
+        if world not in self._ran:
+            self._ran[world] = run_ranks(PROGRAM, self.folder, world, self.folder)
+        return self._ran[world]
+
+    def back(self) -> list[dict[str, Any]]:
+        """Two ranks once more, behind the one."""
+        self.of(2), self.of(1)
+        for left in self.folder.glob("store_*"):
+            left.unlink()
+        return run_ranks(PROGRAM, self.folder, 2, self.folder)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    folder = tmp_path_factory.mktemp("tensor")
-    four, two = (run_ranks(PROGRAM, folder, world, folder) for world in (4, 2))
-    (one,) = run_ranks(PROGRAM, folder, 1, folder)
-    for left in folder.glob("store_*"):
-        left.unlink()
-    return Runs(two, one, four, run_ranks(PROGRAM, folder, 2, folder), folder)
+    return Runs(tmp_path_factory.mktemp("tensor"))
 
 
 def assert_agree(got: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
@@ -43,16 +59,18 @@ def assert_agree(got: list[dict[str, float]], expected: list[dict[str, float]]) 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", WORLDS)
 def test_spread_layers_give_the_losses_and_gradient_norms_of_one_rank(world: int, family: str, runs: Runs) -> None:
-    for rank in {2: runs.two, 4: runs.four}[world]:
+    for rank in runs.of(world):
         assert len(rank[family]["metrics"]) == 6
         assert_agree(rank[family]["metrics"], runs.one[family]["metrics"])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", WORLDS)
 def test_spread_layers_leave_the_weights_of_one_rank_whole_and_by_name(world: int, family: str, runs: Runs) -> None:
+    assert runs.one
+    assert runs.of(world)
     got, expected = (load_file(runs.folder / f"{family}_{count}.safetensors") for count in (world, 1))
     assert list(got) == list(expected)
     for name, tensor in expected.items():
@@ -61,31 +79,33 @@ def test_spread_layers_leave_the_weights_of_one_rank_whole_and_by_name(world: in
         )
 
 
-def test_all_ranks_give_out_the_same_weights_also_beside_the_steps(runs: Runs) -> None:
-    for ranks in (runs.two, runs.four):
-        for family in FAMILIES:
-            assert len({rank[family]["digest"] for rank in ranks}) == 1
-            assert {rank[family]["gathered"] for rank in ranks} == {ranks[0][family]["digest"]}
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_ranks_give_out_the_same_weights_also_beside_the_steps(world: int, runs: Runs) -> None:
+    ranks = runs.of(world)
+    for family in FAMILIES:
+        assert len({rank[family]["digest"] for rank in ranks}) == 1
+        assert {rank[family]["gathered"] for rank in ranks} == {ranks[0][family]["digest"]}
 
 
-def test_layers_that_are_computed_again_are_spread_all_the_same(runs: Runs) -> None:
-    for ranks in (runs.two, runs.four):
-        for rank in ranks:
-            assert rank["checkpointed"]["digest"] == rank["qwen3"]["digest"]
+@pytest.mark.parametrize("world", WORLDS)
+def test_layers_that_are_computed_again_are_spread_all_the_same(world: int, runs: Runs) -> None:
+    for rank in runs.of(world):
+        assert rank["checkpointed"]["digest"] == rank["qwen3"]["digest"]
 
 
 def test_a_checkpoint_of_two_ranks_loads_on_one_and_back_exactly(runs: Runs) -> None:
-    saved = runs.two[0]["handed"]
+    saved = runs.of(2)[0]["handed"]
     assert runs.one["handed"]["loaded"] == saved["before"]
     assert_agree(runs.one["handed"]["after"], saved["after"])
-    for rank in runs.back:
+    for rank in runs.back():
         assert rank["handed"]["loaded"] == saved["before"]
         for a, b in zip(rank["handed"]["after"], saved["after"], strict=True):
             assert (a["loss/policy"], a["grad/norm"]) == (b["loss/policy"], b["grad/norm"])
 
 
-def test_invariant_12_a_nan_in_the_part_of_one_rank_stops_all(runs: Runs) -> None:
-    for rank in (*runs.two, *runs.four):
+@pytest.mark.parametrize("world", WORLDS)
+def test_invariant_12_a_nan_in_the_part_of_one_rank_stops_all(world: int, runs: Runs) -> None:
+    for rank in runs.of(world):
         assert "loss/policy = nan" in rank["broken"]["raised"]
         assert rank["broken"]["steps_done"] == 0
 
