@@ -20,6 +20,7 @@ from buffers.places import node_of
 from buffers.segment_copies import read_head, read_range
 from buffers.segment_removal import SegmentRemover
 from services import leave_nothing
+from services.deaths import explain_death
 from services.home import file_digests
 from services.layout import MODEL_FOLDER, STACKS_FOLDER
 from services.node_folder import Visit, enter
@@ -125,6 +126,18 @@ class NodeActor:
                     file.write(await self._home.model_bytes.remote(name, offset, MODEL_PIECE_BYTES))
         if await asyncio.to_thread(file_digests, folder) != there:
             raise DataError(f"the files in {folder}, copied, are not those of the run's model: remove them")
+
+
+async def remove_on(seat: NodeSeat, paths: list[str]) -> str | None:
+    """Have a node remove log files that nothing needs. Returns why it cannot, if it says so: the run goes on, as the
+    rows that it has are still read, and its own writers end when its disk is broken. None too when it went away."""
+    try:
+        await seat.service.remove.remote(paths)
+    except ray.exceptions.RayTaskError as error:
+        return f"{explain_death(f'node {seat.node}', error)}; log files that nothing needs take room there"
+    except ray.exceptions.RayError:
+        pass  # it went away
+    return None
 
 
 def id_on(ray_node: str, run_id: str) -> "ray.ObjectRef":

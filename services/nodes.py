@@ -16,7 +16,7 @@ from ray.actor import ActorHandle
 from buffers.places import node_of
 from services.deadline import within
 from services.deaths import node_is_gone
-from services.node import NodeSeat, id_on
+from services.node import NodeSeat, id_on, remove_on
 from services.node_folder import Visit
 from services.parts import Parts
 from services.run_folder import RunFolder
@@ -57,6 +57,7 @@ class Nodes:
         """By Ray's id of the node."""
         self._one = asyncio.Lock()
         self._gone: set[str] = set()
+        self._told: set[str] = set()
         self.home: ActorHandle | None = None
 
     def make(self, queue: ActorHandle, store: ActorHandle) -> None:
@@ -150,8 +151,12 @@ class Nodes:
         for node in sorted({node_of(path) for path in paths}):
             seat = next((one for one in reversed(self._seats.values()) if one.node == node), None)
             if seat is not None:
-                with suppress(ray.exceptions.RayError):
-                    await seat.service.remove.remote([path for path in paths if node_of(path) == node])
+                self._tell_once(await remove_on(seat, [path for path in paths if node_of(path) == node]))
+
+    def _tell_once(self, text: str | None) -> None:
+        if text is not None and text not in self._told:
+            self._told.add(text)
+            self._tell(text)
 
     async def figures(self) -> dict[str, Any]:
         """What was fetched from other nodes, and under `versions` what each of these took of the published versions;

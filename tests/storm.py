@@ -2,12 +2,13 @@
 
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
-from live_run import LiveRun, live_run
+from live_run import LIMIT_S, LiveRun, live_run
 
 Victims = Callable[[LiveRun], list[psutil.Process]]
 
@@ -50,6 +51,8 @@ class Storm:
         self.run = self._context.__enter__()
         self.events: list[dict[str, Any]] = []
         self.newest = 0
+        self._watchers: list[psutil.Process] = []
+        """Of the launch that is on, where it was still there when it was looked for."""
         self._early = False
         self._served = 0
 
@@ -76,17 +79,27 @@ class Storm:
             assert code != 2, err
             self._again()
         self.newest = max(self.newest, self.run.steps()[-1]["step"])
-        self._watcher = self.run.watcher()
+        with suppress(psutil.NoSuchProcess):
+            self._watchers = [self.run.watcher()]
 
     def kill(self, kind: str, rng: np.random.Generator) -> None:
         """Kill one of a kind. Where none is there at the moment it is looked for again after each event: without it the
         run makes no more steps than were under way."""
-        while not (victims := KINDS[kind](self.run)):
+        while not self._killed(kind, rng):
             if not self.run.read_until(lambda _: True):
                 self._again()
-        victims[int(rng.integers(len(victims)))].send_signal(signal.SIGKILL)
         if kind == "gateway":
             self._served = self._gateways()
+
+    def _killed(self, kind: str, rng: np.random.Generator) -> bool:
+        """False where there is none: between two of them, or since the launch ended, though not all it said is read."""
+        try:
+            victims = KINDS[kind](self.run)
+            if victims:
+                victims[int(rng.integers(len(victims)))].send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            return False
+        return bool(victims)
 
     def finish(self) -> None:
         """To the end of the run, however many launches that takes."""
@@ -99,9 +112,10 @@ class Storm:
             self._again()
 
     def _again(self) -> None:
+        assert self.run.process.wait(LIMIT_S) != 0, "the run was done before its last kill"
         self._close()
         # After the death of `up` alone, the rest of the launch ends within `deadlines.stop_s`; then the folder is free.
-        psutil.wait_procs([self._watcher], timeout=20)
+        psutil.wait_procs(self._watchers, timeout=20)
         self._context = self._launch()
         self.run = self._context.__enter__()
 

@@ -46,8 +46,14 @@ def cluster(folder: Path) -> Iterator[RayCluster]:
 
 
 def until_both_serve(run: LiveRun) -> None:
-    assert run.read_until(lambda event: len(event.get("replicas", [])) == 2)
+    """Until the replicas of both nodes gave rows, and two steps more."""
+    both = run.read_until(lambda event: event["kind"] == "replicas" and len(nodes_with_rows(run)) == 2)
+    assert both, run.events[-3:]
     run.until_step(max([one["step"] for one in run.steps()], default=0) + 2)
+
+
+def nodes_with_rows(run: LiveRun) -> set[str]:
+    return {node_of(record.frame.path) for record in recorded(run, Accepted)}
 
 
 def on_node(cluster: RayCluster, node: int, actor: str) -> psutil.Process:
@@ -120,7 +126,7 @@ def test_rows_are_fetched_and_neither_dead_services_nor_a_resume_lose_any(
         run.process.send_signal(signal.SIGINT)
         code, err = run.end()
     assert code == 130, err
-    nodes = {node_of(record.frame.path) for record in recorded(run, Accepted)}
+    nodes = nodes_with_rows(run)
     assert len(nodes) == 2
     # The copies go: what an earlier launch left on the nodes has to be found there again.
     shutil.rmtree(run.folder / "nodes")
@@ -129,7 +135,7 @@ def test_rows_are_fetched_and_neither_dead_services_nor_a_resume_lose_any(
         code, err = again.end()
     assert code == 0, err
     assert_trained_once(run)
-    assert {node_of(record.frame.path) for record in recorded(run, Accepted)} == nodes
+    assert nodes_with_rows(run) == nodes
     assert summary(run)["rows_lost"] == 0
     steps = len(again.steps())
     assert summary(run)["rows_fetched"] >= steps * GROUPS_PER_STEP * GROUP_SIZE
