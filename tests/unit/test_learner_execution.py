@@ -52,8 +52,9 @@ def test_a_checkpointed_layer_is_computed_twice_and_others_once(runs: dict[int, 
     assert found["offload"]["calls"] == found["plain"]["calls"] > 0
 
 
-@pytest.mark.timeout(900)  # a compiler runs for each piece of a layer: 20 s of a processor that nobody else uses
-@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long  # a compiler runs for each piece of a layer: a minute and a half of one processor
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("world", [1, 2])
 def test_compiled_layers_give_the_same_to_rounding_and_are_compiled_once_for_packs_of_any_length(
     world: int, tmp_path: Path
 ) -> None:
