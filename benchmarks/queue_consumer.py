@@ -135,6 +135,9 @@ class Consumer:
         server.close()
         self._queue.close()
         await scored
+        # The last files that went are read no more; in a run that goes on their readers let them go with newer ones.
+        self._reader = SegmentReader(self._run)
+        await self._remover.freed()
         os.unlink(socket)
         records = total * self._groups * GROUP_SIZE
         return Measured(records, wall_s, cpu_s + self._producers_cpu, cpu_s, self._scorer_cpu, self._latencies)
@@ -209,7 +212,6 @@ class Consumer:
                 await covering
                 covering = asyncio.ensure_future(self._cover(step + 1))
         await asyncio.gather(*committing, covering)
-        await self._remover.freed()
 
     async def _cover(self, step: int) -> None:
         """What a checkpoint lets go: a running system writes into the memory of the log files that it removed."""
