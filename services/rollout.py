@@ -88,6 +88,8 @@ class RolloutReplica:
         self._queue = queue
         self._store = store
         self._running = RunningRollouts()
+        self._unwanted: set[int] = set()
+        """Groups given up since work was last asked for: they may be among those that are on their way."""
         self._two_versions = 0
         self._updates_in_flight = 0
         self._took: UpdateTimes | None = None
@@ -242,8 +244,11 @@ class RolloutReplica:
 
     async def abort_groups(self, numbers: list[int]) -> None:
         """Generate these groups no further: nobody wants them any more, and their rows are ignored."""
-        unwanted = set(numbers)
-        names = [name for name, issued in self._running.issued.items() if issued.ticket.number in unwanted]
+        self._unwanted.update(numbers)
+        self._abort(set(numbers))
+
+    def _abort(self, groups: set[int]) -> None:
+        names = [name for name, issued in self._running.issued.items() if issued.ticket.number in groups]
         if names:
             self._thread.abort(names).add_done_callback(self._ordered)
 
@@ -253,6 +258,7 @@ class RolloutReplica:
         await self._routable.wait()
         while True:
             room = await self._wait_for_room()
+            self._unwanted.clear()  # the queue gives none of these out any more
             tickets = await self._queue.take.remote(self._name, self._epoch, self._state.version, room)
             if not tickets:
                 self._took_last.set()
@@ -261,6 +267,7 @@ class RolloutReplica:
             requests = await self._journal.go_on(requests, self._running.issued, lambda: self._state.version)
             self._state.accepted(len(requests))
             self._thread.submit(requests).add_done_callback(self._ordered)
+            self._abort(self._unwanted)
 
     async def _wait_for_room(self) -> int:
         """Groups that the engine can take; at least one."""
