@@ -4,9 +4,9 @@
 
 A live run with the scripted engine, which trains on nothing meanwhile. Wanted: no error; memory of the gateway that
 stays what the first round made it; at half of the rate that saturates the Serve application, a 99th percentile of an
-answer's seconds of at most 1.5 times that of Serve, at the same rate, in turns. The scripted engine takes no time for a
-token, so an answer comes in as few chunks as the gateway's 50 ms make of it, and in more where many are answered at
-once. Writes benchmarks/out/service.json.
+answer's seconds of at most 1.5 times that of Serve, at the same rate, in turns. The scripted engine takes 10 ms for
+each of 80 tokens, so that an answer comes in 16 chunks of the gateway's 50 ms; Serve sends the same chunks at the same
+pace. Writes benchmarks/out/service.json.
 """
 
 import argparse
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 STREAMRL = Path(sys.executable).with_name("streamrl")
 SERVE_PYTHON = ROOT / ".venvs/serve/bin/python"
 ECHO = Path(__file__).parent / "peers/serve_echo.py"
-TOKENS = 48
+TOKENS = 80
 CONFIG = f"""
 name = "bench"
 [model]
@@ -50,6 +50,7 @@ slots = 1024
 max_new_tokens = {TOKENS}
 [rollout.scripted]
 latency_steps = {TOKENS}
+step_s = 0.01
 [learner]
 steps = 100000
 [eval]

@@ -45,7 +45,7 @@ from streamrl.rewards.base import RewardItem
 from streamrl.stall import Parts as Says
 from streamrl.tasks.order import PromptOrder
 from streamrl.tasks.resolve import resolve_task
-from streamrl.types import GenerationRequest, Score, Version
+from streamrl.types import GenerationRequest, SamplingParams, Score, Version
 from streamrl.weights.shm import ShmPublisher
 
 LONGEST_PROMPT = 7
@@ -153,6 +153,18 @@ def generated(config: Config, folder: Path) -> list[Any]:
     engine.close()
     told = [(one.request_id, one.token_ids.tolist(), repr(one.logprobs), one.finish_reason) for one in results]
     return [type(engine).__name__, threads, passes, most, total, sorted(told)]
+
+
+def tokens_of_two_steps(config: Config, folder: Path) -> int:
+    """What one request has after two steps of the engine, the second interrupted."""
+    engine = build_engine(config, Path(config.model.path or ""), LONGEST_PROMPT + 4)
+    engine.submit([GenerationRequest("r", np.array([1], np.int32), 0, SamplingParams(max_new_tokens=4), ())])
+    engine.step()
+    engine.interrupt()
+    engine.step()
+    tokens = engine.stats().generated_tokens
+    engine.close()
+    return tokens
 
 
 def smallest_pass(config: Config, folder: Path) -> int:

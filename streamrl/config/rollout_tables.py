@@ -30,6 +30,8 @@ class ScriptedConfig(Table, frozen=True):
 
     latency_steps: Positive = 4
     """Mean engine steps a rollout takes; lengths are drawn from the rollout's own seed."""
+    step_s: NonNegativeFloat = 0.0
+    """Seconds that a step takes at least, as the steps of a model do."""
     heavy_tail: NonNegativeFloat = 0.0
     """Sigma of lognormal lengths; 0 makes all equal."""
     error_rate: Fraction = 0.0

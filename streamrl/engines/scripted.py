@@ -1,10 +1,10 @@
 """An engine that plays a script: no model, no torch, faults on demand.
 
 Guaranteed: tokens, lengths, log-probs and faults of a request follow from its seed alone (a correct answer
-also from the version of its first token), whatever shares its batch; each step adds one token to every running
-request; version spans are exact; a request goes on behind the tokens that it came with. It ignores the contents of
-weights. A NaN log-prob leaves it on purpose (`nan_rate`): it plays a broken engine, so that the gate behind it can be
-seen to close.
+also from the version of its first token), whatever shares its batch; each step that is due adds one token to every
+running request; version spans are exact; a request goes on behind the tokens that it came with. It ignores the
+contents of weights. A NaN log-prob leaves it on purpose (`nan_rate`): it plays a broken engine, so that the gate behind
+it can be seen to close.
 """
 
 import bisect
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streamrl.clock import Clock, SystemClock
 from streamrl.config.rollout_tables import ScriptedConfig
+from streamrl.engines.pace import Pace
 from streamrl.engines.script import Script, ScriptedAnswers, write_scripts
 from streamrl.errors import ComponentError
 from streamrl.partials import cut_from, ended_as, fault_of, join_spans, unstarted
@@ -49,7 +51,7 @@ class ScriptedEngine:
 
     slots: requests that run at once. vocab_size: ids are below it. eos_token_id: ends a rollout that is done.
     answers: makes answers correct, more often with each version; without it tokens are uniform noise.
-    context_length: prompt and completion together, at most.
+    context_length: prompt and completion together, at most. clock: says when a step is due; the machine's when None.
     """
 
     token_steps = True
@@ -64,8 +66,10 @@ class ScriptedEngine:
         version: Version = _INITIAL,
         answers: ScriptedAnswers | None = None,
         context_length: int | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._config = config
+        self._pace = Pace(config.step_s, clock or SystemClock())
         self._slots = slots
         self._vocab_size = vocab_size
         self._eos_token_id = eos_token_id
@@ -144,7 +148,7 @@ class ScriptedEngine:
         self._refuse_closed("step")
         ended, self._ended = self._ended, []
         self._start_waiting()
-        if self._running:
+        if self._running and self._pace.due():
             self._step += 1
             self._generated_tokens += len(self._running)
             for running in self._due.pop(self._step, ()):
@@ -155,7 +159,7 @@ class ScriptedEngine:
         return ended
 
     def interrupt(self) -> None:
-        """Nothing: no step waits."""
+        self._pace.interrupt()
 
     def partials(self, least: int, among: Collection[str] | None = None) -> list[PartialTokens]:
         self._refuse_closed("partials")

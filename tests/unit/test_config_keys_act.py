@@ -372,6 +372,7 @@ KEYS: dict[str, Key] = {
     "rollout.server.quantization": Key(server_start, None, "fp8", SERVER),
     "rollout.server.args": Key(server_start, (), ("--swap-space", "1"), SERVER),
     "rollout.scripted.latency_steps": Key(parts.generated, 2, 6, SCRIPTED),
+    "rollout.scripted.step_s": Key(parts.tokens_of_two_steps, 0.0, 3600.0, SCRIPTED),
     "rollout.scripted.heavy_tail": Key(parts.generated, 0.0, 1.0, SCRIPTED),
     "rollout.scripted.error_rate": Key(parts.generated, 0.0, 1.0, SCRIPTED),
     "rollout.scripted.nan_rate": Key(parts.generated, 0.0, 1.0, SCRIPTED),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamrl.clock import VirtualClock
 from streamrl.config.rollout_tables import ScriptedConfig
 from streamrl.engines.base import Engine
 from streamrl.engines.script import ScriptedAnswers
@@ -318,3 +319,25 @@ def test_a_closed_engine_refuses_every_verb() -> None:
     ):
         with pytest.raises(ComponentError, match="after close"):
             verb()
+
+
+def test_a_step_that_is_not_due_samples_nothing_and_returns_when_it_is_interrupted() -> None:
+    clock = VirtualClock()
+    config = ScriptedConfig(latency_steps=2, step_s=60.0)
+    scripted = ScriptedEngine(config, slots=1, vocab_size=VOCAB_SIZE, eos_token_id=EOS, clock=clock)
+    scripted.submit([request(0)])
+    assert (scripted.step(), scripted.stats().generated_tokens) == ([], 1)
+    scripted.interrupt()
+    assert (scripted.step(), scripted.stats().generated_tokens) == ([], 1)
+    clock.advance(60.0)
+    assert [len(result.token_ids) for result in scripted.step()] == [2]
+
+
+def test_what_ended_is_told_by_a_step_that_is_not_due() -> None:
+    config = ScriptedConfig(step_s=60.0)
+    scripted = ScriptedEngine(config, slots=1, vocab_size=VOCAB_SIZE, eos_token_id=EOS, clock=VirtualClock())
+    scripted.submit([request(0), request(1)])
+    scripted.step()
+    scripted.abort(["r0"])
+    scripted.interrupt()
+    assert [result.request_id for result in scripted.step()] == ["r0"]
