@@ -1,9 +1,10 @@
 """Guests of a replica: requests of clients, which its engine answers beside the stream.
 
 They are outside admission and the books: the queue knows nothing of them, no seed of the training is touched, and what
-they sample is told to the gateway alone. The gateway asks for news with a call that waits; what comes within `TELL_S`
-leaves together. A gateway that asks no more for `SILENCE_S` is gone, and its requests are aborted; so they are when
-its successor, of a later session, asks. One event loop uses this; it knows neither Ray nor HTTP.
+they sample is told to the gateway alone. The gateway asks for news with a call that waits; one is answered each
+`TELL_S`, with all that came meanwhile. A gateway that asks no more for `SILENCE_S` is gone, and its requests are
+aborted; so they are when its successor, of a later session, asks. One event loop uses this; it knows neither Ray nor
+HTTP.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from streamrl.types import FinishReason, GenerationRequest, GenerationResult, Pa
 PREFIX = "guest/"
 """Of the ids of their requests: no rollout's and no evaluation's begins so."""
 TELL_S = 0.05
-"""What is sampled within it leaves in one message."""
+"""From one message to the next, at least: one costs about the same with a token as with many."""
 WAIT_S = 1.0
 """Seconds after which a question for news is answered with none."""
 SILENCE_S = 5.0
@@ -45,6 +46,7 @@ class Guests:
         self._untold: list[News] = []
         self._some = asyncio.Event()
         self._silence: asyncio.TimerHandle | None = None
+        self._next_message = 0.0
 
     def __len__(self) -> int:
         return len(self._running)
@@ -65,14 +67,16 @@ class Guests:
         """What came since the last question; waits for some, `WAIT_S` at most."""
         self._greet(session)
         self._still()
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(WAIT_S):
                 await self._some.wait()
-                await asyncio.sleep(TELL_S)  # for company: a message costs about the same for one token as for many
+                await asyncio.sleep(self._next_message - loop.time())
         except TimeoutError:
             pass
         finally:
             self._listen()
+        self._next_message = loop.time() + TELL_S
         if session < self._session:
             return []
         news, self._untold = self._untold, []

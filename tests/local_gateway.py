@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -183,17 +182,16 @@ async def local_gateway(
     template: str | None = TEMPLATE,
     gateway: GatewayConfig | None = None,
     ready: bool = True,
-    step_s: float = 0.0,
     trains: bool = False,
     patience: Patience = PATIENCE,
     owned: bool = False,
     story: ScriptedOwner | None = None,
     **scripted: Any,
 ) -> AsyncIterator[LocalGateway]:
-    """A run called `run`, its replicas under version 0.1, and its gateway. ready: the replicas serve. step_s: seconds
-    that a step of the engine takes, as if there was a model. trains: it has a queue and a reward stage, and the
-    replicas work for them; nobody learns. patience: of the gateway with its clients. owned: it has an owner. story: an
-    owner in its place, with what its controller says."""
+    """A run called `run`, its replicas under version 0.1, and its gateway. ready: the replicas serve. trains: it
+    has a queue and a reward stage, and the replicas work for them; nobody learns. patience: of the gateway with its
+    clients. owned: it has an owner. story: an owner in its place, with what its controller says. scripted: of the
+    engine."""
     model = folder / "model"
     prepare_model_folder(ModelConfig(preset="tiny-qwen3"), 0, model)
     if template is not None:
@@ -209,9 +207,7 @@ async def local_gateway(
         publisher = stack.enter_context(ShmPublisher(run.run_id, run.key()))
         works: list[asyncio.Task[None]] = []
         queue = Direct(await _queue(stack, run, config, works)) if trains else None
-        started = {
-            f"rollout-{i}": await _replica(stack, f"rollout-{i}", run, config, step_s, queue) for i in range(replicas)
-        }
+        started = {f"rollout-{i}": await _replica(stack, f"rollout-{i}", run, config, queue) for i in range(replicas)}
         controller = Handle(status=(lambda: {"steps": 3}) if story is None else story.answers)
         store = WeightStoreActor(str(run.path), config.deadlines.update_s)
         stack.push_async_callback(store.close)
@@ -265,17 +261,13 @@ def _runs(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> "asyncio.Ta
 
 
 async def _replica(
-    stack: AsyncExitStack, name: str, run: RunFolder, config: Config, step_s: float, queue: Any = None
+    stack: AsyncExitStack, name: str, run: RunFolder, config: Config, queue: Any = None
 ) -> RolloutReplica:
     store, runs = Handle(join=lambda *_: None), queue is not None
     queue = queue or Handle(serving=lambda *_: None, pause=lambda: "", next_epoch=lambda _: 0)
     await queue.next_epoch.remote(name)
     replica = RolloutReplica(name, str(run.path), msgspec.to_builtins(config), queue, store)
     await replica.start(0, LONGEST_PROMPT)
-    engine: Any = replica._thread._engine
-    step, model = engine.step, threading.Event()
-    if step_s:
-        engine.step = lambda: (model.wait(step_s), step())[1]
 
     async def end() -> None:
         replica._guests.close()

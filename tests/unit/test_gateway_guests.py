@@ -1,4 +1,4 @@
-"""Guests of a replica: told once and together, gone with their gateway, and nobody else's business."""
+"""Guests of a replica: told once and in time, gone with their gateway, and nobody else's business."""
 
 import asyncio
 from pathlib import Path
@@ -40,6 +40,25 @@ async def test_every_token_is_told_and_the_end_tells_all_of_them(tmp_path: Path)
         told = await tokens_of(gateway, 7, until_end={one.request_id for one in asked})
     assert told["guest/a"] == told["guest/b"]  # of one prompt and seed
     assert len(told["guest/a"]) > 1
+
+
+async def test_the_first_news_are_told_at_once_and_the_next_ones_not_before_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guests, "WAIT_S", 3600.0)
+    monkeypatch.setattr(guests, "TELL_S", 3600.0)
+    async with local_gateway(tmp_path, ready=False, **ENDLESS) as gateway:
+        await gateway.take_up(1)
+        replica, clock = gateway.replicas["rollout-0"], asyncio.get_running_loop()
+        await replica.order_guests(1, requests("a"), [])
+        told = [(await replica.guest_news(1))[1]]
+        assert replica._guests._next_message > clock.time() + 3000
+        replica._guests._next_message = due = clock.time() + 0.2
+        told.append((await replica.guest_news(1))[1])
+        assert clock.time() >= due
+        assert [len(one) > 0 for one in told] == [True, True]
+        await replica.order_guests(1, [], ["guest/a"])
+        await gateway.idle()
 
 
 async def test_a_later_gateway_ends_what_an_earlier_one_asked_for_and_fences_it(tmp_path: Path) -> None:
