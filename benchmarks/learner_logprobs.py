@@ -2,8 +2,8 @@
 
     python learner_logprobs.py FORM TOKENS ROUNDS HIDDEN
 
-is one measurement, in a process of its own: JSON of the bytes at the peak above what was there before, and, where both
-forms take turns (`both`), of the seconds of each.
+is one measurement, in a process of its own: JSON of the bytes at the peak above what was there before and the gradients
+that both forms leave, and, where both take turns (`both`), of the seconds of each.
 """
 
 import json
@@ -77,7 +77,8 @@ def main(form: str, tokens: int, rounds: int, hidden_size: int) -> dict[str, flo
         _forget_peak()
         before = _peak_bytes()
         call(forms[form])
-        return {"bytes": _peak_bytes() - before}
+        gradients = 4 * hidden_size * (VOCABULARY + tokens)
+        return {"bytes": _peak_bytes() - before - gradients}
     times = [{name: call(most) for name, most in forms.items()} for _ in range(rounds + 1)][1:]
     medians = {name: statistics.median(one[name] for one in times) for name in forms}
     return {**medians, "ratio": statistics.median(one["blocked"] / one["naive"] for one in times)}

@@ -1,10 +1,11 @@
-"""What the learner's benchmark works on: models, rows, and the two ways to train on them."""
+"""What the learner's benchmark works on: models, rows, and the ways to train on them."""
 
 import copy
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from streamrl.algorithms.aggregation import Denominators, token_mean
@@ -15,6 +16,7 @@ from streamrl.learner.policy import PolicyModel
 from streamrl.types import RolloutRows
 
 PROMPT = 16
+_UNTRAINED = -100
 
 SMALL = Qwen3Config(
     vocab_size=16_384,
@@ -80,18 +82,38 @@ def packed_loss(policy: PolicyModel, packs: Sequence[PackedBatch], total: Denomi
 
 
 def padded_loss(model: PreTrainedModel, rows: RolloutRows, batches: Sequence[np.ndarray], total: Denominators) -> float:
-    """The same loss by the library's own forward on rows that are padded to the longest of their micro-batch. Only the
-    decoder sees the padding: log-probs are of the trained tokens alone, and made as those of packs are."""
+    """The same loss by the library's own forward on rows that are padded to the longest of their micro-batch, padding
+    and logits of the whole vocabulary for each place included, as it is usually computed."""
+    found = 0.0
+    for batch in batches:
+        ids, mask, targets = (torch.from_numpy(x) for x in _padded(rows, batch))
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].flatten(0, 1)
+        wanted = ids[:, 1:].masked_fill(~targets[:, 1:], _UNTRAINED).flatten()
+        logprobs = -cross_entropy(logits, wanted, ignore_index=_UNTRAINED, reduction="none")[wanted != _UNTRAINED]
+        found += _backward(logprobs, total)
+    return found
+
+
+def trimmed_loss(
+    model: PreTrainedModel, rows: RolloutRows, batches: Sequence[np.ndarray], total: Denominators
+) -> float:
+    """The same where only the decoder sees the padding: log-probs are of the trained tokens alone, and made as those of
+    packs are."""
     found = 0.0
     for batch in batches:
         ids, mask, targets = (torch.from_numpy(x) for x in _padded(rows, batch))
         states = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
         hidden = states[:, :-1][targets[:, 1:]]
         logprobs, _ = token_logprobs(hidden, model.lm_head.weight, None, ids[targets], 1.0)
-        loss = -(token_mean(torch.ones_like(logprobs), total) * logprobs).sum()
-        loss.backward()
-        found += loss.item()
+        found += _backward(logprobs, total)
     return found
+
+
+def _backward(logprobs: torch.Tensor, total: Denominators) -> float:
+    """The part of the loss that these log-probs have, with its gradients."""
+    loss = -(token_mean(torch.ones_like(logprobs), total) * logprobs).sum()
+    loss.backward()
+    return loss.item()
 
 
 def _padded(rows: RolloutRows, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
