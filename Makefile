@@ -111,25 +111,25 @@ clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
-# The stamps: pip runs again only when pyproject.toml changed. The code itself is installed in place.
-$(VENV)/.installed: pyproject.toml
+# The stamps: pip runs again only when one of the two changed. The code itself is installed in place.
+$(VENV)/.installed: pyproject.toml constraints.txt
 	@python=; for name in $(PYTHONS); do \
 	  if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$name; break; fi; \
 	done; \
 	if [ -z "$$python" ]; then echo "streamrl needs Python 3.11 or newer; none of: $(PYTHONS). Set PYTHON=..." >&2; exit 2; fi; \
 	if [ ! -x $(BIN)/python ]; then echo "making $(VENV) with $$python"; "$$python" -m venv $(VENV); fi
 	@echo "installing streamrl (about a minute; torch is large)"
-	$(PIP_INSTALL) --editable .
+	$(PIP_INSTALL) --constraint constraints.txt --editable .
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing what the tests need"
-	$(PIP_INSTALL) --editable '.[dev]'
+	$(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed
 	@echo "installing what bench-learning needs"
-	$(PIP_INSTALL) --editable '.[bench]'
+	$(PIP_INSTALL) --constraint constraints.txt --editable '.[bench]'
 	touch $@
 
 # A package without dependencies, beside the environment and not in it: see pyproject.toml.

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from streamrl.config.schema import ModelConfig
 from streamrl.models.load import DTYPES, load_model, prepare_model_folder
@@ -59,8 +59,10 @@ def logprobs_with_old_cache(
 ) -> FloatArray:
     """float32 [n - first]: of the tokens from `first` on, by `new`, over keys and values that `old` computed for all
     that it had been fed: everything before token `first` but the last, which nobody had been fed yet."""
-    before = old(torch.tensor([[*prompt, *sampled[: first - 1]]]), use_cache=True).past_key_values
-    logits = new(torch.tensor([list(sampled[first - 1 : -1])]), past_key_values=before, use_cache=True).logits[0]
+    cache = DynamicCache()
+    # By place: transformers renamed this argument in 5.24.
+    old(torch.tensor([[*prompt, *sampled[: first - 1]]]), None, None, cache, use_cache=True)
+    logits = new(torch.tensor([list(sampled[first - 1 : -1])]), None, None, cache, use_cache=True).logits[0]
     return _chosen(logits, sampled[first:], temperature)
 
 

@@ -83,7 +83,8 @@ def logprobs_over(
             cache, seen = DynamicCache(), 0
         stop = len(prompt) + end - 1  # the last token of a span is read by the next one
         with torch.no_grad():
-            logits = model(ids[:, seen:stop], past_key_values=cache, use_cache=True).logits[0]
+            # By place: transformers renamed this argument in 5.24.
+            logits = model(ids[:, seen:stop], None, None, cache, use_cache=True).logits[0]
         wanted = torch.arange(len(prompt) + start - 1, stop) - seen
         chosen = torch.from_numpy(completion[start:end].astype(np.int64))[:, None]
         parts.append(logits[wanted].log_softmax(-1).gather(1, chosen)[:, 0])
