@@ -46,6 +46,8 @@ STEPS_PER_CHECKPOINT = 16
 COMMITS_AT_ONCE = 4
 """Commits on their way to disk. The learner publishes while its commit becomes durable, and its step takes longer than
 that; a step of this consumer takes less."""
+SPARE_BYTES = 2**30
+"""Of log files that are kept to be written over: what a run has with the default budget."""
 FRAMES_OUT = 24
 """Frames whose groups a producer has at once."""
 
@@ -94,7 +96,7 @@ class Consumer:
         self._groups = rows_per_frame // GROUP_SIZE
         self._queue = ReplayQueue.open(run, settings(durability, retain), Order(), SystemClock())
         self._reader = SegmentReader(run)
-        self._remover = SegmentRemover(run, durability)
+        self._remover = SegmentRemover(run, durability, SPARE_BYTES)
         self._steps = 0
         self._started = self._started_cpu_s = 0.0
         self._latencies: list[float] = []

@@ -1,8 +1,9 @@
 """One segment while it is written: its two files, what fits into them, and how they end.
 
 Guaranteed: both files are preallocated when `create` returns, and durable with their names if `sync`; an entry of the
-index is written after the bytes that it vouches for are synced. One thread at a time uses a segment. Nothing here
-chooses which segment is written.
+index is written after the bytes that it vouches for are synced. The index is a new file of zeros. What lies in the
+other one behind its last frame may be anything, since it may have been a segment before (`buffers.spare_files`). One
+thread at a time uses a segment. Nothing here chooses which segment is written.
 """
 
 import os
@@ -12,7 +13,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from buffers.segment_format import END_OF_STREAM, ENTRY_BYTES, MAGIC, IndexEntry, frame_checksum, pack_entry
-from streamrl.disk import create_preallocated, remove_file, sync_data, sync_folder, truncate, write_all
+from buffers.spare_files import take_spare
+from streamrl.disk import (
+    allocate,
+    create_empty,
+    create_preallocated,
+    remove_file,
+    sync_data,
+    sync_folder,
+    truncate,
+    write_all,
+)
 from streamrl.errors import ComponentError, ResourceError
 
 _BYTES_PER_FRAME = 1024
@@ -49,7 +60,7 @@ class OpenSegment:
         Raises:
             FencedError: a file of that name exists. ResourceError: no room; nothing is left behind. ComponentError.
         """
-        data_fd = create_preallocated(path, segment_bytes)
+        data_fd = _create_data_file(path, segment_bytes)
         index = path.with_suffix(".idx")
         try:
             index_fd = create_preallocated(index, len(MAGIC) + _max_entries(segment_bytes) * ENTRY_BYTES)
@@ -131,6 +142,22 @@ class OpenSegment:
     def _sync_file(self, fd: int, path: Path) -> None:
         if self._sync:
             sync_data(fd, path)
+
+
+def _create_data_file(path: Path, num_bytes: int) -> int:
+    """A file of this name, which must not exist: a spare one where there is one. Errors: `create_preallocated`."""
+    fd = create_empty(path)
+    try:
+        spare = take_spare(path)
+        if spare is not None:
+            os.close(fd)
+            fd = spare
+        allocate(fd, 0, num_bytes, path)
+    except (ResourceError, ComponentError):
+        os.close(fd)
+        remove_file(path)
+        raise
+    return fd
 
 
 def _max_entries(segment_bytes: int) -> int:

@@ -16,6 +16,8 @@ HOME: Final = ""
 NODES_DIR: Final = "nodes"
 PARTIALS_DIR: Final = "queue/partials"
 """The journals of a node, in its folder."""
+SPARE_DIR: Final = "queue/spare"
+"""Log files of a node that are kept to be written over, in its folder."""
 _NODE = re.compile(r"[0-9a-f]{12}")
 SEGMENT_NAME: Final = re.compile(r"(?P<writer>.+)-(?P<epoch>[0-9]+)-(?P<number>[0-9]+)\.arrow")
 """Of a file of a segment."""

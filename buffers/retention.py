@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from buffers.ledger_records import Accepted, Declined, Dropped, Gathered, Lost, Offered, Record, Scored, Step
-from buffers.places import HOME, PARTIALS_DIR, SEGMENT_NAME, node_of
+from buffers.places import HOME, PARTIALS_DIR, SEGMENT_NAME, SPARE_DIR, node_of
 from buffers.records import ACCEPTED, SCORED, QueueSettings, unpack
+from buffers.spare_files import sizes
 
 _FOLDERS: Final = ("queue/completions", "queue/scores")
 
@@ -108,26 +109,34 @@ class Retention:
                     self._add(path, {number})
 
     def removable(self, oldest: int, epochs: dict[str, int], growth: int) -> list[str]:
-        """Files that go now, the oldest first, by `retain` and `disk_budget` of the settings.
+        """Files that go now, the oldest first, by `retain` and `disk_budget` of the settings; then those that are kept
+        to be written over, where there is no room for them.
 
         oldest: the lowest step that a resume could begin with. epochs: of each writer now. growth: bytes that may still
         be written before this is asked again. Sets `lack`.
         """
         for step in [step for step in self._trained if step < oldest]:
             del self._trained[step]
+        spares = dict(sizes(self._run_folder / SPARE_DIR))
         going: list[LogFile] = []
         lacks = []
         for node, files in self._by_node().items():
+            spare_bytes = sum(spares.values()) if node == HOME else 0
             may_go = [file for file in files if self._may_go(file, oldest, epochs)]
             taken = sum(file.num_bytes for file in files) + (self._journal_bytes() if node == HOME else 0)
-            chosen = may_go if self._settings.retain == "covered" else self._over_budget(may_go, taken + growth)
-            lacks.append(self._lack_of(node, taken - sum(file.num_bytes for file in chosen)))
+            # What comes is written over the spare files first.
+            total = taken + max(growth, spare_bytes)
+            chosen = may_go if self._settings.retain == "covered" else self._over_budget(may_go, total)
+            left = taken - sum(file.num_bytes for file in chosen)
+            lacks.append(self._lack_of(node, left))
+            if node == HOME and left + spare_bytes <= self._settings.disk_budget:
+                spares.clear()
             going += chosen
         self.lack = "; ".join(filter(None, lacks))
         for file in going:
             for known in (self._open, self._until, self._ends):
                 known.pop(file.path, None)
-        return [file.path for file in going]
+        return [*(file.path for file in going), *(f"{SPARE_DIR}/{name}" for name in spares)]
 
     def _may_go(self, file: LogFile, oldest: int, epochs: dict[str, int]) -> bool:
         if self._open.get(file.path) or self._until.get(file.path, 0) > oldest:

@@ -168,8 +168,10 @@ class SegmentReader:
 
 
 def _read_schema(data: pa.Buffer, entry: IndexEntry, path: str) -> pa.Schema:
+    if data.size < entry.offset + entry.length:
+        raise DataError(f"{path}: {data.size} bytes, but its schema ends at {entry.offset + entry.length}: it was cut")
     message = data.slice(entry.offset, entry.length)
-    if message.size < entry.length or frame_checksum(entry.salt, memoryview(message)) != entry.checksum:
+    if frame_checksum(entry.salt, memoryview(message)) != entry.checksum:
         raise DataError(f"{path}: offset {entry.offset}: the schema does not have its checksum")
     try:
         schema = pa.ipc.read_schema(message)

@@ -13,6 +13,7 @@ import msgspec
 
 from buffers.last_books import last_books
 from buffers.opening import COMPLETIONS_DIR, LEDGER_DIR, SCORES_DIR
+from buffers.places import SPARE_DIR
 from buffers.quarantine import shown
 from buffers.records import OldestRow, QueueSettings
 from buffers.second_look import second_look
@@ -24,7 +25,7 @@ from streamrl.config import Config, load
 from streamrl.errors import DataError
 from streamrl.tasks.order import PromptOrder
 
-_FOLDERS = {"completions": COMPLETIONS_DIR, "scores": SCORES_DIR, "ledger": LEDGER_DIR}
+_FOLDERS = {"completions": COMPLETIONS_DIR, "scores": SCORES_DIR, "ledger": LEDGER_DIR, "spare": SPARE_DIR}
 _BLOCK_BYTES = 512
 """What `st_blocks` counts in, whatever the disk's own blocks are."""
 Facts = dict[str, Any]

@@ -26,7 +26,7 @@ from services.layout import MODEL_FOLDER, STACKS_FOLDER
 from services.node_folder import Visit, enter
 from services.stack_dump import dump, find_py_spy
 from services.ways import Home, make_transport
-from streamrl.config import Config
+from streamrl.config import Config, limits
 from streamrl.errors import DataError
 from streamrl.stacks import answer
 from streamrl.types import Version
@@ -56,7 +56,9 @@ class NodeActor:
         # Of this process alone: what one before it left may be about to be removed.
         self._folder = shm_folder(f"{self._run.run_id}-{self._node}-{secrets.token_hex(4)}")
         settings = msgspec.convert(config, Config)
-        self._remover = SegmentRemover(self._run.path, settings.queue.durability)
+        self._remover = SegmentRemover(
+            self._run.path, settings.queue.durability, limits.spare_bytes(settings), self._node
+        )
         far = Home(home, self._node, settings.deadlines.update_s)
         transport = make_transport(settings, far)
         self._weights = VersionPulls(self._run.run_id, visit.key, self._folder, far.way, transport)
@@ -69,6 +71,7 @@ class NodeActor:
     async def open(self) -> tuple[str, str]:
         """The node's id and its folder, with what its parts read in it."""
         await self._copy_model()
+        await self._remover.clear()
         return self._node, str(self._run.path)
 
     async def read_head(self, path: str) -> tuple[bytes, bytes]:
@@ -104,7 +107,8 @@ class NodeActor:
         return await asyncio.to_thread(dump, self._run.path / STACKS_FOLDER, find_py_spy())
 
     async def close(self) -> None:
-        """Give the shared memory back."""
+        """Give the shared memory back, and the disk's spare files."""
+        await self._remover.close()
         await self._weights.close()
         await asyncio.to_thread(self._cleaner.communicate)
 

@@ -44,7 +44,7 @@ class QueueActor:
         gc.set_threshold(100_000, 50, 1000)
         self._config = msgspec.convert(config, Config)
         self._folder = Path(run_folder)
-        self._remover = SegmentRemover(self._folder, self._config.queue.durability)
+        self._remover = SegmentRemover(self._folder, self._config.queue.durability, limits.spare_bytes(self._config))
         answer("queue", self._folder / STACKS_FOLDER)
         self._over_budget = ""
         self._far_going: list[str] = []
@@ -63,6 +63,7 @@ class QueueActor:
             # What unfinished rollouts had sampled was sampled for a prompt that may be another one now.
             shutil.rmtree(self._folder / PARTIALS_DIR, ignore_errors=True)
         self._queue = ReplayQueue.open(self._folder, settings, order, clock, resume_step, accept_changed_data)
+        await self._remover.clear()
         return self._queue.incarnation
 
     async def resume_from(self, step: int) -> int:
@@ -185,8 +186,10 @@ class QueueActor:
         return await self._queue.lose(frames, leased)
 
     async def hold(self, on: bool) -> None:
-        """Give out no groups until it is taken back."""
+        """Give out no groups until it is taken back: the disk is nearly full."""
         self._queue.hold(on)
+        if on:
+            await self._remover.clear()
 
     async def pause(self) -> str:
         """What a full disk keeps the ledger waiting for, in words; "" while it does not wait."""
@@ -220,6 +223,7 @@ class QueueActor:
     async def close(self) -> None:
         """Wake every waiter with its typed end; what was acknowledged stays."""
         self._queue.close()
+        await self._remover.close()
 
 
 def queue_settings(config: Config, task: Task, longest_prompt: int) -> QueueSettings:

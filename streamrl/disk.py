@@ -21,14 +21,7 @@ def create_preallocated(path: Path, num_bytes: int) -> int:
     Raises:
         FencedError: it exists. ResourceError: no room; nothing is left behind. ComponentError: any other failure.
     """
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    except FileExistsError as error:
-        raise FencedError(
-            f"{path} exists: a writer of this name and epoch has been here. Give a restarted writer a higher epoch"
-        ) from error
-    except OSError as error:
-        raise _failed(f"creating {path}", error, path) from error
+    fd = create_empty(path)
     try:
         allocate(fd, 0, num_bytes, path)
     except (ResourceError, ComponentError):
@@ -36,6 +29,22 @@ def create_preallocated(path: Path, num_bytes: int) -> int:
         remove_file(path)
         raise
     return fd
+
+
+def create_empty(path: Path) -> int:
+    """Create a file that must not exist, and return its descriptor.
+
+    Raises:
+        FencedError: it exists. ResourceError: no room. ComponentError: any other failure.
+    """
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError as error:
+        raise FencedError(
+            f"{path} exists: a writer of this name and epoch has been here. Give a restarted writer a higher epoch"
+        ) from error
+    except OSError as error:
+        raise _failed(f"creating {path}", error, path) from error
 
 
 def allocate(fd: int, offset: int, num_bytes: int, path: Path) -> None:
@@ -135,6 +144,21 @@ def remove_file(path: Path) -> None:
         os.unlink(path)
     except OSError as error:
         raise ComponentError(f"removing {path} failed: {error.strerror}") from error
+
+
+def move_file(old: Path, new: Path) -> bool:
+    """Rename, over what is there. False when `old` is not there.
+
+    Raises:
+        ResourceError: no room for the name. ComponentError: any other failure.
+    """
+    try:
+        os.rename(old, new)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _failed(f"renaming {old} to {new}", error, new) from error
+    return True
 
 
 def free_bytes(path: Path) -> int:

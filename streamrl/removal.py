@@ -6,9 +6,9 @@ Freeing the blocks of a file is part of a commit of the file system's journal, a
 for it: where the disk is told of what is free (ext4 with `discard`) for a tenth of a second and more for 64 MiB. In
 pieces no one waits for more than one of them.
 
-Guaranteed: a file that somebody else has open or mapped is never cut under them; its blocks go with the last of them,
-as they do without all this. A disk that fails is told, though the file it failed at is not wanted any more: what is
-written next may not be safe on it.
+Guaranteed: a file that somebody else has open, mapped or under another name is never cut under them; its blocks go with
+the last of them, as they do without all this. A disk that fails is told, though the file it failed at is not wanted any
+more: what is written next may not be safe on it.
 """
 
 import fcntl
@@ -25,28 +25,40 @@ MOST_PIECES = 64
 
 
 def take_name(path: Path) -> int | None:
-    """Remove a file's name and return a descriptor that holds its blocks. None when it is not there, or may not be
-    written to: then its blocks go with the name. Raises OSError."""
+    """Remove a file's name and return a descriptor that holds its blocks; or None, see `open_to_remove`.
+
+    Raises OSError.
+    """
+    fd = open_to_remove(path)
+    if fd is not None:
+        try:
+            os.unlink(path)
+        except OSError:
+            os.close(fd)
+            raise
+    return fd
+
+
+def open_to_remove(path: Path) -> int | None:
+    """A descriptor of a file whose name goes next. None when it is not there, or may not be written to: then it is
+    removed here, and its blocks go with the name. Raises OSError."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except PermissionError:
         os.unlink(path)
         return None
-    try:
-        os.unlink(path)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
 
 
-def has_other_user(fd: int) -> bool:
-    """Whether a nameless file is open or mapped anywhere else, or may be: some file systems cannot tell.
+def has_other_user(fd: int, names: int = 0) -> bool:
+    """Whether a file that nobody can open any more is open or mapped anywhere else, or may be: some file systems cannot
+    tell; or has more names than these: a copy by links, as backups make them, is somebody's.
 
-    The kernel gives a write lease only to a file's one user; without a name there is none to come.
+    The kernel gives a write lease only to a file's one user; without a name that is known there is none to come.
     """
+    if os.fstat(fd).st_nlink > names:
+        return True
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError:

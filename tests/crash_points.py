@@ -62,7 +62,7 @@ class Recorder:
         """Run to the end; the number of points."""
         self._folder.mkdir()
         with self._shim.installed():
-            asyncio.run(SmallRun(self._run, self.facts.append).to_the_end())
+            asyncio.run(SmallRun(self._run, self.facts.append, "covered").to_the_end())
             self._leave("the end")
         past = self._shim.model.differences(self._run)
         assert not past, f"written past the shim: {past}"
@@ -140,7 +140,7 @@ def _die_at(number: int, run: Path, book: Path) -> int:
         code = 1
         try:
             with DiskShim(run, die).installed():
-                asyncio.run(SmallRun(run, lambda fact: print(json.dumps(fact), file=file)).to_the_end())
+                asyncio.run(SmallRun(run, lambda fact: print(json.dumps(fact), file=file), "covered").to_the_end())
             code = 0
         finally:
             if code:

@@ -69,7 +69,7 @@ class Full:
 def run_under(before: Before, folder: Path, book: Path) -> str:
     """ "done", or the class of the error that ended it."""
     with book.open("w", buffering=1) as file:
-        run = SmallRun(folder, lambda fact: print(json.dumps(fact), file=file))
+        run = SmallRun(folder, lambda fact: print(json.dumps(fact), file=file), "covered")
         try:
             with DiskShim(folder, before).installed():
                 asyncio.run(run.to_the_end())
@@ -140,7 +140,7 @@ def count_points(folder: Path) -> list[Point]:
     folder.mkdir()
     shim = DiskShim(folder, lambda point: None)
     with shim.installed():
-        asyncio.run(SmallRun(folder, lambda fact: None).to_the_end())
+        asyncio.run(SmallRun(folder, lambda fact: None, "covered").to_the_end())
     return shim.points
 
 

@@ -15,12 +15,14 @@ from typing import Literal
 
 import numpy as np
 
+from buffers.places import SPARE_DIR
 from buffers.queue import COMPLETIONS_DIR, SCORES_DIR, ReplayQueue
 from buffers.records import AcceptedRows, Found, QueueSettings, ScoredRows, UnscoredFrame
 from buffers.rows import scores_batch
 from buffers.schema import SCORES
 from buffers.segment_removal import SegmentRemover
 from buffers.segment_writer import SegmentWriter
+from buffers.spare_files import sizes
 from streamrl.clock import SystemClock
 from streamrl.tasks.order import PromptOrder
 from streamrl.types import FrameRef, Score, Ticket, Version
@@ -30,6 +32,7 @@ LONGEST = 40
 ROW_BYTES = 50
 SEGMENT_ROWS = 8
 SCORE_SEGMENT_BYTES = 2**13
+SPARE_BYTES = 2**14
 KEEP = 2
 
 Trained = tuple[int, int, int, int, int]
@@ -172,7 +175,7 @@ class ResumedRun:
 
     async def _learn(self) -> None:
         step, trained = self.checkpoint
-        remover = SegmentRemover(self.folder, "memory")
+        remover = SegmentRemover(self.folder, "disk", min(self.shape.disk_budget // 16, SPARE_BYTES))
         while step < self.shape.steps:
             if step >= self.until:
                 self.reached.set()
@@ -242,9 +245,9 @@ class ResumedRun:
         await self.queue.accept(name, self.life, sequence, frame, rows)
 
     def log_bytes(self) -> int:
-        """Bytes of all log files."""
-        folders = (self.folder / COMPLETIONS_DIR, self.folder / SCORES_DIR)
-        return sum(path.stat().st_size for folder in folders for path in folder.iterdir())
+        """Bytes of all log files, those that are kept to be written over among them."""
+        logs = [path for folder in (COMPLETIONS_DIR, SCORES_DIR) for path in (self.folder / folder).iterdir()]
+        return sum(path.stat().st_size for path in logs) + sum(size for _, size in sizes(self.folder / SPARE_DIR))
 
     async def _score_all(self) -> None:
         assert await self.queue.next_epoch(SCORER) == self.life

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,16 +20,19 @@ from buffers.records import AcceptedRows, Lease, QueueSettings, ScoredRows, Unsc
 from buffers.rows import CompletionRows, completions_batch, scores_batch, token_columns
 from buffers.schema import COMPLETIONS, SCORES
 from buffers.segment_reader import SegmentReader
+from buffers.segment_removal import SegmentRemover
 from buffers.segment_writer import SegmentWriter
+from buffers.verify import verify_queue
 from streamrl.clock import SystemClock
 from streamrl.learner import checkpoint
 from streamrl.types import FinishReason, GenerationResult, SamplingParams, Score, Ticket, Version, VersionSpan
 
-GROUP_SIZE, GROUPS_PER_STEP, STEPS = 2, 2, 4
+GROUP_SIZE, GROUPS_PER_STEP, STEPS = 2, 2, 6
 GROUPS = GROUPS_PER_STEP * STEPS
 CHECKPOINT_EVERY = 2
 SEGMENT_BYTES = 2**13
 """A few frames: segments are sealed and begun anew several times in a run."""
+SPARE_BYTES = 2 * SEGMENT_BYTES
 REPLICA, SCORER = "replica-0", "reward"
 
 Tell = Callable[[dict[str, Any]], None]
@@ -41,7 +44,7 @@ class Order:
         return divmod(n, 5)
 
 
-def queue_settings() -> QueueSettings:
+def queue_settings(retain: Literal["all", "covered"] = "all") -> QueueSettings:
     return QueueSettings(
         group_size=GROUP_SIZE,
         groups_per_step=GROUPS_PER_STEP,
@@ -50,6 +53,7 @@ def queue_settings() -> QueueSettings:
         rollout_bytes=10**5,
         total_groups=GROUPS,
         commit_interval_s=0.0,
+        retain=retain,
         fingerprint="data",
     )
 
@@ -102,10 +106,12 @@ def _result(number: int, sample: int, step: int) -> GenerationResult:
 
 @dataclass
 class SmallRun:
-    """One launch: opens what is in the folder and goes on from there."""
+    """One launch: opens what is in the folder and goes on from there. With `covered`, log files go and are written
+    over."""
 
     folder: Path
     tell: Tell
+    retain: Literal["all", "covered"] = "all"
     _writers: list[SegmentWriter] = field(default_factory=list)
 
     async def to_the_end(self) -> list[int]:
@@ -114,7 +120,7 @@ class SmallRun:
         self.step = 0 if found is None else found.version.step
         self.trained = torch.zeros(GROUPS, dtype=torch.int64) if found is None else found.tensor("model/trained")
         self.tell({"kind": "resumed", "step": self.step})
-        self.queue = ReplayQueue.open(self.folder, queue_settings(), Order(), SystemClock(), self.step)
+        self.queue = ReplayQueue.open(self.folder, queue_settings(self.retain), Order(), SystemClock(), self.step)
         if self.step == STEPS:
             self.queue.close()
             return self.trained.tolist()
@@ -183,7 +189,14 @@ class SmallRun:
                 await asyncio.to_thread(self._save)
                 self.tell({"kind": "saved", "step": self.step, "trained": self.trained.tolist()})
                 await self.queue.covered(self.step)
+                await self._remove_logs()
         self.queue.close()
+
+    async def _remove_logs(self) -> None:
+        """Those that the checkpoint lets go; the next segments are written over some of them."""
+        remover = SegmentRemover(self.folder, "disk", SPARE_BYTES)
+        await remover.remove(self.queue.removable(self.step)[0])
+        await remover.freed()
 
     def _save(self) -> None:
         snapshot = checkpoint.Snapshot(
@@ -242,8 +255,10 @@ class Book:
         if found is not None and step in expected:
             assert found.tensor("model/trained").tolist() == expected[step]["trained"]
         self._check_queue(folder, step)
+        damage = verify_queue(folder, step).damage
+        assert not damage, damage
         again = Book()
-        trained = asyncio.run(SmallRun(folder, again.facts.append).to_the_end())
+        trained = asyncio.run(SmallRun(folder, again.facts.append, "covered").to_the_end())
         assert trained == [1] * GROUPS, f"trained {trained}"
         committed = {fact["step"]: fact["groups"] for fact in self.of("committed")}
         for fact in again.of("committed"):

@@ -92,6 +92,11 @@ def waiting_bytes(config: Config) -> int:
     return config.gateway.waiting_bytes if config.gateway.enabled else 0
 
 
+def spare_bytes(config: Config) -> int:
+    """Of log files that are kept to be written over, on each node, at most. They count within the budget."""
+    return config.queue.disk_budget // 16
+
+
 def frame_rows(config: Config, worst_row: int) -> int:
     """Rollouts that one frame always has room for: what a segment holds, its head left out."""
     return max(1, config.queue.segment_bytes // worst_row - 1)

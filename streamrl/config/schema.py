@@ -129,7 +129,7 @@ class QueueConfig(Table, frozen=True):
     `covered` removes a log file as soon as no resume can need its rows."""
     disk_budget: Positive = 16 * 2**30
     """Bytes of the log files of completions and scores and of the journals, on each node; beyond it the oldest that no
-    resume can need are removed."""
+    resume can need are removed. Up to a sixteenth of it are removed files that are kept to be written over."""
     fetched_bytes: Positive = 2 * 2**30
     """Bytes of the copies of rows that were written on other nodes. Up to `byte_budget` of them outlive their node."""
     min_free_bytes: NonNegative = 256 * 2**20

@@ -181,15 +181,24 @@ def test_a_block_that_was_lost_before_a_good_commit_is_loud(tmp_path):
         assert caught.value, replay(number)
 
 
+@pytest.mark.parametrize("over", ["zeros", "a segment"])
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_segment_commit_whose_blocks_did_not_all_arrive_takes_nothing_from_those_before_it(tmp_path, folder):
-    """First the data is unsynced, with no entry of it in the index; then the entries are, over synced data."""
+def test_a_segment_commit_whose_blocks_did_not_all_arrive_takes_nothing_from_those_before_it(tmp_path, folder, over):
+    """First the data is unsynced, with no entry of it in the index; then the entries are, over synced data.
+
+    over: what lay there before: a segment may be written over an older one (`buffers.spare_files`).
+    """
     refs = write_segment(tmp_path, folder, alone=3, together=40, seal=False)
     acked, later = refs[:3], refs[3:]
+    lay_there = b""
+    if over == "a segment":
+        (tmp_path / "before").mkdir()
+        [*_, last] = write_segment(tmp_path / "before", folder, alone=43, seal=False)
+        lay_there = (tmp_path / "before" / last.path).read_bytes()
     data_path = tmp_path / refs[0].path
     index_path = data_path.with_suffix(".idx")
     data, index = data_path.read_bytes(), index_path.read_bytes()
-    data_before = data[: later[0].offset].ljust(len(data), b"\0")
+    data_before = (data[: later[0].offset] + lay_there[later[0].offset :]).ljust(len(data), b"\0")
     index_before = index[: len(MAGIC) + 4 * ENTRY_BYTES].ljust(len(index), b"\0")
     for number in range(scaled(1250)):
         chance = random.Random(SEED + number)

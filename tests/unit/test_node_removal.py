@@ -10,6 +10,7 @@ from probe_learner import open_run
 from probe_parts import Handle
 
 from buffers.segment_removal import remove_segments
+from buffers.spare_files import SpareFiles
 from services.node import NodeSeat, remove_on
 from services.nodes import Nodes
 from services.parts import Parts
@@ -17,6 +18,11 @@ from streamrl.config.schema import Config, ModelConfig
 
 NODE = "0123456789ab"
 GOING = [f"nodes/{NODE}/completions/1.arrow"]
+
+
+def remove_here(run: Path, paths: list[str]) -> None:
+    for held in remove_segments(run, paths, SpareFiles(run, 0)):
+        held.let_go()
 
 
 def seat(remove: Callable[..., Any]) -> NodeSeat:
@@ -45,13 +51,13 @@ def removed(remove: Callable[..., Any]) -> str | None:
 def test_a_node_that_removes_them_is_not_told_of(tmp_path: Path) -> None:
     (tmp_path / GOING[0]).parent.mkdir(parents=True)
     (tmp_path / GOING[0]).touch()
-    assert removed(as_ray_does(lambda paths: remove_segments(tmp_path, paths) and None)) is None
+    assert removed(as_ray_does(lambda paths: remove_here(tmp_path, paths))) is None
     assert not (tmp_path / GOING[0]).exists()
 
 
 def test_a_node_that_cannot_remove_them_is_told_of_with_its_error_and_the_file(tmp_path: Path) -> None:
     (tmp_path / GOING[0]).mkdir(parents=True)
-    told = removed(as_ray_does(lambda paths: remove_segments(tmp_path, paths)))
+    told = removed(as_ray_does(lambda paths: remove_here(tmp_path, paths)))
     assert told is not None
     assert f"node {NODE}" in told
     assert "IsADirectoryError" in told
@@ -71,7 +77,7 @@ def test_a_node_that_fails_at_every_look_is_told_of_once(tmp_path: Path) -> None
     told: list[str] = []
     nodes = Nodes(Parts(str(tmp_path), config), open_run(config, tmp_path), config, told.append)
     nodes.home = Handle()
-    nodes._seats["ray's id"] = seat(as_ray_does(lambda paths: remove_segments(tmp_path, paths)))
+    nodes._seats["ray's id"] = seat(as_ray_does(lambda paths: remove_here(tmp_path, paths)))
 
     async def look() -> None:
         for _ in range(3):

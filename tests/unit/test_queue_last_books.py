@@ -21,6 +21,7 @@ def test_a_finished_run_has_trained_everything_and_nothing_waits(tmp_path: Path)
     assert (facts["source"], facts["oldest"]) == ("ledger", None)
     assert (queue["next_step"], queue["groups_trained"], queue["rows_trained"]) == (STEPS, GROUPS, GROUPS * GROUP_SIZE)
     assert (queue["bytes_held"], queue["bytes_reserved"]) == (0, 0)
+    assert facts["disk"].pop("spare") == 0
     assert all(size > 0 for size in facts["disk"].values())
     assert any(line.split() == ["oldest", "row", "none", "waits"] for line in as_lines(facts))
 

@@ -11,7 +11,7 @@ import pytest
 from resumed_run import ResumedRun, Shape
 
 from buffers.ledger_records import Accepted, Dropped, Lost, Record, Step
-from buffers.places import PARTIALS_DIR
+from buffers.places import PARTIALS_DIR, SPARE_DIR
 from buffers.queue import COMPLETIONS_DIR, SCORES_DIR
 from buffers.records import AcceptedRows, QueueSettings
 from buffers.retention import Retention
@@ -187,6 +187,32 @@ def test_files_that_nothing_may_be_taken_from_are_told_with_the_figures(tmp_path
     files.note(Step(0, [0]), Step(1, [1]))
     assert files.going(2) == ["r-0-0"]
     assert files.books.lack == ""
+
+
+def spare_file(folder: Path, size: int) -> None:
+    (folder / SPARE_DIR).mkdir()
+    (folder / SPARE_DIR / "x.free").write_bytes(bytes(size))
+
+
+@pytest.mark.parametrize("retain", ["all", "covered"])
+def test_files_kept_to_be_written_over_go_where_the_budget_has_no_room_for_them(retain: str, tmp_path: Path) -> None:
+    files = Files(tmp_path, retain=retain, disk_budget=250)
+    spare_file(tmp_path, 50)
+    files.note(files.rows("r-0-0", 0), files.rows("r-0-1", 1))
+    assert files.going(9) == []
+    files.note(files.rows("r-0-2", 2))
+    assert files.going(9) == ["x"]
+    assert "take 300 bytes" in files.books.lack
+
+
+def test_what_comes_is_written_over_spare_files_first(tmp_path: Path) -> None:
+    files = Files(tmp_path, retain="all", disk_budget=350)
+    spare_file(tmp_path, 100)
+    files.note(*(files.rows(f"r-0-{number}", number) for number in range(3)), Step(0, [0]), Step(1, [1]))
+    assert files.books.removable(9, {}, 50) == [f"{COMPLETIONS_DIR}/r-0-0.arrow"]
+    (tmp_path / COMPLETIONS_DIR / "r-0-0.arrow").unlink()
+    assert files.books.removable(9, {}, 150) == []
+    assert files.books.removable(9, {}, 151) == [f"{COMPLETIONS_DIR}/r-0-1.arrow"]
 
 
 def test_a_file_that_is_none_of_ours_stays(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from buffers import segment_removal
 from buffers.segment_reader import SegmentReader
 from buffers.segment_removal import SegmentRemover
 from streamrl import removal
+from streamrl.errors import ComponentError
 from streamrl.removal import PIECE_BYTES, free, has_other_user, remove_folder, take_name
 
 CONTENTS = b"row" * 7000
@@ -67,6 +68,18 @@ def test_whoever_has_the_file_open_or_mapped_is_seen(tmp_path: Path) -> None:
     free(fd)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
+
+
+def test_a_copy_by_links_is_somebody_elses(tmp_path: Path) -> None:
+    path, copy = tmp_path / "file", tmp_path / "backup"
+    path.write_bytes(CONTENTS)
+    copy.hardlink_to(path)
+    fd = take_name(path)
+    assert fd is not None
+    assert has_other_user(fd)
+    copy.unlink()
+    assert not has_other_user(fd)
+    os.close(fd)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +190,7 @@ async def test_a_reader_that_keeps_a_file_is_waited_for_a_while_and_keeps_its_ro
 async def test_what_cannot_be_removed_is_told_and_leaves_no_descriptor(tmp_path: Path) -> None:
     [path] = log_files(tmp_path, "one")
     (tmp_path / "queue" / "folder.arrow").mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(ComponentError, match=r"Is a directory: .*folder\.arrow"):
         await SegmentRemover(tmp_path, "disk").remove([path, "queue/folder.arrow"])
     assert held_bytes("one.arrow") == 0
 
@@ -189,11 +202,11 @@ async def test_a_disk_that_breaks_behind_the_names_is_told_by_the_next_removal(
     remover = SegmentRemover(tmp_path, "disk")
     monkeypatch.setattr(os, "fsync", failing(errno.EIO))
     await remover.remove([first])
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+    with pytest.raises(ComponentError, match=os.strerror(errno.EIO)):
         await remover.freed()
     monkeypatch.undo()
     for _ in range(2):
-        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        with pytest.raises(ComponentError, match=os.strerror(errno.EIO)):
             await remover.remove([second])
     assert (tmp_path / second).exists()
     assert held_bytes("one.arrow") == 0

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from looked_run import finished_run
-from small_run import GROUP_SIZE, GROUPS
+from small_run import GROUP_SIZE, GROUPS, STEPS
 
 from services.cli import run_app
 from services.run_folder import RunFolder
@@ -152,7 +152,7 @@ def test_the_tables_can_be_listed_and_described(run: RunFolder) -> None:
 
 def test_a_pivot_is_a_query_too(run: RunFolder) -> None:
     answer = query_run(run, "pivot rollouts on sample_index using count(*) group by step", pytest.fail)
-    assert sorted(answer.rows) == [(step, 2, 2) for step in range(1, 5)]
+    assert sorted(answer.rows) == [(step, 2, 2) for step in range(1, STEPS + 1)]
 
 
 ANSWER = Answer(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from looked_run import finished_run, interrupted_run, run_folder
 from run_files import write_ledger
-from small_run import GROUP_SIZE, GROUPS, completion_rows
+from small_run import GROUP_SIZE, GROUPS, STEPS, completion_rows
 
 from buffers.ledger import read_ledger
 from buffers.ledger_facts import ledger_facts
@@ -61,7 +61,7 @@ def test_a_run_that_ended_well_is_whole_and_everything_was_looked_at(
 ) -> None:
     checked = verify_run(run)
     assert (checked.damage, checked.unfinished, checked.queue.gone) == ([], [], [])
-    assert checked.checkpoints == ["step_000004"]
+    assert checked.checkpoints == [f"step_{STEPS:06}"]
     files = [path for folder in (COMPLETIONS_DIR, SCORES_DIR) for path in (run.path / folder).glob("*.arrow")]
     queue = checked.queue
     assert (queue.segments, queue.rows, queue.ledger_files) == (len(files), 2 * GROUPS * GROUP_SIZE, 1)
