@@ -152,9 +152,8 @@ def test_the_ledger_tells_a_group_from_its_issue_to_its_step(run: RunFolder) -> 
     issued, *_, trained = story
     assert (issued["who"], issued["data_index"], issued["attempt"]) == ("replica-0", Order().at(3)[1], 0)
     assert trained["step"] == 1
-    assert {row["step"] for row in ledger if row["kind"] == "covered"} == set(
-        range(CHECKPOINT_EVERY, STEPS + 1, CHECKPOINT_EVERY)
-    )
+    covered = {row["step"] for row in ledger if row["kind"] == "covered"}
+    assert covered == set(range(CHECKPOINT_EVERY, STEPS + 1, CHECKPOINT_EVERY))
 
 
 def test_steps_have_one_row_a_step_whatever_lines_they_came_in(tmp_path: Path, run: RunFolder) -> None:
