@@ -170,7 +170,7 @@ class RunningGroups:
         self._tally.discard_rows(group)
         self._budget.free(0, group.num_bytes)
         group.rows, group.sampled_tokens = {}, 0
-        self._tally.move(group, GroupState.RUNNING)
+        self._tally.move([group], GroupState.RUNNING)
         last_step = max(last_step, group.last_step)
         fresh = Group(group.number, group.attempt, last_step, self._clock.now(), 0, group.position, group.item)
         fresh.submitted, fresh.deaths, fresh.floor = group.submitted, group.deaths, group.attempt + 1
@@ -210,16 +210,17 @@ class RunningGroups:
         added: list[Row] = []
         trimmed = tokens = 0
         # Of columns: a list of the records themselves, each a tuple of all its fields, takes three times as long.
-        names = zip(*(rows[name].tolist() for name in ("number", "sample_index", "branch")), strict=True)
+        numbers, samples, branches = (rows[name].tolist() for name in ("number", "sample_index", "branch"))
         values = (rows[name].tolist() for name in ("row", "attempt", "prompt_tokens", "sampled_tokens", "oldest_step"))
-        made = list(map(Row, repeat(frame), *values, (rows["finish"] == TRUNCATED_FINISH).tolist()))
-        for place, ((number, sample, branch), row) in enumerate(zip(names, made, strict=True)):
+        made = map(Row, repeat(frame), *values, (rows["finish"] == TRUNCATED_FINISH).tolist())
+        keys = zip(samples, branches, strict=True)
+        for place, (number, key, row) in enumerate(zip(numbers, keys, made, strict=True)):
             group = self.groups.get(number)
-            if group is None or row.attempt < group.floor or (sample, branch) in group.rows:
+            if group is None or row.attempt < group.floor or key in group.rows:
                 self.ignored["rows"] += 1
                 self.ignored["tokens"] += row.sampled_tokens
                 continue
-            trimmed += self._add(group, (sample, branch), row, share)
+            trimmed += self._add(group, key, row, share)
             tokens += row.sampled_tokens
             kept.append(place)
             added.append(row)
