@@ -27,7 +27,9 @@ from streamrl.errors import DataError
 from streamrl.types import FrameRef, Ticket
 
 _ERROR = FINISH_REASONS.index("error")
+_IS_BROKEN: Final = np.isin(np.arange(len(FINISH_REASONS)), list(FAILED_FINISHES))
 _UNSAID = "no score"
+_VERDICT_NAMES: Final = ("number", "sample_index", "branch", "attempt")
 _NEVER: Final = int(np.iinfo(np.int64).max)
 
 
@@ -242,7 +244,7 @@ class RunningGroups:
 
     def _have_scored(self, frame: FrameRef, names: Records, rows: list[Row]) -> None:
         """Put rows on the board. Rollouts that ended as abort or error have failed: nobody scores them."""
-        broken = np.isin(names["finish"], list(FAILED_FINISHES))
+        broken = _IS_BROKEN[names["finish"]]
         if not broken.any():
             self.board.put(frame, names, rows)
             return
@@ -328,11 +330,12 @@ class RunningGroups:
         check_verdicts(rows, valid, reward, components, self._settings.components)
         kept: list[int] = []
         scored: list[Row] = []
-        names = zip(*(rows[name].tolist() for name in ("number", "sample_index", "branch", "attempt")), strict=True)
-        verdicts = zip(names, valid.tolist(), reward.tolist(), strict=True)
-        for place, ((number, sample, branch, attempt), is_valid, value) in enumerate(verdicts):
+        numbers, samples, branches, attempts = (rows[name].tolist() for name in _VERDICT_NAMES)
+        keys = zip(samples, branches, strict=True)
+        verdicts = zip(numbers, keys, attempts, valid.tolist(), reward.tolist(), strict=True)
+        for place, (number, key, attempt, is_valid, value) in enumerate(verdicts):
             group = self.groups.get(number)
-            row = group.rows.get((sample, branch)) if group is not None else None
+            row = group.rows.get(key) if group is not None else None
             if group is None or row is None or row.scored or row.attempt != attempt:
                 self.ignored["scores"] += 1
                 continue
@@ -344,7 +347,7 @@ class RunningGroups:
             for row, values in zip(scored, components[kept].tolist(), strict=True):
                 row.components = tuple(values)
         self.board.done(scored)
-        num_valid = sum(row.valid for row in scored)
+        num_valid = int(valid[kept].sum())
         self.scores.update({True: num_valid, False: len(scored) - num_valid})
         return rows if len(kept) == len(rows) else rows[kept]
 
