@@ -190,9 +190,10 @@ def _check_span_order(batch: pa.RecordBatch, base: LongArray, token_offsets: Lon
     outside = (start < 0) | (start >= np.diff(token_offsets)[row])
     _refuse_value(outside, offsets, batch, "a version span starts outside the row's tokens")
     same_row = row[1:] == row[:-1]
-    older = (incarnation[1:] < incarnation[:-1]) | ((incarnation[1:] == incarnation[:-1]) & (step[1:] < step[:-1]))
-    wrong = np.concatenate(([False] * min(1, len(row)), same_row & ((start[1:] <= start[:-1]) | older)))
-    _refuse_value(wrong, offsets, batch, "version spans must start ever later and never at an older version")
+    if same_row.any():
+        older = (incarnation[1:] < incarnation[:-1]) | ((incarnation[1:] == incarnation[:-1]) & (step[1:] < step[:-1]))
+        wrong = np.concatenate(([False], same_row & ((start[1:] <= start[:-1]) | older)))
+        _refuse_value(wrong, offsets, batch, "version spans must start ever later and never at an older version")
     return offsets, start
 
 
@@ -201,11 +202,11 @@ def _uncovered(origins: npt.NDArray[Any], token_offsets: LongArray, span_offsets
     before = np.diff(token_offsets)
     with_span = np.diff(span_offsets) > 0
     before[with_span] = start[span_offsets[:-1][with_span]]
-    # Places of the tokens before the first span of their row, row after row; rows are long and these are few.
-    ends = np.cumsum(before)
-    places = np.arange(before.sum())
-    places += np.repeat(token_offsets[:-1] + before - ends, before)
-    sampled = np.flatnonzero(origins[places] == TokenOrigin.SAMPLED)
+    rows = np.flatnonzero(before)
+    begin = token_offsets[rows]
+    # Every other part is what lies before the first span of a row; origins (0, 1 and 2) have no bit in common.
+    parts = np.stack((begin, begin + before[rows]), axis=1).ravel()
+    found = np.bitwise_or.reduceat(origins, parts[parts < len(origins)])[::2]
     uncovered = np.zeros(len(before), np.bool_)
-    uncovered[np.searchsorted(ends, sampled, side="right")] = True
+    uncovered[rows] = found & TokenOrigin.SAMPLED
     return uncovered

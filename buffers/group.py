@@ -1,6 +1,7 @@
 """One group and its rows, as the index keeps them in memory, and the tallies that close the books. Pure."""
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -26,10 +27,13 @@ class GroupState(StrEnum):
     __hash__ = str.__hash__  # an enum's own is no builtin, and the tallies look states up for every group
 
 
-class Row(msgspec.Struct, eq=False):
+class Row(msgspec.Struct, eq=False, gc=False):
     """One accepted row. truncated: it was cut off for its length. reward and components (in the order of
     `QueueSettings.components`) count only where valid; valid only once scored. bundle: the scoring board's; None where
-    nobody is to score it. fault: why its score is a failed one; "" where that is not its prompt's doing."""
+    nobody is to score it. fault: why its score is a failed one; "" where that is not its prompt's doing.
+
+    The collector does not look at rows, which are most of what a queue holds. Their one cycle, row and bundle, is
+    undone when a row is scored or dropped."""
 
     frame: FrameRef
     row: int
@@ -81,9 +85,9 @@ class Group:
     def candidate(self) -> Candidate:
         return Candidate(self.number, self.last_step)
 
-    def num_valid_samples(self) -> int:
-        """Rollouts with a valid score on some branch."""
-        return len({sample for (sample, _), row in self.rows.items() if row.valid})
+    def valid_rows(self) -> dict[tuple[int, int], Row]:
+        """Those with a valid score, by sample and branch."""
+        return {key: row for key in sorted(self.rows) if (row := self.rows[key]).valid}
 
 
 @dataclass(slots=True)
@@ -95,14 +99,20 @@ class Tally:
     tokens: Counter[GroupState] = field(default_factory=Counter)
 
     def enter(self, group: Group) -> None:
-        """Book a new group in its state."""
-        self._count(group, 1)
+        """Book a new group, which has no rows, in its state."""
+        self.groups[group.state] += 1
 
-    def move(self, group: Group, state: GroupState) -> None:
-        """Book the group from its state to another, and set it."""
-        self._count(group, -1)
-        group.state = state
-        self._count(group, 1)
+    def move(self, groups: Collection[Group], state: GroupState) -> None:
+        """Book groups that are in one state from it to another, and set it."""
+        if not groups:
+            return
+        (before,) = {group.state for group in groups}
+        moved = len(groups), sum(len(group.rows) for group in groups), sum(group.sampled_tokens for group in groups)
+        for counter, amount in zip((self.groups, self.rows, self.tokens), moved, strict=True):
+            counter[before] -= amount
+            counter[state] += amount
+        for group in groups:
+            group.state = state
 
     def add_rows(self, state: GroupState, count: int, sampled_tokens: int) -> None:
         """Book rows with so many sampled tokens in all."""
@@ -114,8 +124,3 @@ class Tally:
         for counter, amount in ((self.rows, len(group.rows)), (self.tokens, group.sampled_tokens)):
             counter[group.state] -= amount
             counter[GroupState.DROPPED] += amount
-
-    def _count(self, group: Group, sign: int) -> None:
-        self.groups[group.state] += sign
-        self.rows[group.state] += sign * len(group.rows)
-        self.tokens[group.state] += sign * group.sampled_tokens

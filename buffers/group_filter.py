@@ -37,9 +37,10 @@ class GroupFilter:
 
     def judge(self, group: Group) -> str:
         """Why a finished group is dropped, or "": it is kept."""
-        if group.num_valid_samples() < min(2, self._settings.group_size):
+        rows = group.valid_rows()
+        if len({sample for sample, _ in rows}) < min(2, self._settings.group_size):
             return REWARD_FAILED
-        valid = [row for _, row in sorted(group.rows.items()) if row.valid]
+        valid = rows.values()
         if self._settings.mask_truncated and all(row.truncated for row in valid):
             reason = TRUNCATED
         else:

@@ -12,8 +12,9 @@ of replicas only names; the clock only dates issues.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -148,6 +149,7 @@ class ReplayIndex:
     def _settle(self) -> None:
         """A finished group is ready, or dropped by what `group_filter` says."""
         finished, self._running.finished = self._running.finished, []
+        kept: list[Group] = []
         for group in finished:
             self.recent.finished(group)
             if reason := self._filter.judge(group):
@@ -156,9 +158,10 @@ class ReplayIndex:
                 self._drop_by_rule(group, reason)
             else:
                 self._running.remove(group)
-                self._steps.add(group)
+                kept.append(group)
                 if group.submitted:
                     self.submissions.finished(group.position, group)
+        self._steps.add(kept)
 
     def _drop_by_rule(self, group: Group, reason: str) -> None:
         self.drop(group.number, reason)
@@ -198,7 +201,7 @@ class ReplayIndex:
         if group is None:
             return False
         self._budget.free(0, group.num_bytes)
-        self._tally.move(group, GroupState.DROPPED)
+        self._tally.move([group], GroupState.DROPPED)
         self._dropped[reason] += 1
         if group.submitted:
             self.submissions.dropped(group.position, reason)
@@ -259,7 +262,7 @@ class ReplayIndex:
         Raises:
             ComponentError: not the next step, or groups are filtered and none is kept.
         """
-        lease = self._steps.lease(step, self._candidates)
+        lease = self._steps.lease(step, self._last_steps)
         if lease is None:
             self._filter.check(step)
         return lease
@@ -267,6 +270,9 @@ class ReplayIndex:
     def late(self, step: int) -> list[int]:
         """The running groups that hold up the batch of `step`."""
         return self._steps.late(step, self._candidates)
+
+    def _last_steps(self) -> Iterator[int]:
+        return map(attrgetter("last_step"), self._running.groups.values())
 
     def _candidates(self) -> list[Candidate]:
         return [group.candidate for group in self._running.groups.values()]

@@ -16,7 +16,7 @@ def build_lease(step: int, groups: Collection[Group], num_components: int = 0) -
     ordered = sorted(groups, key=lambda group: group.number)
     keys = [sorted(group.rows) for group in ordered]
     rows = [group.rows[key] for group, of_group in zip(ordered, keys, strict=True) for key in of_group]
-    sample_index, branch = np.array(list(chain.from_iterable(keys)), np.int64).reshape(-1, 2).T
+    sample_index, branch = np.fromiter(chain.from_iterable(chain.from_iterable(keys)), np.int64).reshape(-1, 2).T
     sampled_tokens = np.array([row.sampled_tokens for row in rows], np.int64)
     frames, frame_index = _frames_of(rows)
     return Lease(

@@ -7,7 +7,7 @@ many are ready. Pure.
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from buffers.group import Group
 from streamrl.staleness import Candidate, select_batch
@@ -18,7 +18,7 @@ class ReadyGroups:
 
     Example:
         ready.add(group)
-        groups = ready.choose(step, groups_per_step=8, running=candidates)
+        groups = ready.choose(step, groups_per_step=8, running=last_steps)
     """
 
     def __init__(self) -> None:
@@ -52,28 +52,26 @@ class ReadyGroups:
     def candidates(self) -> list[Candidate]:
         return [group.candidate for group in self._groups.values()]
 
-    def choose(
-        self, step: int, groups_per_step: int, running: Callable[[], Collection[Candidate]]
-    ) -> list[Group] | None:
-        """Take the batch of `step` out, ascending by number, or None: wait. running: asked only when enough are ready.
+    def choose(self, step: int, groups_per_step: int, running: Callable[[], Iterable[int]]) -> list[Group] | None:
+        """Take the batch of `step` out, ascending by number, or None: wait. running: the last steps of those that run,
+        asked only when enough are ready.
 
         Raises:
             ComponentError: the ready groups cannot all be trained in time any more.
         """
         if self._hopeless(step, groups_per_step):
-            select_batch(step, groups_per_step, self.candidates(), running())
+            select_batch(step, groups_per_step, self.candidates(), [])  # raises, whatever runs
         if len(self._groups) < groups_per_step or not self._in_time(step, groups_per_step, running()):
             return None
-        taken = [self._oldest() for _ in range(groups_per_step)]
-        return sorted(taken, key=lambda group: group.number)
+        return sorted(self._oldest(groups_per_step), key=lambda group: group.number)
 
     def _hopeless(self, step: int, groups_per_step: int) -> bool:
         """Whether more are ready than the steps up to their last one can train."""
         return any(total > (last - step + 1) * groups_per_step for last, total in _totals(self._count))
 
-    def _in_time(self, step: int, groups_per_step: int, running: Iterable[Candidate]) -> bool:
+    def _in_time(self, step: int, groups_per_step: int, running: Iterable[int]) -> bool:
         """Whether those left over by a batch taken now, running ones among them, can all be trained in time."""
-        left = Counter(candidate.last_step for candidate in running)
+        left = Counter(running)
         taken = groups_per_step
         for last in sorted(self._count):
             stays = max(0, self._count[last] - taken)
@@ -81,23 +79,27 @@ class ReadyGroups:
             left[last] += stays
         return all(total <= (last - step) * groups_per_step for last, total in _totals(left))
 
-    def _oldest(self) -> Group:
-        """Remove the group of the lowest (last step, number)."""
-        last = min(self._count)
-        numbers = self._numbers[last]
-        while (group := self._here(numbers[0], last)) is None:
-            heapq.heappop(numbers)
-        heapq.heappop(numbers)
-        del self._groups[group.number]
-        self._leave(last)
-        return group
+    def _oldest(self, count: int) -> list[Group]:
+        """Remove the groups of the lowest (last step, number)."""
+        taken: list[Group] = []
+        for last in sorted(self._count):
+            here = min(self._count[last], count - len(taken))
+            taken += self._lowest(last, here)
+            self._leave(last, here)
+        return taken
 
-    def _here(self, number: int, last_step: int) -> Group | None:
-        group = self._groups.get(number)
-        return group if group is not None and group.last_step == last_step else None
+    def _lowest(self, last_step: int, count: int) -> list[Group]:
+        """Remove the groups of the lowest numbers, of those with this last step."""
+        numbers, found = self._numbers[last_step], list[Group]()
+        while len(found) < count:
+            group = self._groups.get(heapq.heappop(numbers))
+            if group is not None and group.last_step == last_step:
+                del self._groups[group.number]
+                found.append(group)
+        return found
 
-    def _leave(self, last_step: int) -> None:
-        self._count[last_step] -= 1
+    def _leave(self, last_step: int, count: int = 1) -> None:
+        self._count[last_step] -= count
         if not self._count[last_step]:
             del self._count[last_step], self._numbers[last_step]
 

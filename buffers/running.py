@@ -9,11 +9,13 @@ is given. Nothing here decides how many groups may run, or what becomes of a fin
 from collections import Counter
 from collections.abc import Sequence
 from itertools import compress, repeat
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from buffers.budget import ByteBudget
+from buffers.by_group import ByGroup
 from buffers.group import Group, GroupState, Row, Tally
 from buffers.handout import ScoringBoard
 from buffers.records import FAILED_FINISHES, TRUNCATED_FINISH, QueueSettings, Records
@@ -25,7 +27,10 @@ from streamrl.errors import DataError
 from streamrl.types import FrameRef, Ticket
 
 _ERROR = FINISH_REASONS.index("error")
+_IS_BROKEN: Final = np.isin(np.arange(len(FINISH_REASONS)), list(FAILED_FINISHES))
 _UNSAID = "no score"
+_VERDICT_NAMES: Final = ("number", "sample_index", "branch", "attempt")
+_NEVER: Final = int(np.iinfo(np.int64).max)
 
 
 class RunningGroups:
@@ -170,7 +175,7 @@ class RunningGroups:
         self._tally.discard_rows(group)
         self._budget.free(0, group.num_bytes)
         group.rows, group.sampled_tokens = {}, 0
-        self._tally.move(group, GroupState.RUNNING)
+        self._tally.move([group], GroupState.RUNNING)
         last_step = max(last_step, group.last_step)
         fresh = Group(group.number, group.attempt, last_step, self._clock.now(), 0, group.position, group.item)
         fresh.submitted, fresh.deaths, fresh.floor = group.submitted, group.deaths, group.attempt + 1
@@ -203,36 +208,43 @@ class RunningGroups:
             DataError: a group or an attempt that was never issued, a sample index out of range, a count or a
                 code that cannot be, or tokens of a version older than the ticket allows. Nothing is taken then.
         """
-        if self._doubtful(rows):
+        if not len(rows):
+            return rows
+        by_group = ByGroup.of(rows["number"])
+        if self._doubtful(rows, by_group):
             self._check(rows.tolist())
-        share = -(-frame.length // frame.num_rows)
-        kept: list[int] = []
-        added: list[Row] = []
-        trimmed = tokens = 0
         # Of columns: a list of the records themselves, each a tuple of all its fields, takes three times as long.
-        names = zip(*(rows[name].tolist() for name in ("number", "sample_index", "branch")), strict=True)
         values = (rows[name].tolist() for name in ("row", "attempt", "prompt_tokens", "sampled_tokens", "oldest_step"))
         made = list(map(Row, repeat(frame), *values, (rows["finish"] == TRUNCATED_FINISH).tolist()))
-        for place, ((number, sample, branch), row) in enumerate(zip(names, made, strict=True)):
+        keys = list(zip(rows["sample_index"].tolist(), rows["branch"].tolist(), strict=True))
+        share = -(-frame.length // frame.num_rows)
+        kept: list[int] = []
+        trimmed = 0
+        for number, places in zip(by_group.numbers, by_group.places(), strict=True):
             group = self.groups.get(number)
-            if group is None or row.attempt < group.floor or (sample, branch) in group.rows:
-                self.ignored["rows"] += 1
-                self.ignored["tokens"] += row.sampled_tokens
-                continue
-            trimmed += self._add(group, (sample, branch), row, share)
-            tokens += row.sampled_tokens
-            kept.append(place)
-            added.append(row)
-        taken = rows if len(kept) == len(rows) else rows[kept]
+            new = _put(group, places, keys, made) if group is not None else []
+            if group is not None and new:
+                trimmed += self._grows(group, {keys[place][0] for place in new}, len(new) * share)
+            kept += new
+        if len(kept) < len(rows):
+            rows, made = self._without_ignored(rows, made, kept)
+        tokens = int(rows["sampled_tokens"].sum(dtype=np.int64))
         self._budget.trim(trimmed, len(kept) * share)
         self._tally.add_rows(GroupState.RUNNING, len(kept), tokens)
         self.accepted_tokens += tokens
-        self._have_scored(frame, taken, added)
-        return taken
+        self._have_scored(frame, rows, made)
+        return rows
+
+    def _without_ignored(self, rows: Records, made: list[Row], kept: list[int]) -> tuple[Records, list[Row]]:
+        ignored = np.ones(len(rows), np.bool_)
+        ignored[kept] = False
+        self.ignored["rows"] += int(ignored.sum())
+        self.ignored["tokens"] += int(rows["sampled_tokens"][ignored].sum(dtype=np.int64))
+        return rows[~ignored], list(compress(made, ~ignored))
 
     def _have_scored(self, frame: FrameRef, names: Records, rows: list[Row]) -> None:
         """Put rows on the board. Rollouts that ended as abort or error have failed: nobody scores them."""
-        broken = np.isin(names["finish"], list(FAILED_FINISHES))
+        broken = _IS_BROKEN[names["finish"]]
         if not broken.any():
             self.board.put(frame, names, rows)
             return
@@ -244,24 +256,24 @@ class RunningGroups:
             fault = "its generation ended as error" if finish == _ERROR else ""
             self._set_score(self.groups[number], row, False, float("nan"), fault)
 
-    def _doubtful(self, rows: Records) -> bool:
+    def _doubtful(self, rows: Records, by_group: ByGroup) -> bool:
         """Whether `_check` could refuse one of these rows: a look at all of them at once, that may be wrong only where
         it says yes."""
-        number, sample = rows["number"], rows["sample_index"]
+        sample = rows["sample_index"]
         least = min(rows[name].min(initial=0) for name in ("branch", "attempt", "prompt_tokens", "sampled_tokens"))
         most = rows["finish"].max(initial=0)
         if least < 0 or most >= len(FINISH_REASONS) or ((sample < 0) | (sample >= self._settings.group_size)).any():
             return True
-        if ((number < 0) | (number >= self.next_number)).any():
+        if by_group.numbers[0] < 0 or by_group.numbers[-1] >= self.next_number:
             return True
-        known, place = np.unique(number, return_inverse=True)
-        groups = [self.groups.get(one) for one in known.tolist()]
-        never, always = np.iinfo(np.int64).max, np.iinfo(np.int64).min
-        attempt = np.array([never if group is None else group.attempt for group in groups], np.int64)[place]
-        last_step = np.array([always if group is None else group.last_step for group in groups], np.int64)[place]
-        oldest = rows["oldest_step"]
-        old = (oldest >= 0) & (oldest + self._settings.max_staleness < last_step)
-        return bool((old | (rows["attempt"] > attempt)).any())
+        sampled = np.where(rows["oldest_step"] < 0, _NEVER, rows["oldest_step"])
+        latest = np.maximum.reduceat(rows["attempt"][by_group.order], by_group.starts).tolist()
+        oldest = np.minimum.reduceat(sampled[by_group.order], by_group.starts).tolist()
+        groups = map(self.groups.get, by_group.numbers)
+        return any(
+            group is not None and (attempt > group.attempt or step + self._settings.max_staleness < group.last_step)
+            for group, attempt, step in zip(groups, latest, oldest, strict=True)
+        )
 
     def _check(self, entries: list[tuple[int, ...]]) -> None:
         """Name the first row that cannot be, if there is one."""
@@ -288,19 +300,16 @@ class RunningGroups:
                     "version that it samples with"
                 )
 
-    def _add(self, group: Group, key: tuple[int, int], row: Row, num_bytes: int) -> int:
-        """Add a row; returns how much less the group has reserved."""
-        sample, samples = key[0], group.samples
-        group.rows[key] = row
+    def _grows(self, group: Group, samples: set[int], num_bytes: int) -> int:
+        """A group has got rows of these samples; returns how much less it has reserved."""
+        num_before = len(group.samples)
         group.num_bytes += num_bytes
-        group.sampled_tokens += row.sampled_tokens
-        if sample in samples:
-            return 0
-        samples.add(sample)
-        self.num_samples += 1
-        trimmed = min(group.reserved, self._settings.rollout_bytes)
+        group.samples |= samples
+        num_new = len(group.samples) - num_before
+        self.num_samples += num_new
+        trimmed = min(group.reserved, num_new * self._settings.rollout_bytes)
         group.reserved -= trimmed
-        if len(samples) == self._settings.group_size:
+        if num_new and len(group.samples) == self._settings.group_size:
             self._leave_replica(group)
             self.orphans.discard(group.number)
         return trimmed
@@ -321,11 +330,12 @@ class RunningGroups:
         check_verdicts(rows, valid, reward, components, self._settings.components)
         kept: list[int] = []
         scored: list[Row] = []
-        names = zip(*(rows[name].tolist() for name in ("number", "sample_index", "branch", "attempt")), strict=True)
-        verdicts = zip(names, valid.tolist(), reward.tolist(), strict=True)
-        for place, ((number, sample, branch, attempt), is_valid, value) in enumerate(verdicts):
+        numbers, samples, branches, attempts = (rows[name].tolist() for name in _VERDICT_NAMES)
+        keys = zip(samples, branches, strict=True)
+        verdicts = zip(numbers, keys, attempts, valid.tolist(), reward.tolist(), strict=True)
+        for place, (number, key, attempt, is_valid, value) in enumerate(verdicts):
             group = self.groups.get(number)
-            row = group.rows.get((sample, branch)) if group is not None else None
+            row = group.rows.get(key) if group is not None else None
             if group is None or row is None or row.scored or row.attempt != attempt:
                 self.ignored["scores"] += 1
                 continue
@@ -337,7 +347,7 @@ class RunningGroups:
             for row, values in zip(scored, components[kept].tolist(), strict=True):
                 row.components = tuple(values)
         self.board.done(scored)
-        num_valid = sum(row.valid for row in scored)
+        num_valid = int(valid[kept].sum())
         self.scores.update({True: num_valid, False: len(scored) - num_valid})
         return rows if len(kept) == len(rows) else rows[kept]
 
@@ -349,3 +359,15 @@ class RunningGroups:
         self.num_scored += 1
         if len(group.samples) == self._settings.group_size and group.num_scored == len(group.rows):
             self.finished.append(group)
+
+
+def _put(group: Group, places: list[int], keys: list[tuple[int, int]], made: list[Row]) -> list[int]:
+    """Give a group its rows of a frame; the places of those that are new and not too late."""
+    rows, floor = group.rows, group.floor
+    new = []
+    for place in places:
+        row = made[place]
+        if row.attempt >= floor and rows.setdefault(keys[place], row) is row:
+            group.sampled_tokens += row.sampled_tokens
+            new.append(place)
+    return new

@@ -18,6 +18,7 @@ from streamrl.errors import ComponentError, StartAgainError
 from streamrl.staleness import Candidate, late_groups
 
 Running = Callable[[], Collection[Candidate]]
+LastSteps = Callable[[], Iterable[int]]
 
 
 class StepBooks:
@@ -45,10 +46,11 @@ class StepBooks:
         groups = [group for planned in self._planned.values() for group in planned]
         return len(self._planned), sum(len(group.rows) for group in groups)
 
-    def add(self, group: Group) -> None:
-        """A group became ready."""
-        self._tally.move(group, GroupState.READY)
-        self._ready.add(group)
+    def add(self, groups: Collection[Group]) -> None:
+        """Groups became ready, that were all in one state."""
+        self._tally.move(groups, GroupState.READY)
+        for group in groups:
+            self._ready.add(group)
 
     def waiting(self) -> Iterable[Group]:
         """The groups that are ready, those that a step takes again among them."""
@@ -78,8 +80,8 @@ class StepBooks:
                 self._ready.add(group)
         return first
 
-    def lease(self, step: int, running: Running) -> Lease | None:
-        """The batch of `step`, or None as long as it has to wait.
+    def lease(self, step: int, running: LastSteps) -> Lease | None:
+        """The batch of `step`, or None as long as it has to wait. running: the last steps of the groups that run.
 
         Raises:
             ComponentError: not the next step, or ready groups that cannot be trained in time any more.
@@ -94,13 +96,12 @@ class StepBooks:
         groups = self._planned.get(step) or self._choose(step, running)
         if groups is None:
             return None
-        for group in groups:
-            self._tally.move(group, GroupState.LEASED)
+        self._tally.move(groups, GroupState.LEASED)
         lease = build_lease(step, groups, len(self._settings.components))
         self._leased = (lease, groups)
         return lease
 
-    def _choose(self, step: int, running: Running) -> list[Group] | None:
+    def _choose(self, step: int, running: LastSteps) -> list[Group] | None:
         return self._ready.choose(step, self._settings.groups_per_step, running)
 
     def late(self, step: int, running: Running) -> list[int]:
@@ -126,8 +127,8 @@ class StepBooks:
         return [group.number for group in groups]
 
     def _train(self, step: int, groups: list[Group]) -> None:
+        self._tally.move(groups, GroupState.TRAINED)
         for group in groups:
-            self._tally.move(group, GroupState.TRAINED)
             group.step = step
             self._trained_bytes += group.num_bytes
         self._trained[step] = groups
@@ -177,8 +178,8 @@ class StepBooks:
         self._give_back_lease()
         for trained in [s for s in self._trained if s >= step]:
             groups = self._trained.pop(trained)
+            self._tally.move(groups, GroupState.READY)
             for group in groups:
-                self._tally.move(group, GroupState.READY)
                 group.step = None
                 self._trained_bytes -= group.num_bytes
             self._planned[trained] = groups
@@ -192,11 +193,10 @@ class StepBooks:
             return
         lease, groups = self._leased
         self._leased = None
-        for group in groups:
-            if lease.step in self._planned:
-                self._tally.move(group, GroupState.READY)
-            else:
-                self.add(group)
+        if lease.step in self._planned:
+            self._tally.move(groups, GroupState.READY)
+        else:
+            self.add(groups)
 
     def start_at(self, step: int) -> None:
         """Start counting at `step`, everything before it covered. Only before the first group is added."""

@@ -29,12 +29,14 @@ def reason_to_filter(
     rewards: its valid ones, at least one. components: of the same rows, where advantages are made of them: the group
     has no variance then if each component is equal, whatever the rewards are.
     """
-    mean = sum(rewards) / len(rewards)
-    # The mean of equal numbers is not exactly that number, and a bound may be: rounding decides nothing here.
-    mean = min(max(mean, min(rewards)), max(rewards))
     judged: Sequence[object] = rewards if components is None else components
     if rule.zero_variance and all(one == judged[0] for one in judged):
         return ZERO_VARIANCE
+    if rule.low is None and rule.high is None:
+        return ""
+    mean = sum(rewards) / len(rewards)
+    # The mean of equal numbers is not exactly that number, and a bound may be: rounding decides nothing here.
+    mean = min(max(mean, min(rewards)), max(rewards))
     if rule.low is not None and mean < rule.low:
         return TOO_HARD
     if rule.high is not None and mean > rule.high:

@@ -6,7 +6,7 @@ nothing up for later: virtual time goes on without it.
 """
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 TASK = "train"
 """The stream of the run's own data."""
@@ -24,6 +24,9 @@ class Share(NamedTuple):
 
     weight: float = 1.0
     priority: int = 0
+
+
+_USUAL: Final = Share()
 
 
 class StreamShares:
@@ -67,4 +70,4 @@ class StreamShares:
         return -share.priority, max(self._now, self._due.get(stream, 0.0)), 1 / share.weight, stream
 
     def _share(self, stream: str) -> Share:
-        return self._shares.get(stream, Share())
+        return self._shares.get(stream, _USUAL)

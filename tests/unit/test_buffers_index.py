@@ -152,6 +152,20 @@ def test_a_second_row_or_score_for_the_same_rollout_is_ignored_and_counted():
     assert {ref.offset for ref in lease.frames} == {0, 100}
 
 
+def test_rows_of_several_groups_are_kept_and_scored_in_the_order_of_their_frame_whichever_are_ignored():
+    index = make_index()
+    index.issue("r", 0, 2)
+    accept(index, [(1, 0)], offset=0)
+    index.unscored("s", 1)
+    kept = accept(index, [(1, 1), (0, 1), (1, 0), (0, 0), (0, 1)], offset=100)
+    assert kept["row"].tolist() == [0, 1, 3]
+    (waiting,) = index.unscored("s", 9)
+    assert list(zip(waiting.number.tolist(), waiting.sample_index.tolist(), strict=True)) == [(1, 1), (0, 1), (0, 0)]
+    taken = score(index, [(0, 0), (0, 1), (1, 0), (1, 1)])
+    assert len(taken) == 4
+    assert index.counts().rows_ignored == 2
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
