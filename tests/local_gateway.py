@@ -241,15 +241,16 @@ async def _queue(
     data = msgspec.to_builtins(config)
     queue = QueueActor(str(run.path), data)
     await queue.open(0, LONGEST_PROMPT)
+    stack.push_async_callback(queue.close)
     reward = RewardActor(str(run.path), data, Direct(queue))
     await reward.start(await queue.next_epoch("reward"))
     works.append(_runs(stack, reward.run()))
-    stack.push_async_callback(queue.close)
     return queue
 
 
 def _runs(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-    """Work that ends when its queue is closed."""
+    """Work that is taken back before its queue is closed: a closed queue ends it too, and both at once would cut off
+    what it does at its end."""
     running = asyncio.create_task(work)
 
     async def end() -> None:
