@@ -24,7 +24,6 @@ from weights_replica import receive, send
 from streamrl.learner.process_group import open_group
 from streamrl.learner.sharding import ShardedPolicy
 from streamrl.types import Version
-from streamrl.weights.folder import shm_folder
 from streamrl.weights.manifest import encode
 from streamrl.weights.shm import ShmPublisher
 
@@ -42,10 +41,9 @@ def measure(report: Report, rounds: int) -> None:
         policy = ShardedPolicy(build(), group, torch.float32)
         size = sum(shard.nbytes for shard in policy.shards.values())
         report.add("bytes of a version", size / 1e6, "MB")
-        key = secrets.token_bytes(32)
-        publisher = stack.enter_context(ShmPublisher(RUN_ID, key, threads=torch.get_num_threads()))
-        copying(report, policy, publisher, rounds)
-        taking_up(report, policy, publisher, key, rounds)
+        with ShmPublisher(RUN_ID, secrets.token_bytes(32), threads=torch.get_num_threads()) as publisher:
+            copying(report, policy, publisher, rounds)
+        taking_up(report, policy, rounds)
 
 
 def copying(report: Report, policy: ShardedPolicy, publisher: ShmPublisher, rounds: int) -> None:
@@ -81,35 +79,46 @@ def copying(report: Report, policy: ShardedPolicy, publisher: ShmPublisher, roun
     )
 
 
-def taking_up(report: Report, policy: ShardedPolicy, publisher: ShmPublisher, key: bytes, rounds: int) -> None:
-    """To the last replica's answer: signature, every digest, the engine's copy. From the hand-over of a version, and
-    from the beginning of its publication, as a replica's deadline counts."""
+def taking_up(report: Report, policy: ShardedPolicy, rounds: int) -> None:
+    """To the last replica's answer: signature, every digest, the engine's weights laid over it. From the hand-over of a
+    version, and from the beginning of its publication, as a replica's deadline counts. One replica and four of them
+    follow a publisher each, in turns."""
     weights = list(policy.gather(policy.snapshot()))
-    with replicas(key, shm_folder(RUN_ID), 4) as four:
-        times: dict[str, list[float]] = {"one": [], "four": [], "published to one": [], "published to four": []}
-        for step in range(1, rounds + 2):
-            for name, some in (("one", four[:1]), ("four", four)):
-                version = Version(step, len(some))
+    times: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        groups = {name: stack.enter_context(following(name, number)) for name, number in (("one", 1), ("four", 4))}
+        for step in range(rounds + 2):
+            for name, (publisher, processes) in groups.items():
                 started = time.monotonic()
-                manifest = encode(publisher.publish(weights, version))
+                manifest = encode(publisher.publish(weights, Version(0, step)))
                 handed_over = time.monotonic()
-                take(some, manifest)
+                take(processes, manifest)
                 ended = time.monotonic()
-                publisher.unlink(version)
-                if step > 1:
-                    times[name].append(ended - handed_over)
-                    times[f"published to {name}"].append(ended - started)
+                publisher.unlink(Version(0, step - 1))
+                if step > 1:  # the first two take fresh memory
+                    times.setdefault(name, []).append(ended - handed_over)
+                    times.setdefault(f"published to {name}", []).append(ended - started)
     report.add("one replica takes a version", 1e3 * statistics.median(times["one"]), "ms")
+    report.add(
+        "four replicas take a version, from its publication", ratio(times, *FROM_THE_START), "times one", at_most=1.5
+    )
+    report.add("four replicas take a version, from its hand-over", ratio(times, "four", "one"), "times one")
     # Each replica's work fills a processor: four of them cannot be faster than one where there are fewer.
     turns = max(1.0, 4 / len(os.sched_getaffinity(0)))
-    report.add("four replicas take a version, from its publication", ratio(times, *FROM_THE_START), "times one")
-    report.add("four replicas take a version, from its hand-over", ratio(times, "four", "one"), "times one")
     report.add(
         "the same, over the turns that the processors need for four",
         ratio(times, "four", "one") / turns,
         "times one",
         at_most=1.5,
     )
+
+
+@contextmanager
+def following(name: str, number: int) -> "Iterator[tuple[ShmPublisher, list[subprocess.Popen[bytes]]]]":
+    """A publisher, and so many replicas that follow it."""
+    run_id, key = f"{RUN_ID}-{name}", secrets.token_bytes(32)
+    with ShmPublisher(run_id, key, threads=torch.get_num_threads()) as publisher, replicas(run_id, key, number) as some:
+        yield publisher, some
 
 
 def take(processes: "list[subprocess.Popen[bytes]]", manifest: bytes) -> None:
@@ -130,9 +139,9 @@ def ratio(times: dict[str, list[float]], upper: str, lower: str) -> float:
 
 
 @contextmanager
-def replicas(key: bytes, folder: Path, number: int) -> "Iterator[list[subprocess.Popen[bytes]]]":
+def replicas(run_id: str, key: bytes, number: int) -> "Iterator[list[subprocess.Popen[bytes]]]":
     """So many replica processes that stand ready."""
-    words = [sys.executable, PROGRAM, RUN_ID, folder]
+    words = [sys.executable, PROGRAM, run_id]
     processes = [subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(number)]
     try:
         for process in processes:

@@ -1,19 +1,18 @@
-"""A replica of the weights' benchmark, a process of its own: python weights_replica.py RUN_ID FOLDER
+"""A replica of the weights' benchmark, a process of its own: python weights_replica.py RUN_ID
 
-It opens each version whose manifest comes in, verifies it and has the torch engine copy it, and answers with the
-version. The key comes first.
+It opens each version whose manifest comes in, verifies it and lays the torch engine's weights over it, which it keeps
+until the next, and answers with the version. The key comes first.
 """
 
 import struct
 import sys
-from pathlib import Path
 from typing import BinaryIO
 
 import torch
 from weights_model import engine_weights
 
 from streamrl.weights.manifest import decode
-from streamrl.weights.shm import ShmSource
+from streamrl.weights.served import ServedVersions
 
 _SIZE = struct.Struct("<I")
 
@@ -29,15 +28,16 @@ def send(stream: BinaryIO, message: bytes) -> None:
     stream.flush()
 
 
-def main(run_id: str, folder: str) -> None:
+def main(run_id: str) -> None:
     torch.set_num_threads(1)
-    source = ShmSource(run_id, receive(sys.stdin.buffer), Path(folder))
-    weights = engine_weights()
+    versions = ServedVersions(run_id, receive(sys.stdin.buffer))
+    weights = None
     send(sys.stdout.buffer, b"ready")
     while encoded := receive(sys.stdin.buffer):
         manifest = decode(encoded)
-        with source.open(manifest) as tensors:
-            weights.copy_from(tensors)
+        with versions.open(manifest) as tensors:
+            weights = engine_weights(tensors)
+        assert weights.copied, "the norms of q and k are repeated for each head"
         send(sys.stdout.buffer, str(manifest.version).encode())
 
 

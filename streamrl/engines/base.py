@@ -57,7 +57,8 @@ class Engine(Protocol):
 
         `keep` and `recompute` take effect before the next token; `drain` takes effect when the running requests
         are done, and starts no waiting request before. All tensors or none: on an error the old version serves
-        on. The engine copies: the caller may free `tensors` when this returns (for `drain`: also at once).
+        on. The caller may let go of `tensors` when this returns, also for `drain`, and never changes them: an engine
+        may serve from their memory for as long as it serves the version.
         """
         ...
 

@@ -55,13 +55,10 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def open_version(path: Path) -> Iterator[int]:
-    """A descriptor of a version's file, to map it inside the context.
+def lock_version(path: Path) -> int:
+    """A descriptor of a version's file, which is not written again until the descriptor is closed.
 
-    It is locked against being written again until it and every mapping that was made of it are gone: a mapping keeps
-    the open file, and the open file the lock, whatever becomes of the process. Raises FileNotFoundError when the
-    version was taken back, at any moment, and OSError when it cannot be opened.
+    Raises FileNotFoundError when the version was taken back, at any moment, and OSError when it cannot be opened.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -72,6 +69,21 @@ def open_version(path: Path) -> Iterator[int]:
         # It may have been taken back before it was locked.
         if not os.path.samestat(os.fstat(fd), path.lstat()):
             raise FileNotFoundError(f"{path} was taken back")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+@contextlib.contextmanager
+def open_version(path: Path) -> Iterator[int]:
+    """A descriptor of a version's file, to map it inside the context.
+
+    It is locked against being written again until it and every mapping that was made of it are gone: a mapping keeps
+    the open file, and the open file the lock, whatever becomes of the process. Raises as `lock_version` does.
+    """
+    fd = lock_version(path)
+    try:
         yield fd
     finally:
         os.close(fd)

@@ -15,6 +15,8 @@ import torch
 from streamrl.models.merge import merge
 from streamrl.types import Version
 from streamrl.weights.manifest import WeightManifest
+from streamrl.weights.mappings import VersionMappings
+from streamrl.weights.shared_checks import SharedChecks
 from streamrl.weights.shm import ShmSource
 
 Tensors = Mapping[str, torch.Tensor]
@@ -32,6 +34,8 @@ class ServedVersions:
         self._run_id = run_id
         self._key = key
         self._one = threading.Lock()
+        self._mappings = VersionMappings()
+        self._checks = SharedChecks(key)
         self._base: tuple[Version, str, Tensors] | None = None
         """Version, digest and tensors of the newest base that was opened."""
 
@@ -42,7 +46,9 @@ class ServedVersions:
         folder: of the node's copies, where the version is not where its manifest says. Raises DataError as
         `ShmSource.open` does, for the version and for its base.
         """
-        source = ShmSource(self._run_id, self._key, folder)
+        # A node's copies are new files each time, and the memory of one that is gone is free as soon as it is unmapped.
+        mappings = self._mappings if folder is None else None
+        source = ShmSource(self._run_id, self._key, folder, mappings, self._checks)
         with source.open(manifest) as tensors:
             if manifest.adapters is None:
                 yield tensors

@@ -8,23 +8,22 @@ knows which version is newest or who still reads one: that is `WeightStore` and 
 """
 
 import contextlib
-import mmap
-import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import torch
 import xxhash
 
 from streamrl.errors import DataError, ResourceError
 from streamrl.types import Version
 from streamrl.weights.delta_files import Content, DeltaFiles
-from streamrl.weights.folder import make_folder, open_version, remove_folder, shm_folder, version_file
+from streamrl.weights.folder import make_folder, remove_folder, shm_folder, version_file
 from streamrl.weights.manifest import AdapterFacts, TensorEntry, WeightManifest, combined_digest, sign, verify
+from streamrl.weights.mappings import Lent, VersionMappings
+from streamrl.weights.shared_checks import SharedChecks, find_damage
 from streamrl.weights.tensors import NamedTensors, chunks, copy_finite, described, flat_bits
 from streamrl.weights.version_files import VersionFiles
 
@@ -163,36 +162,53 @@ class ShmSource:
             engine.load_weights(tensors, manifest.version, UpdateMode.KEEP)
     """
 
-    def __init__(self, run_id: str, key: bytes, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        key: bytes,
+        folder: Path | None = None,
+        mappings: VersionMappings | None = None,
+        checks: SharedChecks | None = None,
+    ) -> None:
+        """mappings: that stay from version to version; each is mapped anew when None. checks: that are shared with the
+        other readers of this node; all by this process when None."""
         self._run_id = run_id
         self._key = key
         self._folder = folder
+        self._mappings = mappings
+        self._checks = checks
 
     @contextlib.contextmanager
     def open(self, manifest: WeightManifest) -> Iterator[Mapping[str, torch.Tensor]]:
         """The verified tensors of a version, by name: views of the file, valid inside the context.
 
-        Copy what must live longer. Writing to a view touches a private page and never the file. A view that
-        outlives the context stays valid, and keeps the version's memory until it is gone.
+        They are for reading: who writes to one is ended by a signal. A view that outlives the context stays valid, and
+        keeps the version's memory until it is gone.
         Raises DataError when signature, run, size or a digest is wrong, or the version was taken back.
         """
         verify(manifest, self._key, self._run_id)
         copy = version_file(self._folder, manifest.version) if self._folder is not None else None
-        mapping = _map(manifest, copy or Path(manifest.location))
-        content = np.frombuffer(mapping, dtype=np.uint8)
+        content = self._checked(manifest, copy or Path(manifest.location))
         tensors: dict[str, torch.Tensor] = {}
         try:
-            _check_digests(manifest, content)
             base = torch.from_numpy(content)
             tensors.update((entry.name, _view(base, entry)) for entry in manifest.tensors)
-            del base
+            # The tensors have the bytes from here on: these are free with the last view.
+            del base, content
             yield tensors
         finally:
             tensors.clear()
-            del content
-            # BufferError: a view outlives us. The last one unmaps then; unmapping under it would crash.
-            with contextlib.suppress(BufferError):
-                mapping.close()
+
+    def _checked(self, manifest: WeightManifest, path: Path) -> Content:
+        """All bytes, every digest held."""
+        content, inode = _lent(self._mappings if self._mappings is not None else VersionMappings(), manifest, path)
+        if self._checks is not None:
+            fault = self._checks.find_damage(manifest, content, path.parent, inode)
+        else:
+            fault = find_damage(manifest, content)
+        if fault:
+            raise DataError(f"weights: version {manifest.version}: {fault}")
+        return content
 
 
 def _layout(named: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[TensorEntry], int]:
@@ -239,28 +255,17 @@ def _write_tensor(content: Content, entry: TensorEntry, tensor: torch.Tensor) ->
     return msgspec.structs.replace(entry, digest=hasher.hexdigest()), check_ns
 
 
-def _map(manifest: WeightManifest, path: Path) -> mmap.mmap:
+def _lent(mappings: VersionMappings, manifest: WeightManifest, path: Path) -> Lent:
     what = f"weights: version {manifest.version}"
     try:
-        with open_version(path) as fd:
-            size = os.fstat(fd).st_size
-            if size != manifest.total_bytes:
-                raise DataError(f"{what}: {path} has {size} bytes, its manifest says {manifest.total_bytes}")
-            return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+        lent = mappings.lend(path)
     except FileNotFoundError:
         raise DataError(f"{what}: {path} is gone; ask the weight store for a newer version") from None
-    except OSError as error:
-        raise DataError(f"{what}: cannot open {path}: {error.strerror}") from error
-
-
-def _check_digests(manifest: WeightManifest, content: np.ndarray) -> None:
-    for entry in manifest.tensors:
-        found = xxhash.xxh3_64_hexdigest(content[entry.offset : entry.offset + entry.nbytes])
-        if found != entry.digest:
-            raise DataError(
-                f"weights: version {manifest.version}: tensor {entry.name!r} has digest {found}, "
-                f"its manifest says {entry.digest}: the bytes were damaged"
-            )
+    except (OSError, ValueError) as error:  # ValueError: it is empty
+        raise DataError(f"{what}: cannot open {path}: {error}") from error
+    if len(lent.content) != manifest.total_bytes:
+        raise DataError(f"{what}: {path} has {len(lent.content)} bytes, its manifest says {manifest.total_bytes}")
+    return lent
 
 
 def _view(base: torch.Tensor, entry: TensorEntry) -> torch.Tensor:

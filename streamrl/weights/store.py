@@ -2,14 +2,14 @@
 
     published -> latest -> superseded -> retirable -> forgotten
                               |  ^
-              loading, pinned +--+
+      loading, served, pinned +--+
 
-Guarantees: versions only rise, and only manifests signed for this run come in. A version is named by
-`retirable` exactly once, when it is not the newest, nobody has pinned it and no joined replica may be loading
-it; after that it is handed out to nobody. At most 1 + replicas + pins versions are kept besides, and a
-replica that does not answer keeps its version for the deadline at most. The base of versions that hold adapters is kept
-as long as one of them is, and named by `retirable` after the last. Pure: it owns no memory, no tasks and no time but
-the clock it is given.
+Guarantees: versions only rise, and only manifests signed for this run come in. A version is named by `retirable`
+exactly once, when it is not the newest, nobody has pinned it and no joined replica may be loading it or serving from
+its memory; after that it is handed out to nobody. At most 1 + 2 * replicas + pins versions are kept, and a replica that
+does not answer keeps its versions for the deadline at most. The base of versions that hold adapters is kept as long as
+one of them is, and named by `retirable` after the last. Pure: it owns no memory, no tasks and no time but the clock it
+is given.
 """
 
 from dataclasses import dataclass
@@ -202,6 +202,8 @@ class WeightStore:
         for state in self._replicas.values():
             if state.loading is not None and state.loading_since > oldest:
                 needed.add(state.loading)
+            if state.acknowledged is not None and (state.behind_since is None or state.behind_since > oldest):
+                needed.add(state.acknowledged)
         return needed
 
     def _joined(self, replica: str) -> _Replica:

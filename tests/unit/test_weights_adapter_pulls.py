@@ -56,7 +56,8 @@ class Node:
 
     @property
     def names(self) -> list[str]:
-        return sorted(path.stem for path in self.folder.iterdir())
+        """Of the versions that are here."""
+        return sorted(path.stem for path in self.folder.glob("*.*"))
 
     def check(self, manifest: WeightManifest) -> None:
         """A replica here makes of it what it should."""

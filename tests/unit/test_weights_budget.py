@@ -73,12 +73,18 @@ async def test_a_version_is_handed_back_the_moment_nobody_needs_it_any_more(how:
     await turns()
     assert not gone.done()
     ways = {"left": store.leave, "began again": store.join}
+    asks = None
     if how == "acknowledged":
         await store.newer_than("rollout-0", V1)
+        await turns()
+        assert not gone.done()  # it may serve from that memory, until it serves the next
+        asks = asyncio.ensure_future(store.newer_than("rollout-0", V2))
     else:
         await ways[how]("rollout-0")
     async with asyncio.timeout(60):
         assert await gone == [V1]
+        await store.close()
+        assert asks is None or await asks is None
     publisher.close()
 
 

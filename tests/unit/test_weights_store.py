@@ -95,13 +95,28 @@ def test_a_superseded_version_is_retirable_once():
     assert store.kept == [Version(0, 2)]
 
 
-def test_a_version_in_loading_is_kept_until_it_is_acknowledged():
+def test_a_version_is_kept_from_its_loading_until_a_newer_one_is_acknowledged():
+    """A replica may serve from its memory."""
     store, _ = build_store(steps=1, replicas=("a", "b"))
     store.newer_than(None, "a")
     store.publish(build_manifest(step=1))
     assert store.retirable() == []
     store.acknowledge("a", Version(0, 0))
+    assert store.retirable() == []
+    store.newer_than(Version(0, 0), "a")
+    assert store.retirable() == []
+    store.acknowledge("a", Version(0, 1))
     assert store.retirable() == [Version(0, 0)]
+
+
+def test_a_version_that_is_served_is_free_when_its_replica_leaves_or_is_late():
+    for act in (lambda store, clock: store.leave("a"), lambda store, clock: clock.advance(DEADLINE)):
+        store, clock = build_store(steps=1, replicas=("a",))
+        store.acknowledge("a", Version(0, 0))
+        store.publish(build_manifest(step=1))
+        assert store.retirable() == []
+        act(store, clock)
+        assert store.retirable() == [Version(0, 0)]
 
 
 def test_a_version_in_loading_is_free_when_its_replica_asks_again_or_leaves():
@@ -253,8 +268,11 @@ def test_a_base_is_kept_with_the_versions_that_need_it_and_retired_after_the_las
     assert store.kept == [Version(0, -1), Version(0, 2), Version(1, -1), Version(1, 2)]
     assert store.retirable() == []
     store.acknowledge("a", Version(0, 2))
+    assert store.retirable() == []
+    store.acknowledge("a", Version(1, 2))
     assert store.retirable() == [Version(0, -1), Version(0, 2)]
     store.publish(build_manifest(incarnation=2, step=2))
+    store.acknowledge("a", Version(2, 2))
     assert store.retirable() == [Version(1, -1), Version(1, 2)]
     assert store.kept == [Version(2, 2)]
 
@@ -281,6 +299,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.serving: dict[str, Version | None] = {}
         self.loading: dict[str, tuple[Version, float]] = {}
         self.pins: set[tuple[Version, str]] = set()
+        self.taken_back: set[str] = set()
+        """Replicas whose version was retired before they acknowledged it, being late: they hold its memory alone."""
         self.retired: set[Version] = set()
 
     @rule(resume=st.booleans())
@@ -319,6 +339,7 @@ class StoreMachine(RuleBasedStateMachine):
             version, _ = self.loading.pop(replica)
             self.store.acknowledge(replica, version)
             self.serving[replica] = version
+            (self.taken_back.add if version in self.retired else self.taken_back.discard)(replica)
 
     @rule(holder=st.sampled_from(["evaluation", "export"]))
     def pin_latest(self, holder):
@@ -338,7 +359,7 @@ class StoreMachine(RuleBasedStateMachine):
         gone = self.store.retirable()
         assert not self.retired & set(gone)
         self.retired |= set(gone)
-        assert len(self.served()) <= 1 + len(self.serving) + len({version for version, _ in self.pins})
+        assert len(self.served()) <= 1 + 2 * len(self.serving) + len({version for version, _ in self.pins})
 
     def served(self) -> set[Version]:
         """What is kept, without bases."""
@@ -360,6 +381,8 @@ class StoreMachine(RuleBasedStateMachine):
         live = {version for version, since in self.loading.values() if since > self.clock.now() - DEADLINE} | {
             version for version, _ in self.pins
         }
+        late = {one.replica for one in self.store.late()}
+        live |= {version for name, version in self.serving.items() if version and name not in late | self.taken_back}
         if self.store.latest is not None:
             live.add(self.store.latest.version)
         assert live <= set(self.store.kept)

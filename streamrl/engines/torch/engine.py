@@ -110,7 +110,7 @@ class TorchEngine:
         self._weights.copy_from(tensors)
         self._spare: FusedWeights | None = None
         self._version = version
-        self._drained: Version | None = None
+        self._drained: tuple[Version, FusedWeights] | None = None
         self._stale_cache = False
         self._table = SlotTable(self._cache.slots, max_length)
         # What stays as long as the same rows run.
@@ -132,6 +132,16 @@ class TorchEngine:
 
     def _new_weights(self) -> FusedWeights:
         return FusedWeights(self._shape, self._dtype, self._device)
+
+    def _next_weights(self, tensors: Mapping[str, torch.Tensor], *, beside: bool) -> FusedWeights:
+        """A set of these tensors: over their memory on a CPU, else copied over the set that serves, or beside it."""
+        if self._device.type == "cpu":
+            return FusedWeights.over(self._shape, self._dtype, tensors)
+        if beside:
+            self._spare = self._spare or self._new_weights()
+        room = self._spare if beside and self._spare is not None else self._weights
+        room.copy_from(tensors)
+        return room
 
     @property
     def version(self) -> Version:
@@ -174,14 +184,13 @@ class TorchEngine:
     @torch.inference_mode()
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: Version, mode: UpdateMode) -> None:
         """See `Engine.load_weights`. Raises ValueError naming the tensor that is missing, unknown, or of a wrong
-        shape or dtype. A load replaces a drained one that is still pending."""
+        shape or dtype. A load replaces a drained one that is still pending. On a CPU it serves from the memory of
+        `tensors`, wherever they lie in it as the decoder needs them, and copies the rest; elsewhere it copies all."""
         self._check_open()
         if mode is UpdateMode.DRAIN and self._table.running:
-            self._spare = self._spare or self._new_weights()
-            self._spare.copy_from(tensors)
-            self._drained = version
+            self._drained = version, self._next_weights(tensors, beside=True)
             return
-        self._weights.copy_from(tensors)
+        self._weights = self._next_weights(tensors, beside=False)
         self._drained = None
         self._version = version
         self._table.begin_version(version)
@@ -253,9 +262,10 @@ class TorchEngine:
         """Swap in a drained update once nothing runs under the old version."""
         if self._drained is None or self._table.running:
             return
-        assert self._spare is not None, "a drained update without weights"
-        self._weights, self._spare = self._spare, self._weights
-        self._version, self._drained = self._drained, None
+        if self._spare is not None:
+            self._spare = self._weights
+        self._version, self._weights = self._drained
+        self._drained = None
 
     def _fill_slots(self) -> tuple[Segment, ...]:
         """Start what fits into the free slots, put the rows in order, return the prompts to compute."""

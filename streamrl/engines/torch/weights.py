@@ -1,17 +1,21 @@
 """One complete weight set in the layout that the decoder multiplies with: q/k/v and gate/up fused.
 
-Guaranteed: `copy_from` either takes every tensor or touches none; the check of names, shapes and dtypes comes
-first. The set owns its memory, so the caller's tensors may vanish afterwards. It knows neither version nor
+Guaranteed: a set takes every tensor or none; the check of names, shapes and dtypes comes first. `copy_from` fills
+memory of its own. `over` takes the memory of tensors on the CPU as it is wherever what is fused lies there one behind
+another, as it does in a published version: one that is mapped serves without a copy. It knows neither version nor
 finiteness: who publishes checks that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
 from streamrl.engines.torch.families import ModelShape, tensor_shapes
 
+ALIGNMENT = 64
+"""Bytes: what torch gives memory of its own, so that a kernel takes the same way over both."""
 NAMES_SHOWN = 3
 """Names listed in an error; the rest is a count, so that a foreign model gives one readable line."""
 
@@ -38,23 +42,56 @@ class LayerWeights:
 
 
 class FusedWeights:
-    """Preallocated fused tensors, with a view of them for each Hugging Face name."""
+    """Fused tensors, with a view of them for each Hugging Face name that is to be copied."""
 
-    def __init__(self, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        lying: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    ) -> None:
+        """Room for a set. lying: tensors whose memory is used as it is where the layout allows it; see `over`."""
         self._shape = shape
         self._dtype = dtype
         self._device = device
+        self._lying = lying
         self._expected = tensor_shapes(shape)
         self._views: dict[str, torch.Tensor] = {}
-        self.embedding = self._empty(shape.vocab_size, shape.hidden_size)
-        self.final_norm = self._empty(shape.hidden_size)
-        head = self.embedding if shape.tied else self._empty(shape.vocab_size, shape.hidden_size)
-        self.head = head.t()
-        self.layers = [self._new_layer(f"model.layers.{index}.") for index in range(shape.num_layers)]
-        self._views["model.embed_tokens.weight"] = self.embedding
-        self._views["model.norm.weight"] = self.final_norm
+        self.embedding = self._room(["model.embed_tokens.weight"], shape.vocab_size, shape.hidden_size)
+        self.final_norm = self._room(["model.norm.weight"], shape.hidden_size)
+        self.head = self.embedding.t()
         if not shape.tied:
-            self._views["lm_head.weight"] = head
+            self.head = self._room(["lm_head.weight"], shape.vocab_size, shape.hidden_size).t()
+        self.layers = [self._new_layer(f"model.layers.{index}.") for index in range(shape.num_layers)]
+        self._lying = {}
+
+    @classmethod
+    def over(cls, shape: ModelShape, dtype: torch.dtype, tensors: Mapping[str, torch.Tensor]) -> "FusedWeights":
+        """A set on the CPU that shares the memory of `tensors` where it can, and copies the rest. They must not change
+        as long as it is used. Raises as `copy_from` does."""
+        check_set(shape, dtype, tensors)
+        weights = cls(shape, dtype, torch.device("cpu"), tensors)
+        weights._fill(tensors)
+        return weights
+
+    @property
+    def copied(self) -> Collection[str]:
+        """Names of the tensors that lie in memory of the set's own."""
+        return self._views.keys()
+
+    def _room(self, names: Sequence[str], *size: int) -> torch.Tensor:
+        """One tensor of the rows of all `names`: where they lie if they lie one behind another, else its own."""
+        found = _joined([self._lying[name] for name in names], size) if self._lying else None
+        if found is not None:
+            return found
+        room = self._empty(*size)
+        start = 0
+        for name in names:
+            rows = self._expected[name][0]
+            self._views[name] = room[start : start + rows]
+            start += rows
+        return room
 
     def _empty(self, *size: int) -> torch.Tensor:
         return torch.empty(size, dtype=self._dtype, device=self._device)
@@ -66,18 +103,14 @@ class FusedWeights:
         qkv = {"self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": key}
         gate_up = {"mlp.gate_proj": inner, "mlp.up_proj": inner}
         return LayerWeights(
-            self._norm(prefix + "input_layernorm.weight"),
+            self._room([prefix + "input_layernorm.weight"], hidden),
             *self._linear(prefix, qkv, hidden, shape.qkv_bias),
             self._qk_norm(prefix) if shape.qk_norm else None,
             *self._linear(prefix, {"self_attn.o_proj": hidden}, query, shape.output_bias),
-            self._norm(prefix + "post_attention_layernorm.weight"),
+            self._room([prefix + "post_attention_layernorm.weight"], hidden),
             *self._linear(prefix, gate_up, hidden, shape.mlp_bias),
             *self._linear(prefix, {"mlp.down_proj": hidden}, inner, shape.mlp_bias),
         )
-
-    def _norm(self, name: str) -> torch.Tensor:
-        self._views[name] = self._empty(self._shape.hidden_size)
-        return self._views[name]
 
     def _qk_norm(self, prefix: str) -> torch.Tensor:
         heads = self._shape.num_heads
@@ -91,54 +124,71 @@ class FusedWeights:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One fused linear layer whose outputs are those of `parts`, in order; memory stays [out, in]."""
         rows = sum(parts.values())
-        weight = self._empty(rows, columns)
-        bias = self._empty(rows) if has_bias else None
-        start = 0
-        for name, size in parts.items():
-            self._views[f"{prefix}{name}.weight"] = weight[start : start + size]
-            if bias is not None:
-                self._views[f"{prefix}{name}.bias"] = bias[start : start + size]
-            start += size
+        weight = self._room([f"{prefix}{name}.weight" for name in parts], rows, columns)
+        bias = self._room([f"{prefix}{name}.bias" for name in parts], rows) if has_bias else None
         return weight.t(), bias
 
     def copy_from(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take a complete set of Hugging Face named tensors. Raises ValueError, and touches nothing, when one is
         missing, unknown, of another shape or dtype, or when a tied head differs from the embedding."""
-        self._check_names(tensors)
-        for name, shape in self._expected.items():
-            self._check_tensor(name, tensors[name], shape)
-        self._check_tied_head(tensors)
+        check_set(self._shape, self._dtype, tensors)
+        self._fill(tensors)
+
+    def _fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
         for name, view in self._views.items():
             # A norm of one head is broadcast to all heads by the copy.
             view.copy_(tensors[name])
 
-    def _check_names(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        allowed = self._expected.keys() | {"lm_head.weight"}
-        missing = sorted(self._expected.keys() - tensors.keys())
-        unknown = sorted(tensors.keys() - allowed)
-        for what, names in (("misses", missing), ("has unknown", unknown)):
-            if names:
-                rest = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-                raise ValueError(
-                    f"the weight set {what} tensor {', '.join(names[:NAMES_SHOWN])}{rest}; "
-                    f"a {self._shape.model_type} set has {len(self._expected)} tensors"
-                )
 
-    def _check_tensor(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"tensor {name} has shape {tuple(tensor.shape)}, the model needs {shape}")
-        if tensor.dtype != self._dtype:
-            raise ValueError(f"tensor {name} has dtype {tensor.dtype}, the engine runs in {self._dtype}")
+def check_set(shape: ModelShape, dtype: torch.dtype, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises ValueError unless it is a complete set of Hugging Face named tensors of that shape and dtype."""
+    expected = tensor_shapes(shape)
+    _check_names(shape, expected.keys(), tensors.keys())
+    for name, size in expected.items():
+        _check_tensor(name, tensors[name], size, dtype)
+    if shape.tied and "lm_head.weight" in tensors:
+        _check_tied_head(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
 
-    def _check_tied_head(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        head = tensors.get("lm_head.weight")
-        if not self._shape.tied or head is None:
-            return
-        embedding = tensors["model.embed_tokens.weight"]
-        self._check_tensor("lm_head.weight", head, tuple(embedding.shape))
-        same_memory = head.data_ptr() == embedding.data_ptr()
-        if not same_memory and not torch.equal(head, embedding):
+
+def _check_names(shape: ModelShape, expected: Set[str], found: Set[str]) -> None:
+    missing = sorted(expected - found)
+    unknown = sorted(found - expected - {"lm_head.weight"})
+    for what, names in (("misses", missing), ("has unknown", unknown)):
+        if names:
+            rest = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
             raise ValueError(
-                "tensor lm_head.weight differs from model.embed_tokens.weight, but the model ties them: "
-                "leave it out, or set tie_word_embeddings = false"
+                f"the weight set {what} tensor {', '.join(names[:NAMES_SHOWN])}{rest}; "
+                f"a {shape.model_type} set has {len(expected)} tensors"
             )
+
+
+def _check_tensor(name: str, tensor: torch.Tensor, size: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tuple(tensor.shape) != size:
+        raise ValueError(f"tensor {name} has shape {tuple(tensor.shape)}, the model needs {size}")
+    if tensor.dtype != dtype:
+        raise ValueError(f"tensor {name} has dtype {tensor.dtype}, the engine runs in {dtype}")
+
+
+def _check_tied_head(head: torch.Tensor, embedding: torch.Tensor) -> None:
+    _check_tensor("lm_head.weight", head, tuple(embedding.shape), embedding.dtype)
+    if head.data_ptr() != embedding.data_ptr() and not torch.equal(head, embedding):
+        raise ValueError(
+            "tensor lm_head.weight differs from model.embed_tokens.weight, but the model ties them: "
+            "leave it out, or set tie_word_embeddings = false"
+        )
+
+
+def _joined(parts: Sequence[torch.Tensor], size: tuple[int, ...]) -> torch.Tensor | None:
+    """The parts as one tensor over the memory that they lie in, None unless it is the CPU's and they follow each other
+    in it without a gap, begun where a kernel's widest load may."""
+    first = parts[0]
+    if first.device.type != "cpu" or first.data_ptr() % ALIGNMENT:
+        return None
+    end = first.data_ptr()
+    memory = first.untyped_storage().data_ptr()
+    for part in parts:
+        if part.data_ptr() != end or part.untyped_storage().data_ptr() != memory or not part.is_contiguous():
+            return None
+        end += part.nbytes
+    strides = (size[1], 1) if len(size) == 2 else (1,)
+    return first.detach().as_strided(size, strides, first.storage_offset())
