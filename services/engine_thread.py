@@ -124,6 +124,11 @@ class EngineThread:
         """Show from now on what these requests sample, and no more what those do. Called by one thread."""
         self._watched = (self._watched | frozenset(add)) - frozenset(drop)
 
+    def prepare(self, tensors: "Mapping[str, torch.Tensor]") -> Any:
+        """What `load` takes in the place of `tensors`, made in the caller's thread, beside the steps."""
+        assert self._engine is not None, "prepare before start"
+        return self._engine.prepare(tensors)
+
     def load(self, tensors: "Mapping[str, torch.Tensor]", version: Version, mode: UpdateMode) -> Future[float]:
         """Hand a version to the engine; done when it answers (under `drain` that is when the last request of the
         old version is done). Keep `tensors` until then.

@@ -343,7 +343,7 @@ class RolloutReplica:
             await self._take_up(decode(data))
 
     async def _take_up(self, manifest: WeightManifest) -> None:
-        """Verify a version, let the engine copy it between two tokens, then say so to store and queue."""
+        """Verify a version, let the engine take it between two tokens, then say so to store and queue."""
         version = Version(*manifest.version)
         self._state.update(next(self._orders), version)
         in_flight = len(self._running)
@@ -351,10 +351,9 @@ class RolloutReplica:
         folder = await self._fetch(manifest, "weights")
         arrived = time.monotonic()
         with self._observer.span("update", "weights"), ExitStack() as opened:
-            # Beside the loop: digests of all bytes, and the merge of adapters.
-            tensors = await in_thread(opened.enter_context, self._versions.open(manifest, folder))
+            prepared = await in_thread(self._opened, opened, manifest, folder)
             mode = UpdateMode(self._config.rollout.update_mode)
-            loaded = asyncio.wrap_future(self._thread.load(tensors, version, mode))
+            loaded = asyncio.wrap_future(self._thread.load(prepared, version, mode))
             limit, what = self._config.deadlines.update_s, f"taking up version {version}"
             stalled = await within(limit, loaded, who=self._name, what=what)
         self._state.loaded(version)
@@ -364,6 +363,10 @@ class RolloutReplica:
         await self._queue.serving.remote(self._name, self._epoch, version)
         self._routable.set()
         await self._journal.serves(version)
+
+    def _opened(self, opened: ExitStack, manifest: WeightManifest, folder: Path | None) -> Any:
+        """Beside the loop and the engine: digests of all bytes, the merge of adapters, the weights laid over them."""
+        return self._thread.prepare(opened.enter_context(self._versions.open(manifest, folder)))
 
     async def _fetch(self, manifest: WeightManifest, track: str) -> Path | None:
         """Have the bytes of a version on this node; the folder of the copies, where there are any."""

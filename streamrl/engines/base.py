@@ -6,7 +6,7 @@ model's forward pass. It knows ids, not text, and it answers under exactly one v
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from streamrl.types import EngineStats, GenerationRequest, GenerationResult, PartialTokens, UpdateMode, Version
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """Continuous batching behind a few verbs, all but `interrupt` for the one thread that steps it.
+    """Continuous batching behind a few verbs, all but `prepare` and `interrupt` for the one thread that steps it.
 
     Example:
         engine.submit(requests)
@@ -50,6 +50,11 @@ class Engine(Protocol):
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests early; each comes back from the next `step` as ABORT with the tokens it had."""
+        ...
+
+    def prepare(self, tensors: "Mapping[str, torch.Tensor]") -> Any:
+        """From any thread, beside the steps: the part of a load that holds nobody up. What it gives is for
+        `load_weights`, in the place of `tensors`. Raises as that does."""
         ...
 
     def load_weights(self, tensors: "Mapping[str, torch.Tensor]", version: Version, mode: UpdateMode) -> None:

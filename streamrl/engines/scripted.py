@@ -127,6 +127,10 @@ class ScriptedEngine:
             self._ended.append(self._result(running, FinishReason.ABORT))
         self._switch_if_drained()
 
+    def prepare(self, tensors: Mapping[str, object]) -> Mapping[str, object]:
+        """The tensors: they are not looked at."""
+        return tensors
+
     def load_weights(self, tensors: Mapping[str, object], version: Version, mode: UpdateMode) -> None:
         """Take `version`; the tensors are not looked at.
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -102,6 +103,35 @@ def test_it_answers_to_the_bit_as_from_memory_of_its_own(publisher, source, kind
     engine = engine_of(old)
     load(engine, source, publish(publisher, new, 1))
     assert bits(engine) == bits(engine_of(new)) != bits(engine_of(old))
+
+
+@pytest.mark.parametrize("mode", list(UpdateMode))
+def test_a_version_may_be_prepared_on_another_thread_while_the_engine_steps(publisher, source, mode):
+    old, new = model_of("qwen3"), model_of("qwen3", 1)
+    engine = engine_of(old)
+    engine.submit(requests(30))
+    done = []
+    with source.open(publish(publisher, new, 1)) as tensors:
+        preparing = threading.Thread(target=lambda: done.append(engine.prepare(tensors)))
+        preparing.start()
+        while preparing.is_alive():
+            engine.step()
+        preparing.join()
+        engine.load_weights(done.pop(), v(1), mode)
+    while engine.has_work:
+        engine.step()
+    assert engine.version == v(1)
+    assert bits(engine) == bits(engine_of(new))
+
+
+def test_what_is_prepared_is_laid_over_the_version_and_a_broken_set_is_refused(publisher, source):
+    engine = engine_of(model_of("qwen3"))
+    with source.open(publish(publisher, model_of("qwen3", 1), 1)) as tensors:
+        prepared = engine.prepare(tensors)
+        assert prepared.embedding.data_ptr() == tensors["model.embed_tokens.weight"].data_ptr()
+        broken = {name: tensor for name, tensor in tensors.items() if name != "model.norm.weight"}
+        with pytest.raises(ValueError, match=r"misses tensor model\.norm\.weight"):
+            engine.prepare(broken)
 
 
 def test_tensors_that_do_not_begin_where_a_kernel_loads_are_copied():

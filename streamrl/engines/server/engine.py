@@ -136,6 +136,10 @@ class ServerEngine:
         if running:
             self._server.start([self._server.contract.abort([one.request.request_id for one in running])], self._broke)
 
+    def prepare(self, tensors: "Mapping[str, torch.Tensor]") -> "Mapping[str, torch.Tensor]":
+        """The tensors: the server goes on while they are written for it."""
+        return tensors
+
     def load_weights(self, tensors: "Mapping[str, torch.Tensor]", version: Version, mode: UpdateMode) -> None:
         """See `Engine.load_weights`. A load replaces a drained one that is still pending.
 

@@ -133,14 +133,15 @@ class TorchEngine:
     def _new_weights(self) -> FusedWeights:
         return FusedWeights(self._shape, self._dtype, self._device)
 
-    def _next_weights(self, tensors: Mapping[str, torch.Tensor], *, beside: bool) -> FusedWeights:
+    def _next_weights(self, tensors: Mapping[str, torch.Tensor] | FusedWeights, *, beside: bool) -> FusedWeights:
         """A set of these tensors: over their memory on a CPU, else copied over the set that serves, or beside it."""
-        if self._device.type == "cpu":
-            return FusedWeights.over(self._shape, self._dtype, tensors)
+        prepared = self.prepare(tensors) if isinstance(tensors, Mapping) else tensors
+        if isinstance(prepared, FusedWeights):
+            return prepared
         if beside:
             self._spare = self._spare or self._new_weights()
         room = self._spare if beside and self._spare is not None else self._weights
-        room.copy_from(tensors)
+        room.copy_from(prepared)
         return room
 
     @property
@@ -182,7 +183,16 @@ class TorchEngine:
         self._finish_drain()
 
     @torch.inference_mode()
-    def load_weights(self, tensors: Mapping[str, torch.Tensor], version: Version, mode: UpdateMode) -> None:
+    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor] | FusedWeights:
+        """On a CPU the set that is going to serve, laid over the memory of `tensors`; elsewhere the tensors."""
+        if self._device.type == "cpu":
+            return FusedWeights.over(self._shape, self._dtype, tensors)
+        return tensors
+
+    @torch.inference_mode()
+    def load_weights(
+        self, tensors: Mapping[str, torch.Tensor] | FusedWeights, version: Version, mode: UpdateMode
+    ) -> None:
         """See `Engine.load_weights`. Raises ValueError naming the tensor that is missing, unknown, or of a wrong
         shape or dtype. A load replaces a drained one that is still pending. On a CPU it serves from the memory of
         `tensors`, wherever they lie in it as the decoder needs them, and copies the rest; elsewhere it copies all."""
