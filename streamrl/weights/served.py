@@ -1,8 +1,9 @@
 """Versions as an engine takes them: every weight under its Hugging Face name, whatever was published.
 
 A version that holds low-rank adapters is opened with its base and merged, so engines know of no adapters. Guarantees:
-tensors are handed out only after signatures, sizes and all digests of both hold; a base is verified once, and stays
-mapped until one of a newer incarnation is opened. Any thread may open.
+tensors are handed out only after signatures, sizes and all digests of both hold, some of which another replica of the
+node may have checked (`streamrl.weights.shared_checks`); a base is verified once, and stays mapped until one of a newer
+incarnation is opened. Any thread may open.
 """
 
 import contextlib
