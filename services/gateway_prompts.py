@@ -2,8 +2,8 @@
 
 `_work` takes lines, as long as fewer than `max_prompts` of the prompts are not answered, and gives them to the queue; a
 `_follow` for each piece that it gave waits for their ends and reads their rows. `_write` sends what they say, and waits
-for the client to take it. So a slow reader slows what it submits, and nobody else; one that takes nothing has its
-connection closed by the guard.
+for the client to take it. No lines are taken while more than `UNSENT` answers wait for that. So a slow reader slows
+what it submits, be that prompts or not, and nobody else; one that takes nothing has its connection closed by the guard.
 
 Guarantees: what was told as accepted is durable, and goes on whatever becomes of the connection: submitted again under
 its key it is the same prompt, and is told of again. A stream that is whole ends with the line `end`.
@@ -25,6 +25,10 @@ from streamrl.gateway import prompt_answers
 from streamrl.gateway.prompt_lines import Lines, PromptReader, key_of
 from streamrl.gateway.refusal import Refusal
 from streamrl.tasks.base import SubmittedPrompt
+
+UNSENT = 1000
+"""Answers that may wait for the client to read, before more of its lines are taken. A line of two bytes that is no
+prompt is answered by two hundred."""
 
 
 class PromptDesk:
@@ -85,7 +89,9 @@ class PromptStream(Response):
         self._said: asyncio.Queue[tuple[bytes, int | None] | None] = asyncio.Queue()
         self._open: dict[int, str] = {}
         """The keys of prompts that were accepted and not answered, by their numbers."""
+        self._unsent = 0
         self._answered = asyncio.Event()
+        """Set by each piece that the client took."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -113,6 +119,7 @@ class PromptStream(Response):
             for _, item in said:
                 if item is not None:
                     del self._open[item]
+            self._unsent -= len(said)
             self._answered.set()
 
     async def _all_said(self) -> tuple[list[tuple[bytes, int | None]], bool]:
@@ -128,6 +135,7 @@ class PromptStream(Response):
 
     def _say(self, line: bytes, item: int | None = None) -> None:
         """item: of the prompt that is answered by it."""
+        self._unsent += 1
         self._said.put_nowait((line, item))
 
     # ---- in
@@ -138,7 +146,7 @@ class PromptStream(Response):
                 async for asked in self._asked(receive):
                     await self._submit(asked, following)
                 watch = following.create_task(_until_gone(receive))
-                await self._fewer_than(1)
+                await self._until(lambda: not self._open)
                 watch.cancel()
             self._say(prompt_answers.end())
         except* Refusal as refusals:
@@ -149,6 +157,7 @@ class PromptStream(Response):
         """The prompts, as they come; a line that is none is answered. Raises Refusal, ClientGone."""
         lines, count, more = Lines(self._desk.max_line_bytes), 0, True
         while more:
+            await self._until(lambda: self._unsent <= UNSENT)
             message = await self._message(receive)
             if message["type"] == "http.disconnect":
                 raise ClientGone
@@ -183,7 +192,7 @@ class PromptStream(Response):
     async def _submit(self, asked: list[SubmittedPrompt], following: asyncio.TaskGroup) -> None:
         """Give prompts to the queue, no more at a time than may be open."""
         while asked:
-            await self._fewer_than(self._desk.max_prompts)
+            await self._until(lambda: len(self._open) < self._desk.max_prompts and self._unsent <= UNSENT)
             room = self._desk.max_prompts - len(self._open)
             piece, asked = asked[:room], asked[room:]
             numbers = await self._desk.submit(self._stream, piece)
@@ -195,9 +204,9 @@ class PromptStream(Response):
                     fresh.append(item)
             following.create_task(self._follow(fresh))
 
-    async def _fewer_than(self, count: int) -> None:
-        """Wait until fewer prompts than that are open."""
-        while len(self._open) >= count:
+    async def _until(self, enough: Callable[[], bool]) -> None:
+        """Wait until the client has taken so much."""
+        while not enough():
             self._answered.clear()
             await self._answered.wait()
 

@@ -4,10 +4,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from local_gateway import ENDLESS, local_gateway, until
 from submitted_prompts import GROUP_SIZE, answers, gateway_of, line, submission, told
+
+from services.gateway_prompts import UNSENT, PromptStream
 
 
 async def test_each_prompt_is_accepted_then_answered_with_its_scored_rollouts(tmp_path: Path) -> None:
@@ -112,10 +115,11 @@ async def test_cancelling_frees_the_slots_and_tells_who_waits(tmp_path: Path) ->
         assert [(await anext(stream))["key"] for _ in range(2)] == ["a", "b"]
         replica = gateway.replicas["rollout-0"]
         await until(lambda: len(replica._running) == 2 * GROUP_SIZE)
-        status, answer = await gateway.ask("/api/prompts/cancel", {"keys": ["a"]})
-        assert (status, answer) == (200, {"generating": 1})
-        assert await anext(stream) == {"type": "dropped", "key": "a", "reason": "cancelled"}
-        await until(lambda: len(replica._running) == GROUP_SIZE)
+        async with asyncio.timeout(1):  # the promise
+            status, answer = await gateway.ask("/api/prompts/cancel", {"keys": ["a"]})
+            assert (status, answer) == (200, {"generating": 1})
+            assert await anext(stream) == {"type": "dropped", "key": "a", "reason": "cancelled"}
+            await until(lambda: len(replica._running) == GROUP_SIZE)
         await gateway.ask("/api/prompts/cancel", {"keys": ["b", "a"]})
         assert [one["type"] async for one in stream] == ["dropped", "end"]
         await until(lambda: not len(replica._running))
@@ -161,6 +165,28 @@ async def test_no_more_prompts_are_taken_than_may_be_open(tmp_path: Path) -> Non
             assert [(await anext(stream))["type"] for _ in range(2)] == ["dropped", "accepted"]
             counts = await gateway.queue.status.remote()  # type: ignore[union-attr]
         assert counts["prompts_submitted"] == 4
+
+
+async def test_no_line_is_taken_while_the_client_has_too_much_to_read(tmp_path: Path) -> None:
+    """Lines that are no prompts cost the client next to nothing."""
+    bodies = [line("a"), b"{\n" * (UNSENT + 1), b"{\n"]
+    order: list[str] = []
+
+    async def receive() -> dict[str, Any]:
+        order.append("asked")
+        return {"type": "http.request", "body": bodies.pop(0), "more_body": bool(bodies)}
+
+    async def send(message: Any) -> None:
+        taken = message.get("body", b"").count(b"\n")
+        order.extend(["took them"] * (taken > UNSENT))
+
+    async with gateway_of(tmp_path, **ENDLESS) as gateway:
+        stream = PromptStream(gateway.actor._prompts, "clients")
+        async with asyncio.TaskGroup() as both:
+            streaming = both.create_task(stream({}, receive, send))
+            await until(lambda: not bodies)
+            streaming.cancel()
+    assert order[:4] == ["asked", "asked", "took them", "asked"]
 
 
 async def test_when_the_run_ends_the_client_is_told_to_submit_again(tmp_path: Path) -> None:
