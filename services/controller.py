@@ -43,7 +43,7 @@ from services.quarantine_news import tell_quarantined
 from services.quick import quick
 from services.replica_scaler import ReplicaScaler
 from services.replicas import ReplicaPool
-from services.restarts import RestartBudget
+from services.restarts import RestartBudget, back_off_s
 from services.resumed import EVENT, resumed_event, worth_telling
 from services.reward_keeper import RewardKeeper
 from services.run_folder import RunFolder
@@ -258,8 +258,9 @@ class Controller:
         """The deaths of a part were the doing of what is given up now."""
         self._restarts.excuse(name)
 
-    def restart_or_raise(self, name: str, error: BaseException, why: str | None = None) -> None:
-        """Count the death of a part, and raise it when it was once too often. why: it was ended by us."""
+    async def restart_or_raise(self, name: str, error: BaseException, why: str | None = None) -> None:
+        """Count the death of a part, and raise it when it was once too often; wait until it may start again. why: it
+        was ended by us."""
         death = explain_death(name, error) if why is None else DeadlineError(f"{name} was ended: {why}")
         if not (isinstance(error, ProcessDiedError) or process_died(error)) or self._stopping:
             raise death from error
@@ -267,6 +268,7 @@ class Controller:
         if number is None:
             raise ComponentError(f"{death}; it was started again {self._restarts.limit} times") from error
         self._book.report("notice", {"text": f"{death}; restart {number} of {self._restarts.limit}"})
+        await asyncio.sleep(back_off_s(number))
 
     # ---- the learner
 
@@ -277,7 +279,7 @@ class Controller:
                 await self._start_learner()
                 return await self._learn()
             except ProcessDiedError as death:
-                self.restart_or_raise("learner", death)
+                await self.restart_or_raise("learner", death)
                 self._learners.make()
 
     async def _start_learner(self) -> None:

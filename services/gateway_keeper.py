@@ -6,7 +6,7 @@ does, and its death never: with its restarts used up the run goes on without a g
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,7 +17,7 @@ from services.deadline import within
 from services.deaths import explain_death
 from services.gateway_address import url_of
 from services.gateway_tokens import write_tokens
-from services.restarts import RestartBudget
+from services.restarts import RestartBudget, back_off_s
 from services.run_folder import RunFolder
 from streamrl.config import Config
 from streamrl.errors import DeadlineError, ProcessDiedError
@@ -26,7 +26,8 @@ NAME = "gateway"
 
 
 class GatewayKeeper:
-    """See the module. newest_step: the highest step that the run trained. report: takes an event."""
+    """See the module. newest_step: the highest step that the run trained. report: takes an event.
+    pause: waits so many seconds, between two of them."""
 
     def __init__(
         self,
@@ -35,12 +36,14 @@ class GatewayKeeper:
         restarts: RestartBudget,
         newest_step: Callable[[], int],
         report: Callable[[str, dict[str, Any]], None],
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._run = run
         self._config = config
         self._restarts = restarts
         self._newest_step = newest_step
         self._report = report
+        self._pause = pause
         self._sessions = itertools.count()
         self._words = itertools.count()
         self._serving: dict[str, ActorHandle] = {}
@@ -65,26 +68,28 @@ class GatewayKeeper:
     async def keep(self, make: Callable[[], ActorHandle], longest_prompt: int) -> None:
         """Have a gateway for as long as the run lasts. make: starts its process."""
         write_tokens(self._run)
-        while await self._one(make(), longest_prompt):
-            pass
+        number = await self._one(make(), longest_prompt)
+        while number is not None:
+            await self._pause(back_off_s(number))
+            number = await self._one(make(), longest_prompt)
         await asyncio.Event().wait()
 
     def closing(self) -> list[Any]:
         """One call for what runs."""
         return [] if self._handle is None else [self._handle.close.remote()]
 
-    async def _one(self, handle: ActorHandle, longest_prompt: int) -> bool:
-        """One gateway, to its end. Whether another one may follow."""
+    async def _one(self, handle: ActorHandle, longest_prompt: int) -> int | None:
+        """One gateway, to its end. The number of the restart that follows, None when there may be none."""
         try:
             starting = handle.start.remote(next(self._sessions), longest_prompt, self._port)
             self._port = await within(self._config.deadlines.start_s, starting, who=NAME, what="the start")
             self._takes_over(handle)
             await handle.run.remote()
-            return False
+            return None
         except (ray.exceptions.RayError, DeadlineError) as error:
             self._handle = None
             ray.kill(handle)
-            return self._may_restart(error)
+            return self._restart(error)
 
     def _takes_over(self, handle: ActorHandle) -> None:
         self._handle = handle
@@ -93,16 +98,16 @@ class GatewayKeeper:
         self._report(NAME, {"url": self._url()})
         self._tell_serving()
 
-    def _may_restart(self, error: BaseException) -> bool:
+    def _restart(self, error: BaseException) -> int | None:
         death = explain_death(NAME, error)
         if not self._served and not isinstance(death, ProcessDiedError):
             raise death from error
         number = self._restarts.died(NAME, self._newest_step())
         if number is None:
             self._notice(f"{death}; it was started again {self._restarts.limit} times: the run goes on without it")
-            return False
-        self._notice(f"{death}; restart {number} of {self._restarts.limit}")
-        return True
+        else:
+            self._notice(f"{death}; restart {number} of {self._restarts.limit}")
+        return number
 
     def _tell_serving(self) -> None:
         if self._handle is not None:

@@ -30,7 +30,7 @@ from services.launch import LaunchOrder, owner_grace_s
 from services.layout import STACKS_FOLDER
 from services.liveness import ProcessId
 from services.ray_processes import end_orphans, ray_processes, unless_ray_dies
-from services.restarts import RESTARTS, RestartBudget
+from services.restarts import RESTARTS, RestartBudget, back_off_s
 from services.run_folder import Launch, RunFolder
 from services.run_lock import RunLock
 from services.scaling import outcome, remembered, sizes, sizes_asked
@@ -116,6 +116,11 @@ class Owner:
                 launch = self._run.record.launch
                 if launch is not None:
                     await asyncio.to_thread(end_orphans, launch.watcher.pid)
+                pause = asyncio.create_task(asyncio.sleep(back_off_s(number)), name="pause before a restart")
+                try:
+                    await self._unless_stopped(pause)
+                finally:
+                    pause.cancel()
 
     async def _train(self) -> dict[str, Any]:
         self._enter("ray")

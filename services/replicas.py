@@ -48,8 +48,8 @@ class Supervisor(Protocol):
     def served(self, name: str, /) -> None:
         """A part does its work from now on."""
 
-    def restart_or_raise(self, name: str, error: BaseException, why: str | None, /) -> None:
-        """Count a death, and raise it when it was once too often. why: we ended it."""
+    async def restart_or_raise(self, name: str, error: BaseException, why: str | None, /) -> None:
+        """Count a death, and raise it when it was once too often; wait until it may start again. why: we ended it."""
 
     def excuse(self, name: str, /) -> None:
         """What killed it, this time and before, was found and is gone."""
@@ -176,10 +176,13 @@ class ReplicaPool:
             epoch, excused = await self._queue.died.remote(name)
             if excused:
                 self._supervisor.excuse(name)
-            self._supervisor.restart_or_raise(name, death, self._fenced.pop(name, None))
             # It may only be cut off from us: then it ends when Ray reaches it.
             ray.kill(self._handles[index])
             await self._store.leave.remote(name)
+            await self._supervisor.restart_or_raise(name, death, self._fenced.pop(name, None))
+            if index in self._leaving:  # meanwhile it was not wanted any more
+                await self._forget(index)
+                return
             self._handles[index] = self._make(index)
 
     async def _run(self, name: str, handle: ActorHandle, epoch: int, longest_prompt: int) -> BaseException | None:

@@ -1,11 +1,17 @@
 """How often a part may be started again before its death ends the run. Pure.
 
 What kills a part each time is not bad luck, so deaths in a row are counted. A part is forgiven when it had come into
-service and the run trained a step that it had not trained before: then it does work, and was killed.
+service and the run trained a step that it had not trained before: then it does work, and was killed. The first restart
+comes at once; before each further one there is a pause, in which what is missing may come back.
 """
 
 RESTARTS = 3
 """Restarts of one part in a row, after which its death ends the run."""
+
+
+def back_off_s(number: int) -> float:
+    """Seconds before a restart of this number, from 1: 0, 1, 2, 4 and so on."""
+    return 2.0 ** (number - 2) if number > 1 else 0.0
 
 
 class RestartBudget:

@@ -48,7 +48,7 @@ class RewardKeeper:
                 return
             except ray.exceptions.RayError as error:
                 self.seat.leave(handle)
-                self._supervisor.restart_or_raise(NAME, error, None)
+                await self._supervisor.restart_or_raise(NAME, error, None)
                 await self._queue.requeue_unscored.remote(NAME)
                 self._handle = self._make()
 

@@ -58,7 +58,12 @@ async def kept(
     parts: Any = Fates(iter(fates))
     number = (lambda: next(steps)) if steps is not None else (lambda: 0)
     config = Config(gateway=GatewayConfig(enabled=True))
-    keeper = GatewayKeeper(run, config, RestartBudget(), number, lambda *event: told.append(event))
+    parts.pauses = []
+
+    async def pause(seconds: float) -> None:
+        parts.pauses.append(seconds)
+
+    keeper = GatewayKeeper(run, config, RestartBudget(), number, lambda *event: told.append(event), pause)
     keeper.serves("rollout-0", Handle())
     keeping = asyncio.ensure_future(keeper.keep(parts.gateway, 7))
     for _ in range(200):
@@ -90,6 +95,7 @@ async def test_with_its_restarts_used_up_the_run_goes_on_without_it(tmp_path, mo
     parts, told, failed = await kept(tmp_path, monkeypatch, *[(8001, DEATH)] * 4)
     assert failed is None
     assert len(parts.starts) == 4
+    assert parts.pauses == [0, 1, 2]
     assert told[-1][0] == "notice"
     assert told[-1][1]["text"].endswith("the run goes on without it")
 
@@ -99,3 +105,4 @@ async def test_steps_that_were_trained_while_it_served_forgive_its_deaths(tmp_pa
     parts, _, failed = await kept(tmp_path, monkeypatch, *[(8001, DEATH)] * 9, (8001, None), steps=steps)
     assert failed is None
     assert len(parts.starts) == 10
+    assert parts.pauses == [0] * 9

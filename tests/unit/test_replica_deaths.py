@@ -38,10 +38,22 @@ class Owner:
     def excuse(self, name: str, /) -> None:
         self.said.append(f"{name} is excused")
 
-    def restart_or_raise(self, name: str, error: BaseException, why: str | None, /) -> None:
+    async def restart_or_raise(self, name: str, error: BaseException, why: str | None, /) -> None:
         self.said.append(f"{name} died")
 
     def tell(self, text: str, /) -> None: ...
+
+
+class Patient(Owner):
+    """One that lets nothing start again before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_restart = asyncio.Event()
+
+    async def restart_or_raise(self, name: str, error: BaseException, why: str | None, /) -> None:
+        await super().restart_or_raise(name, error, why)
+        await self.may_restart.wait()
 
 
 def die() -> None:
@@ -73,3 +85,40 @@ def test_a_death_is_told_to_the_queue_and_excused_before_it_is_counted_where_a_g
     excuse = ["rollout-0 is excused"] if excused else []
     assert owner.said == ["rollout-0 serves", *excuse, "rollout-0 died", "rollout-0 serves"]
     assert epochs == [0, 1]
+
+
+@pytest.mark.parametrize("wanted", [1, 2])
+def test_one_that_is_not_wanted_any_more_when_it_may_start_again_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: int
+) -> None:
+    monkeypatch.setattr(ray, "kill", lambda handle: None)
+    config = Config(model=ModelConfig(preset="tiny-qwen3"))
+    made: list[int] = []
+    left: list[str] = []
+
+    def make(index: int) -> Any:
+        made.append(index)
+        return Handle(start=lambda *_: None, **({"run": die} if made == [0, 1] else {}))
+
+    async def turns() -> None:
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    async def play() -> None:
+        owner = Patient()
+        queue = Handle(next_epoch=lambda name: 0, died=lambda name: (1, False))
+        nodes = Nodes(Parts(str(tmp_path), config), open_run(config, tmp_path), config, lambda text: None)
+        pool = ReplicaPool(2, make, queue, Handle(leave=left.append), nodes, owner, (), 1.0)
+        loop = asyncio.create_task(pool.loop())
+        await turns()
+        assert (made, left) == ([0, 1], ["rollout-1"])  # fenced at once, and started again later
+        pool.scale(wanted)
+        await turns()
+        owner.may_restart.set()
+        await turns()
+        assert made == ([0, 1] if wanted == 1 else [0, 1, 1])
+        assert not pool.changing
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+
+    asyncio.run(play())

@@ -62,7 +62,7 @@ class Told:
     def served(self, name: str) -> None:
         self.served_names.append(name)
 
-    def restart_or_raise(self, name: str, error: BaseException, why: str | None) -> None:
+    async def restart_or_raise(self, name: str, error: BaseException, why: str | None) -> None:
         if not isinstance(error, ray.exceptions.ActorDiedError):
             raise ComponentError("of its own") from error
         self.deaths.append(name)

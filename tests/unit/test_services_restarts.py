@@ -7,7 +7,7 @@ import pytest
 import ray
 
 from services.deaths import explain_death, process_died, trace_of
-from services.restarts import RestartBudget
+from services.restarts import RestartBudget, back_off_s
 from services.seat import Seat
 from streamrl.errors import ComponentError, DataError, ProcessDiedError
 
@@ -46,6 +46,10 @@ def test_parts_are_counted_apart() -> None:
     assert budget.died("rollout-0", 0) == 1
     assert budget.died("rollout-1", 0) == 1
     assert budget.died("rollout-0", 0) is None
+
+
+def test_the_first_restart_comes_at_once_and_each_further_one_later() -> None:
+    assert [back_off_s(number) for number in (1, 2, 3, 4)] == [0, 1, 2, 4]
 
 
 def died() -> ray.exceptions.ActorDiedError:
