@@ -29,9 +29,10 @@ from services.version_writer import Span, VersionWriter, WeightSnapshot, Written
 from streamrl.algorithms.aggregation import Denominators
 from streamrl.config import Config, limits
 from streamrl.disk_room import DiskRoom
-from streamrl.errors import ConfigError
+from streamrl.errors import ConfigError, NonFiniteError
 from streamrl.learner import checkpoint
 from streamrl.learner.averaged import AveragedPolicy
+from streamrl.learner.blame import with_its_row
 from streamrl.learner.checkpoint_retention import oldest_step
 from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.fsdp import FsdpBackend, on_policy
@@ -160,15 +161,21 @@ class LearnerCore:
             packs = [[self._packs(plan.step, *part, sources) for part in mini_batch] for mini_batch in read]
         totals = map(Denominators, plan.total_tokens, plan.total_rows)
         mini_batches = list(map(MiniBatch, packs, totals))
+        parts = [[Part(rows, share.place) for rows, share in mini_batch] for mini_batch in read]
         with timer.phase("forward_backward"):
-            if self._judge is None:
-                metrics = self._backend.step_batch(mini_batches, learner.ppo_epochs)
-            else:
-                parts = [[Part(rows, share.place) for rows, share in mini_batch] for mini_batch in read]
-                metrics = step_of_both(self._backend, self._judge, mini_batches, parts, learner.ppo_epochs)
+            metrics = self._step(mini_batches, parts)
         metrics.pop("time/forward_backward")
         timer.move("forward_backward", "optimizer", metrics.pop("time/optimizer"))
         return {**sources.named(metrics), **paid}
+
+    def _step(self, mini_batches: list[MiniBatch], parts: list[list[Part]]) -> dict[str, float]:
+        epochs = self._config.learner.ppo_epochs
+        try:
+            if self._judge is None:
+                return self._backend.step_batch(mini_batches, epochs)
+            return step_of_both(self._backend, self._judge, mini_batches, parts, epochs)
+        except NonFiniteError as error:
+            raise with_its_row(error, self._backend, mini_batches, parts) from error
 
     def snapshot_weights(self) -> WeightSnapshot:
         """A copy of this rank's part of what a version holds, in its number format. The next one is written over it."""

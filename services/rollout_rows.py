@@ -85,7 +85,9 @@ def finite(result: GenerationResult, replica: str) -> GenerationResult:
     if np.isfinite(result.logprobs).all():
         return result
     position = int(np.flatnonzero(~np.isfinite(result.logprobs))[0])
-    error = f"non-finite log-prob {result.logprobs[position]} at token {position} from {replica}"
+    version = [span.version for span in result.version_spans if span.start <= position][-1:]
+    under = f" under version {version[0]}" if version else ""
+    error = f"non-finite log-prob {result.logprobs[position]} at token {position} from {replica}{under}"
     return GenerationResult(
         result.request_id,
         np.empty(0, np.int32),

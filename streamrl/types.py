@@ -258,6 +258,13 @@ class RolloutRows:
         """int64 [N], tokens of each row."""
         return np.diff(self.offsets)
 
+    def described(self, row: int) -> str:
+        """What an error calls a row: its group, its sample, its replica and the newest version that sampled it."""
+        steps = self.token_steps[self.offsets[row] : self.offsets[row + 1]]
+        replica = self.replica[row] if self.replica else "a replica without name"
+        version = f"version step {steps.max(initial=-1)}"
+        return f"group {self.group[row]}, sample {self.sample_index[row]}, of {replica} under {version}"
+
     def oldest_steps(self) -> LongArray:
         """int64 [N], the step of each row's oldest sampled token (-1 for a row without one)."""
         never = np.iinfo(np.int64).max

@@ -52,7 +52,4 @@ def bad_judgement(judged: Judged) -> str:
     if not bad_K.any():
         return ""
     rows, row = judged.part.rows, int(judged.pack.rows[np.flatnonzero(bad_K)[0]])
-    steps = rows.token_steps[rows.offsets[row] : rows.offsets[row + 1]]
-    replica = rows.replica[row] if rows.replica else "a replica without name"
-    value, group, sample = judged.given[bad_K][0].item(), rows.group[row], rows.sample_index[row]
-    return f"{value} in group {group}, sample {sample}, of {replica} under version step {steps.max(initial=-1)}"
+    return f"{judged.given[bad_K][0].item()} in {rows.described(row)}"

@@ -131,10 +131,9 @@ def _require_finite(
     ):
         bad = np.flatnonzero(~np.isfinite(values))
         if len(bad):
-            row = row_of[bad[0]]
             raise NonFiniteError(
-                f"{name} {values[bad[0]]} in group {rows.group[row]}, sample {rows.sample_index[row]}: "
-                f"{len(bad)} of {len(values)} are not finite"
+                f"{name} {values[bad[0]]} in {rows.described(row_of[bad[0]])}: {len(bad)} of {len(values)} are not "
+                "finite"
             )
 
 

@@ -110,7 +110,7 @@ def test_invariant_12_a_result_that_is_not_finite_reaches_the_log_as_an_error_wi
     good, bad = asyncio.run(with_replica(config, tmp_path / "run", serve_and_collect))
     assert (good.finish_reason, len(good.token_ids)) == (FinishReason.STOP, 3)
     assert (bad.finish_reason, len(bad.token_ids)) == (FinishReason.ERROR, 0)
-    assert "non-finite log-prob inf at token 1 from rollout-0" in bad.error
+    assert "non-finite log-prob inf at token 1 from rollout-0 under version 0." in bad.error
 
 
 def test_a_replica_asks_for_groups_only_when_a_quarter_of_its_slots_is_free(config, tmp_path) -> None:
