@@ -44,6 +44,9 @@ def packing(report: Report, rounds: int, rows_count: int) -> None:
     report.add("parameters", sum(p.numel() for p in policy.parameters()) / 1e6, "M")
     report.add("rows", rows.num_rows, "")
     report.add("tokens of the rows", int(lengths.sum()), "")
+    for name, order in orders.items():
+        places = sum(int(lengths[part].max()) * len(part) for part in cut(order))
+        report.add(f"places over tokens, padded {name}", places / int(lengths.sum()), "x")
     for name in ways:
         report.add(f"useful tokens, {name}", lengths.sum() / statistics.median(t[name] for t in times), "tokens/s")
     for name in list(ways)[1:]:

@@ -46,9 +46,10 @@ QWEN3_600M = Qwen3Config(
 
 
 def make_rows(count: int, vocabulary: int, *, mean: float = 150.0, most: int = 512) -> RolloutRows:
-    """Rows without a common prompt. Tokens of a row: lognormal, of sigma 0.8, about `mean`, `most` at most."""
+    """Rows without a common prompt. Tokens of a row: lognormal about `mean`, `most` at most, the longest in a hundred
+    ten times the median before that: sigma is 1."""
     random = np.random.default_rng(0)
-    sigma = 0.8
+    sigma = 1.0
     drawn = random.lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
     lengths = np.clip(drawn, 2 * PROMPT, most).astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
