@@ -198,13 +198,18 @@ class ReplayQueue:
         await self._journal.settled()
         return numbers
 
-    async def next_epoch(self, writer: str, died: bool = False) -> int:
-        """Fence every earlier process of this name and return the epoch of the next one, from 0. died: it was a replica
-        that did, which counts against its groups."""
-        epoch = self._fence.epochs().get(writer, -1) + 1
-        self._replace(writer, epoch, died)
-        await self._journal.settled()
+    async def next_epoch(self, writer: str) -> int:
+        """Fence every earlier process of this name and return the epoch of the next one, from 0."""
+        epoch, _ = await self.replace(writer)
         return epoch
+
+    async def replace(self, writer: str, died: bool = False) -> tuple[int, int]:
+        """The same; beside the epoch how many groups it had, which are taken back. died: it was a replica that did,
+        which counts against them."""
+        epoch = self._fence.epochs().get(writer, -1) + 1
+        groups = self._replace(writer, epoch, died)
+        await self._journal.settled()
+        return epoch, len(groups)
 
     # Scorers
 

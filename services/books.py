@@ -15,6 +15,7 @@ from streamrl.log_shares import log_shares
 from streamrl.metrics import STANDS_FOR, MetricsWriter, Summary, read_metrics
 from streamrl.plot import reward_curve
 from streamrl.types import Version
+from streamrl.wording import how_many
 
 SUMMED = ("time/step", "time/wait")
 
@@ -45,9 +46,12 @@ class RunBook:
         self._continued_before = 0
         """Of processes that were replaced."""
         self._newest_step = -1
+        self._trained = self._committed = 0
+        """The newest step, and that of the newest checkpoint."""
 
     def resume(self, step: int) -> None:
         """Forget the lines after the checkpoint that is resumed: those steps are made again."""
+        self._trained = self._committed = step
         self._metrics.truncate_after(step)
         self._scores, self._totals = {}, dict.fromkeys(SUMMED, 0.0)
         self._staleness_max, self._staleness_sum, self._steps, self._versions = 0, 0.0, 0, 0
@@ -67,7 +71,10 @@ class RunBook:
             self._metrics.write(facts)
             self._tell_thinned()
             self._last = facts
+            self._trained = facts["step"]
             self._newest_step = max(self._newest_step, facts["step"])
+        if kind == "checkpoint":
+            self._committed = facts["step"]
         self.events.add({"kind": kind, **facts})
 
     def scored(self, version: Version, score: float, failed: int) -> None:
@@ -85,6 +92,11 @@ class RunBook:
     def version(self) -> str:
         """The newest version that the learner reported; empty before the first step."""
         return str(self._last.get("version", ""))
+
+    def trained_again(self) -> str:
+        """What the death of the learner costs at this moment, in words: the steps after the newest checkpoint."""
+        steps = how_many(max(0, self._trained - self._committed), "step", "steps")
+        return f"trained again: {steps} after {self._committed}"
 
     def replicas(self, replicas: list[dict[str, Any]], now: float) -> None:
         """What the replicas say of themselves, about once a second; `now` in seconds of a monotonic clock."""

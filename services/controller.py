@@ -18,10 +18,9 @@ through here: only names, numbers and metrics.
 
 import asyncio
 import time
-from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import ray
@@ -29,8 +28,6 @@ from ray.actor import ActorHandle
 
 from buffers.places import node_of
 from services.books import RunBook
-from services.deadline import within
-from services.deaths import explain_death, process_died, trace_of
 from services.disk_watch import DiskWatch
 from services.evaluator import Evaluator
 from services.gateway_keeper import GatewayKeeper
@@ -43,23 +40,21 @@ from services.quarantine_news import tell_quarantined
 from services.quick import quick
 from services.replica_scaler import ReplicaScaler
 from services.replicas import ReplicaPool
-from services.restarts import RestartBudget, back_off_s
 from services.resumed import EVENT, resumed_event, worth_telling
+from services.reward import NAME as REWARD
 from services.reward_keeper import RewardKeeper
 from services.run_folder import RunFolder
 from services.scaling import sizes
 from services.stall_desk import StallDesk, parts_say
+from services.supervision import Supervision
 from services.teller import Event
 from services.weights import EVALUATION
 from streamrl.clock import SystemClock
 from streamrl.config import Config
-from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError, StreamRLError
-from streamrl.failure import FailureReport, report_failure
+from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError
 from streamrl.learner.rank_mesh import RankMesh
 from streamrl.stall import Parts as PartsSay
 from streamrl.types import Version
-
-T = TypeVar("T")
 
 WATCH_EVERY_S = 1.0
 
@@ -70,17 +65,21 @@ class Controller:
     def __init__(self, run_folder: str, config: dict[str, Any]) -> None:
         self._config = msgspec.convert(config, Config)
         self._run = RunFolder.open(Path(run_folder))
-        self._parts = Parts(run_folder, self._config)
-        self._nodes = Nodes(self._parts, self._run, self._config, self.tell)
         self._book = RunBook(self._run, self._config)
         self._observer = Observer(self._run, self._config, "controller")
-        self._restarts = RestartBudget()
+        self._supervision = Supervision(self._run, self._config, self._book, self._observer.log)
+        self._tell = self._supervision.tell
+        self._parts = Parts(run_folder, self._config, self._supervision.deaths.made)
+        self._nodes = Nodes(self._parts, self._run, self._config, self._tell)
         self._gateway = GatewayKeeper(
-            self._run, self._config, self._restarts, lambda: self._book.newest_step, self._book.report
+            self._run,
+            self._config,
+            self._supervision.restarts,
+            lambda: self._book.newest_step,
+            self._book.report,
+            self._supervision.deaths.explain,
         )
-        self._opened = asyncio.Event()
-        self._training = False
-        self._stopping = False
+        self._opened = self._supervision.opened
         self._finishing = False
         self._ended = asyncio.Event()
 
@@ -123,11 +122,11 @@ class Controller:
             await self._scaler.by_person(wanted["rollout"])
         if (workers := wanted.get("reward")) is not None:
             before = self._reward.scale(workers)
-            self.tell(f"reward workers: {before} -> {workers}")
+            self._tell(f"reward workers: {before} -> {workers}")
 
     async def stop(self) -> None:
         """End cleanly: the learner finishes its step and commits a checkpoint, then every part closes."""
-        self._stopping = True
+        self._supervision.stopping = True
         await self._learners.stop()
         await self._ended.wait()
 
@@ -151,24 +150,9 @@ class Controller:
     async def rows_lost(self, segments: list[str], groups: int, rows: int) -> None:
         """Rows that cannot be read any more: the queue has given them up, and issues their groups again."""
         nodes = ", ".join(sorted({node_of(path) for path in segments}))
-        self.tell(f"node {nodes} is gone: {rows} rows of {groups} groups are lost with it, and are generated again")
+        self._tell(f"node {nodes} is gone: {rows} rows of {groups} groups are lost with it, and are generated again")
 
     # ---- the run
-
-    async def owned(self, component: str, work: Coroutine[Any, Any, T]) -> T:
-        """Await the work of a component. What fails is written down with its name before anything reacts to it."""
-        try:
-            return await work
-        except (ray.exceptions.RayError, StreamRLError) as error:
-            death = explain_death(component, error)
-            phase = "run" if self._training else "start"
-            report = FailureReport.now(component, phase, str(death), self._book.version)
-            if report_failure(self._run.path, report):
-                self._book.events.add({"kind": "failure", **msgspec.to_builtins(report)})
-            self._observer.log.error(
-                "failed", component=component, phase=phase, cause=str(death), trace=trace_of(error)
-            )
-            raise death from error
 
     async def _run_all(self) -> dict[str, Any]:
         loops = {
@@ -177,11 +161,11 @@ class Controller:
             "evaluation": self._evaluator.loop(),
             "controller": self._watch(),
             "stalls": self._see_stalls(),
-            "quarantine": tell_quarantined(self._queue, self._opened, self.tell),
+            "quarantine": tell_quarantined(self._queue, self._opened, self._tell),
         }
         if self._config.gateway.enabled:
             loops["gateway"] = self._keep_gateway()
-        named = {name: self.owned(name, loop) for name, loop in loops.items()}
+        named = {name: self._supervision.owned(name, loop) for name, loop in loops.items()}
         # Each replica has a name of its own in what is written down.
         named["rollout"] = self._pool.loop()
         result = await run_until("learner", named)
@@ -191,12 +175,12 @@ class Controller:
         """Make all actors at once, so that their imports overlap; they open in the order in which they need each
         other."""
         self._queue = self._parts.queue()
-        self._disk = DiskWatch(self._run.path, self._config, self._queue, self.tell)
+        self._disk = DiskWatch(self._run.path, self._config, self._queue, self._tell)
         self._store = self._parts.weight_store()
         self._nodes.make(self._queue, self._store)
         wanted = sizes(self._run.record, self._config)
         make_reward = partial(self._parts.reward, self._queue, self._nodes.home)
-        self._reward = RewardKeeper(wanted["reward"], make_reward, self._queue, self)
+        self._reward = RewardKeeper(wanted["reward"], make_reward, self._queue, self._supervision)
         learner = self._config.learner
         mesh = RankMesh.of(learner.num_workers, learner.tensor_parallel, learner.sequence_parallel)
         self._learners = Learners(self._parts, self._run, self._queue, self._store, mesh, self._nodes.home)
@@ -208,7 +192,7 @@ class Controller:
             self._queue,
             self._store,
             self._nodes,
-            supervisor=self,
+            supervisor=self._supervision,
             listeners=(self._evaluator, self._gateway),
             leave_s=self._config.deadlines.stop_s,
         )
@@ -219,7 +203,7 @@ class Controller:
             ask=self._parts_say,
             disk_low=lambda: self._disk.low,
             far_stacks=self._nodes.stacks,
-            tell=self.tell,
+            tell=self._tell,
         )
         self._scaler = ReplicaScaler(
             self._config,
@@ -236,39 +220,11 @@ class Controller:
         asking = (self._queue.close.remote(), self._store.close.remote(), *self._gateway.closing())
         await asyncio.gather(*map(quick, asking))
         await asyncio.gather(*(quick(call) for call in (*self._learners.closing(), *self._nodes.closing())))
+        self._supervision.deaths.close()
         self._observer.close()
         if self._config.observe.trace:
             await asyncio.to_thread(write_trace, self._run)
         self._book.close()
-
-    async def in_time(self, who: str, call: Any) -> Any:
-        """Await the start of a part."""
-        return await within(self._config.deadlines.start_s, call, who=who, what="the start")
-
-    async def ready(self) -> int:
-        """Wait until replicas may start; the longest prompt, in tokens."""
-        await self._opened.wait()
-        return self._longest_prompt
-
-    def served(self, name: str) -> None:
-        """A part does its work from now on."""
-        self._restarts.served(name, self._book.newest_step)
-
-    def excuse(self, name: str) -> None:
-        """The deaths of a part were the doing of what is given up now."""
-        self._restarts.excuse(name)
-
-    async def restart_or_raise(self, name: str, error: BaseException, why: str | None = None) -> None:
-        """Count the death of a part, and raise it when it was once too often; wait until it may start again. why: it
-        was ended by us."""
-        death = explain_death(name, error) if why is None else DeadlineError(f"{name} was ended: {why}")
-        if not (isinstance(error, ProcessDiedError) or process_died(error)) or self._stopping:
-            raise death from error
-        number = self._restarts.died(name, self._book.newest_step)
-        if number is None:
-            raise ComponentError(f"{death}; it was started again {self._restarts.limit} times") from error
-        self._book.report("notice", {"text": f"{death}; restart {number} of {self._restarts.limit}"})
-        await asyncio.sleep(back_off_s(number))
 
     # ---- the learner
 
@@ -279,7 +235,7 @@ class Controller:
                 await self._start_learner()
                 return await self._learn()
             except ProcessDiedError as death:
-                await self.restart_or_raise("learner", death)
+                await self._supervision.restart_or_raise("learner", death, cost=self._book.trained_again())
                 self._learners.make()
 
     async def _start_learner(self) -> None:
@@ -292,13 +248,12 @@ class Controller:
         else:
             accepted = self._run.record.accept_changed_data
             opened = self._queue.open.remote(step or 0, built["longest_prompt"], accepted)
-            incarnation = await self.in_time("the queue", opened)
+            incarnation = await self._supervision.in_time("the queue", opened)
         await self._learners.call("enter", incarnation)
         await self._learners.expect_replicas(self._pool.wanted)
         await self._tell_resumed(step, built["skipped"])
-        self._longest_prompt = built["longest_prompt"]
         # The other parts get ready meanwhile: loading an engine takes seconds, and it is idle until there is a version.
-        self._opened.set()
+        self._supervision.open(built["longest_prompt"])
         if step is None:
             self._book.report("phase", {"name": "warm-up"})
             await self._learners.call("warm_up")
@@ -310,13 +265,13 @@ class Controller:
             return
         self._book.resume(step or 0)
         for skipped in passed_over:
-            self.tell(f"checkpoint passed over: {skipped}")
+            self._tell(f"checkpoint passed over: {skipped}")
         self._book.report(EVENT, resumed_event(step, found, passed_over))
         self._book.report("phase", {"name": f"resuming from step {step or 0}"})
 
     async def _learn(self) -> dict[str, Any]:
-        self.served("learner")
-        self._training = True
+        self._supervision.served("learner")
+        self._supervision.training = True
         if self._finishing:
             await self._learners.finish()
         result, *_ = await self._learners.call("run")
@@ -339,16 +294,16 @@ class Controller:
         if not self._finishing:
             self._finishing = True
             target = self._config.eval.target_score
-            self.tell(f"version {version} has a score of {score:.3f}, eval.target_score is {target:g}: the run ends")
+            self._tell(f"version {version} has a score of {score:.3f}, eval.target_score is {target:g}: the run ends")
             await self._learners.finish()
 
     # ---- the gateway
 
     async def _keep_gateway(self) -> None:
-        await self._opened.wait()
+        longest_prompt = await self._supervision.ready()
         this = ray.get_runtime_context().current_actor
         make = partial(self._parts.gateway, this, self._queue, self._store, self._nodes.home)
-        await self._gateway.keep(make, self._longest_prompt)
+        await self._gateway.keep(make, longest_prompt)
 
     async def _replica_statuses(self) -> list[dict[str, Any]]:
         statuses = await asyncio.gather(*(quick(handle.status.remote()) for handle in self._pool.serving))
@@ -372,6 +327,7 @@ class Controller:
             replicas = await self._replica_statuses()
             reward = await quick(self._reward.asked())
             self._reward.note(reward)
+            self._supervision.deaths.heard({REWARD: reward, **{status["name"]: status for status in replicas}})
             await self._nodes.tidy(self._queue)
             await self._disk.look(status["paused"] for status in (*replicas, reward) if status)
             limit = self._config.deadlines.rollout_s
@@ -387,8 +343,6 @@ class Controller:
 
     async def _parts_say(self) -> PartsSay:
         ranks, named = self._learners.asked(), self._pool.named
-        return await parts_say(self._queue, self._store, self._reward.asked(), ranks, named, self._evaluator.scores)
-
-    def tell(self, text: str) -> None:
-        self._book.report("notice", {"text": text})
-        self._observer.log.warning("notice", text=text)
+        told = await parts_say(self._queue, self._store, self._reward.asked(), ranks, named, self._evaluator.scores)
+        self._supervision.deaths.heard({f"learner-{rank}": status for rank, status in enumerate(told.learner)})
+        return told

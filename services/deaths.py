@@ -4,6 +4,12 @@ import ray
 
 from streamrl.errors import ComponentError, ProcessDiedError, StreamRLError
 
+DIED = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError, ray.exceptions.OutOfMemoryError)
+"""A call met a dead process, or one that is cut off from us; the last is of one that Ray ended, since its node ran out
+of memory."""
+_GUESSES = "Some common causes include"
+"""So begins what Ray says of every process that is gone."""
+
 
 def cause_of(error: BaseException) -> BaseException:
     """The error that a part raised, without Ray's envelope."""
@@ -16,10 +22,18 @@ def cause_of(error: BaseException) -> BaseException:
 def process_died(error: BaseException) -> bool:
     """Whether the part that was called is dead, or cut off from us: not one that it called in its turn, whose death it
     only passes on."""
-    dead = ray.exceptions.ActorDiedError | ray.exceptions.ActorUnavailableError
-    if not isinstance(error, dead) or isinstance(error, ray.exceptions.RayTaskError):
+    if not isinstance(error, DIED) or isinstance(error, ray.exceptions.RayTaskError):
         return False
-    return not error.actor_init_failed
+    return not _could_not_be_made(error)
+
+
+def death_in(error: BaseException) -> BaseException | None:
+    """Ray's own error where a process died, that of the part that was called or of one that it needs; None for any
+    other error. Of an error of ours that was raised from Ray's, that one."""
+    if isinstance(error, ProcessDiedError) and error.__cause__ is not None:
+        error = error.__cause__
+    cause = cause_of(error)
+    return cause if isinstance(cause, DIED) and not _could_not_be_made(cause) else None
 
 
 def node_is_gone(error: BaseException) -> bool:
@@ -33,14 +47,28 @@ def explain_death(component: str, error: BaseException) -> StreamRLError:
     cause = cause_of(error)
     if isinstance(cause, StreamRLError):
         return cause
-    if isinstance(cause, ray.exceptions.RayActorError) and cause.actor_init_failed:
+    if _could_not_be_made(cause):
         return ComponentError(f"{component}: it could not be made: {str(cause).strip().splitlines()[-1]}")
-    if isinstance(cause, ray.exceptions.RayActorError):
+    if isinstance(cause, (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)):
         who = "its process" if process_died(error) else "the process of a part that it needs"
-        return ProcessDiedError(f"{component}: {who} died: {_in_short(cause)}")
+        return ProcessDiedError(f"{component}: {who} died: {words_of_ray(cause)}")
     if isinstance(cause, ray.exceptions.RaySystemError | ray.exceptions.RpcError):
-        return ProcessDiedError(f"{component}: Ray itself failed: {_in_short(cause)}")
+        return ProcessDiedError(f"{component}: Ray itself failed: {words_of_ray(cause)}")
     return ComponentError(f"{component}: {type(cause).__name__}: {cause}")
+
+
+def lacked_memory(error: BaseException) -> bool:
+    """Whether Ray itself ended the process, since its node ran out of memory."""
+    return isinstance(error, ray.exceptions.OutOfMemoryError)
+
+
+def words_of_ray(error: BaseException) -> str:
+    """Ray's message on one line, without what it says of memory in general and of its own logs."""
+    text = str(error)
+    if lacked_memory(error):
+        # What follows is a table of the node's processes and advice.
+        text = "; ".join(text.splitlines()[:2])
+    return " ".join(text.partition(_GUESSES)[0].split())[:400]
 
 
 def trace_of(error: BaseException) -> str:
@@ -50,6 +78,5 @@ def trace_of(error: BaseException) -> str:
     return str(cause if isinstance(cause, ray.exceptions.RayError) else error)
 
 
-def _in_short(error: BaseException) -> str:
-    """Ray's message on one line, without what it says of memory and of its own logs."""
-    return " ".join(str(error).split())[:400]
+def _could_not_be_made(error: BaseException) -> bool:
+    return isinstance(error, ray.exceptions.RayActorError) and error.actor_init_failed

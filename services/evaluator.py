@@ -100,7 +100,7 @@ class Evaluator:
             reward = await self._reward.get()
             try:
                 return await reward.score_evaluation.remote(answers)
-            except ray.exceptions.ActorDiedError as error:
+            except ray.exceptions.RayError as error:
                 if not process_died(error):
                     raise
                 self._reward.leave(reward)
@@ -122,7 +122,7 @@ class Evaluator:
             name = next(iter(self._serving))
             try:
                 return await self._serving[name].evaluate.remote(manifest)
-            except (ray.exceptions.ActorDiedError, ray.exceptions.RayTaskError) as error:
+            except ray.exceptions.RayError as error:
                 # It ends, too, when its server does, and can still say so.
                 if not (process_died(error) or isinstance(cause_of(error), ProcessDiedError)):
                     raise

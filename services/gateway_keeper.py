@@ -14,20 +14,20 @@ import ray
 from ray.actor import ActorHandle
 
 from services.deadline import within
-from services.deaths import explain_death
 from services.gateway_address import url_of
 from services.gateway_tokens import write_tokens
 from services.restarts import RestartBudget, back_off_s
 from services.run_folder import RunFolder
 from streamrl.config import Config
-from streamrl.errors import DeadlineError, ProcessDiedError
+from streamrl.errors import DeadlineError, ProcessDiedError, StreamRLError
 
 NAME = "gateway"
+COST = "answers that it was streaming broke off; prompts that were submitted go on"
 
 
 class GatewayKeeper:
     """See the module. newest_step: the highest step that the run trained. report: takes an event.
-    pause: waits so many seconds, between two of them."""
+    explain: of a death, with its cost. pause: waits so many seconds, between two of them."""
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class GatewayKeeper:
         restarts: RestartBudget,
         newest_step: Callable[[], int],
         report: Callable[[str, dict[str, Any]], None],
+        explain: Callable[[str, BaseException, str], Awaitable[StreamRLError]],
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._run = run
@@ -43,6 +44,7 @@ class GatewayKeeper:
         self._restarts = restarts
         self._newest_step = newest_step
         self._report = report
+        self._explain = explain
         self._pause = pause
         self._sessions = itertools.count()
         self._words = itertools.count()
@@ -88,8 +90,9 @@ class GatewayKeeper:
             return None
         except (ray.exceptions.RayError, DeadlineError) as error:
             self._handle = None
+            death = await self._explain(NAME, error, COST)
             ray.kill(handle)
-            return self._restart(error)
+            return self._restart(death, error)
 
     def _takes_over(self, handle: ActorHandle) -> None:
         self._handle = handle
@@ -98,8 +101,7 @@ class GatewayKeeper:
         self._report(NAME, {"url": self._url()})
         self._tell_serving()
 
-    def _restart(self, error: BaseException) -> int | None:
-        death = explain_death(NAME, error)
+    def _restart(self, death: StreamRLError, error: BaseException) -> int | None:
         if not self._served and not isinstance(death, ProcessDiedError):
             raise death from error
         number = self._restarts.died(NAME, self._newest_step())

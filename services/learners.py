@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from services.deaths import process_died
+from services.deaths import DIED, process_died
 from services.parts import Parts
 from services.run_folder import RunFolder
 from services.worker_group import WorkerGroup
@@ -83,7 +83,7 @@ class Learners:
     async def expect_replicas(self, count: int) -> None:
         """Tell rank 0, which makes room for as many versions as replicas may hold. A rank that dies over it is told
         when it is back."""
-        with suppress(ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError):
+        with suppress(*DIED):
             await self._tell("expect_replicas", count)
 
     async def stop(self) -> None:
@@ -95,7 +95,7 @@ class Learners:
         """The same, and the run is finished with it. Ranks that die over it are to be told again."""
         try:
             await self._tell("finish")
-        except ray.exceptions.ActorDiedError as error:
+        except DIED as error:
             if not process_died(error):
                 raise
 

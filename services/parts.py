@@ -5,6 +5,7 @@ a fixed number of threads, since two cores and eight processes with two threads 
 node, where the run folder is, but for the replicas, if the configuration says what their nodes have.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from services.rollout import RolloutReplica
 from services.supply import Placer
 from services.weights import WeightStoreActor
 from streamrl.config import Config
+from streamrl.replica_names import replica_name
 
 # Ray starts it again, for as long as its node is up, and calls it again: all its calls may be made twice.
 _COMES_BACK = {"max_restarts": -1, "max_task_retries": -1}
@@ -33,36 +35,40 @@ _ALL_WAIT_THERE = {"max_concurrency": 4096}
 
 class Parts:
     """The factory: knows the run folder and the configuration that every part is told. `home`, where a part takes it,
-    is what `home` made, or None."""
+    is what `home` made, or None. made: takes the name and the actor of each that is made."""
 
-    def __init__(self, run_folder: str, config: Config) -> None:
+    def __init__(
+        self, run_folder: str, config: Config, made: Callable[[str, ActorHandle], None] = lambda *_: None
+    ) -> None:
         self._run_folder = run_folder
         self._config = config
+        self._made = made
         self._data: dict[str, Any] = msgspec.to_builtins(config)
         self._told: list[ray.ObjectRef] = []
         self._placer = Placer(config)
 
     def queue(self) -> ActorHandle:
-        return self._make(QueueActor, 1, self._run_folder, self._data, **_ALL_WAIT_THERE)
+        return self._make("queue", QueueActor, 1, self._run_folder, self._data, **_ALL_WAIT_THERE)
 
     def weight_store(self) -> ActorHandle:
-        return self._make(WeightStoreActor, 1, self._run_folder, self._config.deadlines.update_s, **_ALL_WAIT_THERE)
+        told = self._run_folder, self._config.deadlines.update_s
+        return self._make("weights", WeightStoreActor, 1, *told, **_ALL_WAIT_THERE)
 
     def reward(self, queue: ActorHandle, home: ActorHandle | None = None) -> ActorHandle:
-        return self._make(RewardActor, 1, self._run_folder, self._data, queue, home)
+        return self._make("reward", RewardActor, 1, self._run_folder, self._data, queue, home)
 
     def replica(self, index: int, queue: ActorHandle, store: ActorHandle) -> ActorHandle:
-        name = f"rollout-{index}"
+        name = replica_name(index)
         threads = self._config.rollout.threads
         told = name, self._run_folder, self._data, queue, store
-        return self._make(RolloutReplica, threads, *told, **self._placer.options())
+        return self._make(name, RolloutReplica, threads, *told, **self._placer.options())
 
     def learner(
         self, rank: int, meeting: str, queue: ActorHandle, store: ActorHandle, home: ActorHandle | None = None
     ) -> ActorHandle:
         """meeting: path of the file at which the ranks find each other; it may not exist yet."""
-        threads = self._config.learner.threads
-        return self._make(LearnerRank, threads, rank, self._run_folder, self._data, meeting, queue, store, home)
+        told = rank, self._run_folder, self._data, meeting, queue, store, home
+        return self._make(f"learner-{rank}", LearnerRank, self._config.learner.threads, *told)
 
     def gateway(
         self, controller: ActorHandle, queue: ActorHandle, store: ActorHandle, home: ActorHandle | None
@@ -70,15 +76,18 @@ class Parts:
         # Here and not above: a run without a gateway has no use for an HTTP server.
         from services.gateway import GatewayActor
 
-        return self._make(GatewayActor, 1, self._run_folder, self._data, controller, queue, store, home)
+        told = self._run_folder, self._data, controller, queue, store, home
+        return self._make("gateway", GatewayActor, 1, *told)
 
     def home(self, controller: ActorHandle, queue: ActorHandle, store: ActorHandle) -> ActorHandle:
         told = self._keep(self._run_folder, self._data, controller, queue, store)
-        return self._make(HomeActor, 1, *told, **_COMES_BACK)
+        return self._make("home", HomeActor, 1, *told, **_COMES_BACK)
 
     def node(self, ray_node: str, visit: Visit, home: ActorHandle, store: ActorHandle) -> ActorHandle:
         """The actor of another node, by Ray's id of it."""
-        return self._make(NodeActor, 1, *self._keep(visit, self._data, home, store), **_COMES_BACK, **_on(ray_node))
+        return self._make(
+            "node", NodeActor, 1, *self._keep(visit, self._data, home, store), **_COMES_BACK, **_on(ray_node)
+        )
 
     def _keep(self, *args: Any) -> list[ray.ObjectRef]:
         """What an actor that comes back is told: Ray itself forgets it when the actor is made for the first time."""
@@ -86,7 +95,7 @@ class Parts:
         self._told += kept
         return kept
 
-    def _make(self, cls: type, threads: int, *args: Any, **options: Any) -> ActorHandle:
+    def _make(self, name: str, cls: type, threads: int, *args: Any, **options: Any) -> ActorHandle:
         told: dict[str, Any] = {
             # The machine's two cores carry more actors than that: they share, and Ray must not queue them.
             "num_cpus": 0,
@@ -95,7 +104,9 @@ class Parts:
             **(this_node() if "scheduling_strategy" not in options else {}),
             **options,
         }
-        return ray.remote(cls).options(**told).remote(*args)
+        handle = ray.remote(cls).options(**told).remote(*args)
+        self._made(name, handle)
+        return handle
 
 
 def this_node() -> dict[str, Any]:

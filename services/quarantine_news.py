@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import ray.exceptions
 from ray.actor import ActorHandle
+
+from services.deaths import DIED
 
 
 async def tell_quarantined(queue: ActorHandle, opened: asyncio.Event, tell: Callable[[str], None]) -> None:
@@ -18,7 +19,7 @@ async def tell_quarantined(queue: ActorHandle, opened: asyncio.Event, tell: Call
             for one in told:
                 tell(sentence(one))
             known += len(told)
-    except ray.exceptions.RayActorError:
+    except DIED:
         # Of the queue's death the others tell, who need it more.
         await asyncio.Event().wait()
 

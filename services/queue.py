@@ -78,10 +78,11 @@ class QueueActor:
         """Fence every earlier process of this name; the epoch of the next one."""
         return await self._queue.next_epoch(writer)
 
-    async def died(self, replica: str) -> tuple[int, bool]:
-        """A replica has died: as `next_epoch`, and whether that was the doing of one group, which is given up."""
-        epoch = await self._queue.next_epoch(replica, died=True)
-        return epoch, replica in self._queue.quarantined.excused
+    async def died(self, replica: str) -> tuple[int, bool, int]:
+        """A replica has died: as `next_epoch`; whether that was the doing of one group, which is given up; how many
+        groups it had."""
+        epoch, groups = await self._queue.replace(replica, died=True)
+        return epoch, replica in self._queue.quarantined.excused, groups
 
     async def quarantined(self, known: int) -> list[dict[str, Any]]:
         """Prompts that this process quarantined, behind the first `known`, as soon as there is one; [] once closed."""

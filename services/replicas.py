@@ -20,6 +20,7 @@ from services.deadline import within
 from services.nodes import Nodes
 from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError
 from streamrl.replica_names import replica_name
+from streamrl.wording import how_many
 
 
 class Listener(Protocol):
@@ -48,8 +49,9 @@ class Supervisor(Protocol):
     def served(self, name: str, /) -> None:
         """A part does its work from now on."""
 
-    async def restart_or_raise(self, name: str, error: BaseException, why: str | None, /) -> None:
-        """Count a death, and raise it when it was once too often; wait until it may start again. why: we ended it."""
+    async def restart_or_raise(self, name: str, error: BaseException, why: str | None, cost: str, /) -> None:
+        """Count a death, and raise it when it was once too often; wait until it may start again. why: we ended it.
+        cost: of its death, in words."""
 
     def excuse(self, name: str, /) -> None:
         """What killed it, this time and before, was found and is gone."""
@@ -173,13 +175,14 @@ class ReplicaPool:
                 return
             if death is None:
                 return
-            epoch, excused = await self._queue.died.remote(name)
+            epoch, excused, groups = await self._queue.died.remote(name)
             if excused:
                 self._supervisor.excuse(name)
             # It may only be cut off from us: then it ends when Ray reaches it.
             ray.kill(self._handles[index])
             await self._store.leave.remote(name)
-            await self._supervisor.restart_or_raise(name, death, self._fenced.pop(name, None))
+            cost = f"issued again: {how_many(groups, 'group', 'groups')}"
+            await self._supervisor.restart_or_raise(name, death, self._fenced.pop(name, None), cost)
             if index in self._leaving:  # meanwhile it was not wanted any more
                 await self._forget(index)
                 return

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from streamrl.wording import how_many
+
 EVENT = "resumed"
 
 
@@ -23,22 +25,18 @@ def worth_telling(checkpoint: int | None, found: dict[str, Any], passed_over: li
 
 def _sentence(facts: dict[str, Any]) -> str:
     parts = [
-        _count(facts["steps_again"], "later step is", "later steps are") + " trained again with the same rows",
-        _count(facts["rows_waiting"], "accepted row waits", "accepted rows wait"),
-        _count(facts["groups_again"], "unfinished group is", "unfinished groups are")
-        + f" generated again ({_count(facts['rollouts_again'], 'rollout', 'rollouts')})",
+        how_many(facts["steps_again"], "later step is", "later steps are") + " trained again with the same rows",
+        how_many(facts["rows_waiting"], "accepted row waits", "accepted rows wait"),
+        how_many(facts["groups_again"], "unfinished group is", "unfinished groups are")
+        + f" generated again ({how_many(facts['rollouts_again'], 'rollout', 'rollouts')})",
     ]
     if facts["data_changed"]:
-        discarded = _count(facts["rows_discarded"], "row", "rows")
+        discarded = how_many(facts["rows_discarded"], "row", "rows")
         parts.append(f"the data set is another one, so {discarded} of unfinished groups are discarded")
     if facts["passed_over"]:
-        parts.append(_count(len(facts["passed_over"]), "checkpoint was", "checkpoints were") + " passed over")
+        parts.append(how_many(len(facts["passed_over"]), "checkpoint was", "checkpoints were") + " passed over")
     return f"{_beginning(facts['checkpoint'])}: " + ", ".join(parts)
 
 
 def _beginning(checkpoint: int | None) -> str:
     return "no checkpoint to resume from" if checkpoint is None else f"resumed from the checkpoint of step {checkpoint}"
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"

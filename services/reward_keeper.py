@@ -15,6 +15,7 @@ from ray.actor import ActorHandle
 from services.replicas import Supervisor
 from services.reward import NAME
 from services.seat import Seat
+from streamrl.wording import how_many
 
 
 class RewardKeeper:
@@ -48,8 +49,9 @@ class RewardKeeper:
                 return
             except ray.exceptions.RayError as error:
                 self.seat.leave(handle)
-                await self._supervisor.restart_or_raise(NAME, error, None)
-                await self._queue.requeue_unscored.remote(NAME)
+                rows = await self._queue.requeue_unscored.remote(NAME)
+                cost = f"scored again: {how_many(rows, 'row', 'rows')}"
+                await self._supervisor.restart_or_raise(NAME, error, None, cost)
                 self._handle = self._make()
 
     def scale(self, workers: int) -> int:

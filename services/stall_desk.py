@@ -7,16 +7,15 @@ said, is decided by `streamrl.stall`; how stacks are had by `services.stack_dump
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from ray.actor import ActorHandle
 
 from services.layout import STACKS_FOLDER
 from services.quick import quick
-from services.run_folder import RunFolder, write_whole
+from services.report_files import STACKS, write_report
+from services.run_folder import RunFolder
 from services.stack_dump import dump, find_py_spy
 from streamrl.clock import Clock
 from streamrl.config import Config
@@ -49,7 +48,7 @@ class StallDesk:
     ) -> None:
         limit = config.deadlines.stall_s
         self._run = run
-        self._budget = log_shares(config).stacks
+        self._budget = log_shares(config).reports
         self._task_weight = config.gateway.shares.get(TASK, Share()).weight
         self._every_s = min(LOOK_EVERY_S, limit / LOOKS)
         self._watch = StallWatch(clock, limit)
@@ -87,27 +86,10 @@ class StallDesk:
                 asyncio.to_thread(dump, self._run.path / STACKS_FOLDER, find_py_spy()), self._far_stacks()
             )
             text = "\n".join([line, "", here[0], *(f"######## node {node}\n\n{stacks}" for node, stacks, _ in far)])
-            path = await asyncio.to_thread(write_stacks, self._run.logs_path, text, self._budget)
+            path = await asyncio.to_thread(write_report, self._run.logs_path, STACKS, text, self._budget)
         except (OSError, StreamRLError) as error:
             return f"the stacks could not be written down: {error}"
         return f"the stacks of {here[1] + sum(count for *_, count in far)} processes are in {path}"
-
-
-def write_stacks(folder: Path, text: str, budget: int) -> Path:
-    """A further file of stacks; it and those before it take `budget` bytes at most: the oldest go, and a text that is
-    longer loses its end."""
-    content = text.encode(errors="replace")
-    if len(content) > budget:
-        note = f"\n... and {len(content)} bytes in all, more than their share of observe.log_bytes\n".encode()
-        content = content[: max(0, budget - len(note))] + note[:budget]
-    room = budget - len(content)
-    for path in sorted(folder.glob("stacks-*.txt"), reverse=True):
-        room -= path.stat().st_size
-        if room < 0:
-            path.unlink()
-    path = folder / time.strftime("stacks-%Y%m%dT%H%M%SZ.txt", time.gmtime())
-    write_whole(path, content)
-    return path
 
 
 async def parts_say(

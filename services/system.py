@@ -9,27 +9,34 @@ import ray
 from ray.actor import ActorHandle
 
 from services.controller import Controller
+from services.death_desk import DeathDesk
 from services.deaths import explain_death
 from services.parts import this_node
 from services.process_environment import import_path, variables
 from services.run_folder import RunFolder
 from services.supply import require_possible
+from streamrl.clock import SystemClock
 from streamrl.config import Config
+from streamrl.log_shares import log_shares
+
+CONTROLLER = "controller"
 
 
 class RaySystem:
     """Implements `services.system_api.System` on a controller actor."""
 
-    def __init__(self, controller: ActorHandle) -> None:
+    def __init__(self, controller: ActorHandle, deaths: DeathDesk) -> None:
         self._controller = controller
+        self._deaths = deaths
         self._running = False
+        deaths.made(CONTROLLER, controller)
 
     async def run(self) -> dict[str, Any]:
         self._running = True
         try:
             return await self._controller.run.remote()
         except ray.exceptions.RayError as error:
-            raise explain_death("controller", error) from error
+            raise await self._deaths.explain(CONTROLLER, error) from error
         finally:
             self._running = False
 
@@ -58,7 +65,7 @@ class RaySystem:
         try:
             await self._controller.scale.remote(dict(wanted))
         except ray.exceptions.RayError as error:
-            raise explain_death("controller", error) from error
+            raise explain_death(CONTROLLER, error) from error
 
     async def stop(self) -> None:
         """Let the learner commit what it has, then end the controller, and with it every part."""
@@ -66,6 +73,7 @@ class RaySystem:
             await self._controller.stop.remote()
         except ray.exceptions.RayError:
             return  # it is gone already, or Ray is
+        self._deaths.close()
         ray.kill(self._controller)
 
 
@@ -75,4 +83,5 @@ async def start_system(run: RunFolder, config: Config) -> RaySystem:
     actor = ray.remote(Controller).options(
         num_cpus=0, max_concurrency=64, runtime_env={"env_vars": variables(1, import_path())}, **this_node()
     )
-    return RaySystem(actor.remote(str(run.path), msgspec.to_builtins(config)))
+    handle = actor.remote(str(run.path), msgspec.to_builtins(config))
+    return RaySystem(handle, DeathDesk(run, log_shares(config).reports, SystemClock()))

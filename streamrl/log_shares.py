@@ -1,6 +1,6 @@
 """How the bytes of `observe.log_bytes` are shared out among all that tells of a run. Pure.
 
-    a tenth each   logs, metrics        half a tenth each   events, stacks of processes
+    a tenth each   logs, metrics        half a tenth each   events, reports
     two tenths     spans                five tenths         the trace made of the spans
 
 Guarantees: the shares together do not pass the budget, a log, the events and the metrics counted with what they keep
@@ -17,13 +17,13 @@ from streamrl.config.schema import Config
 @dataclass(frozen=True, slots=True)
 class LogShares:
     """Bytes. log: of one part's log and its predecessor. spans: of one part's. events, metrics: of the file and what it
-    keeps of before. stacks: of all files of them."""
+    keeps of before. reports: of all files of stacks and of deaths."""
 
     log: int
     spans: int
     events: int
     metrics: int
-    stacks: int
+    reports: int
 
 
 def log_shares(config: Config) -> LogShares:
@@ -32,4 +32,4 @@ def log_shares(config: Config) -> LogShares:
     parts = log_parts(config)
     tenth = total // 10
     half = tenth // 2
-    return LogShares(log=tenth // parts, spans=2 * tenth // parts, events=half, metrics=tenth, stacks=half)
+    return LogShares(log=tenth // parts, spans=2 * tenth // parts, events=half, metrics=tenth, reports=half)

@@ -1,6 +1,7 @@
-"""Has a process show its stacks when it is sent a signal, whatever it does at that moment.
+"""Has a process show its stacks when it is sent a signal, whatever it does at that moment, and when it crashes.
 
-    answer("queue", folder)     ->  folder/queue.<pid>, empty; the stacks of all threads are in it after each SHOW
+    answer("queue", folder)     ->  folder/queue.<pid>, empty; the stacks of all threads are in it after each SHOW, and
+                                    after a fault in C that ends it (SIGSEGV, SIGFPE, SIGABRT, SIGBUS, SIGILL)
 
 Guarantees: the stacks are written by the signal's own handler, in C, so a thread that waits in C, holds a lock or the
 interpreter's own does not keep them back. Nothing else of the process changes: the call that was interrupted goes on.
@@ -29,6 +30,7 @@ def answer(name: str, folder: Path) -> Path:
     # Appended to: whoever has read it cuts it, and the next answer begins at its new end.
     opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     faulthandler.register(SHOW, file=opened, all_threads=True, chain=False)
+    faulthandler.enable(file=opened, all_threads=True)
     if _own is not None:
         os.close(_own)
     _own = opened

@@ -10,6 +10,7 @@ import msgspec
 from probe_learner import open_run
 from probe_parts import Handle
 
+from services.death_desk import DeathDesk
 from services.gateway import GatewayActor, server_settings
 from services.gateway_address import listen
 from services.gateway_keeper import GatewayKeeper
@@ -39,7 +40,8 @@ def listens_at(config: Config, folder: Path) -> str:
 def asks_for_port(config: Config, folder: Path) -> int:
     """The port that its keeper has it listen on."""
     run = open_run(config, folder)
-    return GatewayKeeper(run, config, RestartBudget(), lambda: 0, lambda *_: None)._port
+    explain = DeathDesk(run, 10_000, VirtualClock()).explain
+    return GatewayKeeper(run, config, RestartBudget(), lambda: 0, lambda *_: None, explain)._port
 
 
 def faults(config: Config, folder: Path) -> list[str]:

@@ -80,7 +80,7 @@ class ListedParts(Parts):
         super().__init__(run_folder, config)
         self.made: list[tuple[str, int, tuple[Any, ...]]] = []
 
-    def _make(self, cls: type, threads: int, *args: Any, **options: Any) -> Any:
+    def _make(self, name: str, cls: type, threads: int, *args: Any, **options: Any) -> Any:
         self.made.append((cls.__name__, threads, tuple(arg for arg in args if isinstance(arg, int | float))))
         return Handle()
 

@@ -191,9 +191,9 @@ class ObserveConfig(Table, frozen=True):
     trace: bool = True
     """Write a Chrome trace of every span (opens in Perfetto)."""
     log_bytes: Positive = 512 * 2**20
-    """Bytes of all that tells of a run: logs, events, metrics, spans and the trace made of them, stacks. Each has a
-    share; logs and events are rotated, of metrics old lines are thinned out, further spans are dropped and counted,
-    the oldest stacks go."""
+    """Bytes of all that tells of a run: logs, events, metrics, spans and the trace made of them, reports of stacks and
+    deaths. Each has a share; logs and events are rotated, of metrics old lines are thinned out, further spans are
+    dropped and counted, the oldest reports go."""
     tensorboard: bool = False
     """Also write TensorBoard event files (extra `tensorboard`)."""
 

@@ -10,8 +10,10 @@ import ray
 from probe_learner import open_run
 from probe_parts import Handle
 
+from services.death_desk import DeathDesk
 from services.gateway_keeper import GatewayKeeper
 from services.restarts import RestartBudget
+from streamrl.clock import VirtualClock
 from streamrl.config import Config
 from streamrl.config.schema import GatewayConfig
 from streamrl.errors import ResourceError
@@ -63,7 +65,8 @@ async def kept(
     async def pause(seconds: float) -> None:
         parts.pauses.append(seconds)
 
-    keeper = GatewayKeeper(run, config, RestartBudget(), number, lambda *event: told.append(event), pause)
+    explain = DeathDesk(run, 10_000, VirtualClock()).explain
+    keeper = GatewayKeeper(run, config, RestartBudget(), number, lambda *event: told.append(event), explain, pause)
     keeper.serves("rollout-0", Handle())
     keeping = asyncio.ensure_future(keeper.keep(parts.gateway, 7))
     for _ in range(200):

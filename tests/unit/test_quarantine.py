@@ -254,7 +254,8 @@ async def test_a_replica_that_waits_for_a_prompt_in_doubt_is_woken_when_its_grou
 
 
 async def die(queue: ReplayQueue, replica: str = "r") -> int:
-    return await queue.next_epoch(replica, died=True)
+    epoch, _ = await queue.replace(replica, died=True)
+    return epoch
 
 
 async def test_a_prompt_that_kills_each_replica_is_generated_alone_and_given_up_and_no_other_is(tmp_path):

@@ -38,8 +38,8 @@ class Owner:
     def excuse(self, name: str, /) -> None:
         self.said.append(f"{name} is excused")
 
-    async def restart_or_raise(self, name: str, error: BaseException, why: str | None, /) -> None:
-        self.said.append(f"{name} died")
+    async def restart_or_raise(self, name: str, error: BaseException, why: str | None, cost: str, /) -> None:
+        self.said.append(f"{name} died, {cost}")
 
     def tell(self, text: str, /) -> None: ...
 
@@ -51,8 +51,8 @@ class Patient(Owner):
         super().__init__()
         self.may_restart = asyncio.Event()
 
-    async def restart_or_raise(self, name: str, error: BaseException, why: str | None, /) -> None:
-        await super().restart_or_raise(name, error, why)
+    async def restart_or_raise(self, name: str, error: BaseException, why: str | None, cost: str, /) -> None:
+        await super().restart_or_raise(name, error, why, cost)
         await self.may_restart.wait()
 
 
@@ -72,7 +72,7 @@ def test_a_death_is_told_to_the_queue_and_excused_before_it_is_counted_where_a_g
         return Handle(start=lambda epoch, *_: epochs.append(epoch), **next(lives))
 
     async def play() -> None:
-        queue = Handle(next_epoch=lambda name: 0, died=lambda name: (1, excused))
+        queue = Handle(next_epoch=lambda name: 0, died=lambda name: (1, excused, 3))
         nodes = Nodes(Parts(str(tmp_path), config), open_run(config, tmp_path), config, lambda text: None)
         pool = ReplicaPool(1, make, queue, Handle(leave=lambda name: None), nodes, owner, (), 1.0)
         loop = asyncio.create_task(pool.loop())
@@ -83,7 +83,7 @@ def test_a_death_is_told_to_the_queue_and_excused_before_it_is_counted_where_a_g
 
     asyncio.run(play())
     excuse = ["rollout-0 is excused"] if excused else []
-    assert owner.said == ["rollout-0 serves", *excuse, "rollout-0 died", "rollout-0 serves"]
+    assert owner.said == ["rollout-0 serves", *excuse, "rollout-0 died, issued again: 3 groups", "rollout-0 serves"]
     assert epochs == [0, 1]
 
 
@@ -106,7 +106,7 @@ def test_one_that_is_not_wanted_any_more_when_it_may_start_again_does_not(
 
     async def play() -> None:
         owner = Patient()
-        queue = Handle(next_epoch=lambda name: 0, died=lambda name: (1, False))
+        queue = Handle(next_epoch=lambda name: 0, died=lambda name: (1, False, 0))
         nodes = Nodes(Parts(str(tmp_path), config), open_run(config, tmp_path), config, lambda text: None)
         pool = ReplicaPool(2, make, queue, Handle(leave=left.append), nodes, owner, (), 1.0)
         loop = asyncio.create_task(pool.loop())

@@ -38,7 +38,7 @@ class Owner:
 
     def excuse(self, name: str, /) -> None: ...
 
-    async def restart_or_raise(self, name: str, error: BaseException, why: str | None, /) -> None:
+    async def restart_or_raise(self, name: str, error: BaseException, why: str | None, cost: str, /) -> None:
         raise error
 
     def tell(self, text: str, /) -> None: ...

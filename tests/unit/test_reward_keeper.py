@@ -62,10 +62,10 @@ class Told:
     def served(self, name: str) -> None:
         self.served_names.append(name)
 
-    async def restart_or_raise(self, name: str, error: BaseException, why: str | None) -> None:
+    async def restart_or_raise(self, name: str, error: BaseException, why: str | None, cost: str) -> None:
         if not isinstance(error, ray.exceptions.ActorDiedError):
             raise ComponentError("of its own") from error
-        self.deaths.append(name)
+        self.deaths.append(f"{name}, {cost}")
 
     def tell(self, text: str) -> None:
         self.texts.append(text)
@@ -73,7 +73,12 @@ class Told:
 
 def epochs_of(requeued: list[str]) -> Any:
     numbers = iter(range(100))
-    return Handle(next_epoch=lambda _: next(numbers), requeue_unscored=requeued.append)
+
+    def requeue(name: str) -> int:
+        requeued.append(name)
+        return 12
+
+    return Handle(next_epoch=lambda _: next(numbers), requeue_unscored=requeue)
 
 
 async def until_started(stages: Stages, count: int) -> None:
@@ -97,7 +102,8 @@ async def test_a_stage_that_dies_has_a_successor_with_as_many_children_as_are_wa
     await keeping
     assert stages.started == [(0, 2), (1, 3)]
     assert stages.scaled == [(0, 0, 5), (0, 1, 3), (1, 2, 4)]
-    assert (told.served_names, told.deaths, requeued) == (["reward"] * 2, ["reward"], ["reward"])
+    assert (told.served_names, requeued) == (["reward"] * 2, ["reward"])
+    assert told.deaths == ["reward, scored again: 12 rows"]
 
 
 async def test_an_error_of_the_stages_own_is_raised() -> None:

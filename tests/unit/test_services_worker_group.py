@@ -208,7 +208,7 @@ class HeardParts(Parts):
         super().__init__(run_folder, config)
         self.heard: list[tuple[Any, ...]] = []
 
-    def _make(self, cls: type, threads: int, *args: Any, **options: Any) -> Any:
+    def _make(self, name: str, cls: type, threads: int, *args: Any, **options: Any) -> Any:
         number = args[0]
         heard = {
             name: lambda *told, name=name: self.heard.append((number, name, *told)) or number

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from services.stack_dump import dump, find_py_spy
-from services.stall_desk import write_stacks
 from streamrl.rewards.base import RewardItem
 from streamrl.rewards.pool import RewardPool
 from streamrl.stacks import SHOW
@@ -168,17 +167,3 @@ async def test_a_reward_child_shows_where_the_users_function_is(tmp_path: Path) 
         assert (pool.busy, pool.oldest_s, pool.answered) == (0, 0.0, 1)
     assert "==== reward-child, pid" in text
     assert "in slow_in_here" in text
-
-
-def test_files_of_stacks_stay_within_their_share_and_the_newest_is_whole(tmp_path: Path) -> None:
-    for hour in range(5):
-        (tmp_path / f"stacks-20260101T0{hour}0000Z.txt").write_bytes(b"." * 300)
-    path = write_stacks(tmp_path, "x" * 200, budget=1000)
-    names = sorted(one.name for one in tmp_path.iterdir())
-    assert names == ["stacks-20260101T030000Z.txt", "stacks-20260101T040000Z.txt", path.name]
-    assert path.read_text() == "x" * 200
-    path = write_stacks(tmp_path, "y" * 5000, budget=1000)
-    assert [one.name for one in tmp_path.iterdir()] == [path.name]
-    assert path.stat().st_size == 1000
-    assert path.read_text().startswith("yyy")
-    assert "5000 bytes in all" in path.read_text()
