@@ -142,11 +142,13 @@ async def test_no_group_is_overdue_while_the_disk_is_full(full: bool, tmp_path: 
     controller._queue = Handle(pause=lambda: "", hold=lambda _: None, overdue=lambda _: late)
     controller._store = Handle(late=dict)
     stage = Handle(status=lambda: {"paused": "", "not_started": ""})
-    controller._reward = RewardKeeper(1, lambda: stage, controller._queue, controller)
-    controller._disk = DiskWatch(tmp_path, config, controller._queue, controller.tell)
+    controller._reward = RewardKeeper(1, lambda: stage, controller._queue, controller._supervision)
+    controller._disk = DiskWatch(tmp_path, config, controller._queue, controller._tell)
     seat, book = controller._reward.seat, controller._book
     controller._evaluator = Evaluator(config, controller._store, seat, book, controller._finish_at)
-    none = ReplicaPool(0, Handle, controller._queue, controller._store, controller._nodes, controller, (), 1.0)
+    none = ReplicaPool(
+        0, Handle, controller._queue, controller._store, controller._nodes, controller._supervision, (), 1.0
+    )
     controller._pool = none
     controller._scaler = ReplicaScaler(config, SystemClock(), none, controller._queue, Handle(), book.report, False)
     controller._opened.set()

@@ -38,7 +38,7 @@ def config(*, log_bytes: int, replicas: int = 1, ranks: int = 1) -> Config:
 def test_invariant_9_all_shares_together_are_within_the_budget(log_bytes: int, replicas: int, ranks: int) -> None:
     shares = log_shares(config(log_bytes=log_bytes, replicas=replicas, ranks=ranks))
     parts = 3 + replicas + ranks
-    whole = shares.events + shares.metrics + shares.stacks
+    whole = shares.events + shares.metrics + shares.reports
     assert parts * (shares.log + (1 + TRACE_GROWTH) * shares.spans) + whole <= log_bytes
 
 
