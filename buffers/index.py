@@ -318,10 +318,8 @@ class ReplayIndex:
         return "" if group is None else group.replica or ""
 
     def overdue(self, limit_s: float) -> list[tuple[int, str]]:
-        """(number, replica) of running groups issued more than `limit_s` ago; "" once no replica has it."""
-        now = self._clock.now()
-        groups = self._running.groups.values()
-        return [(group.number, group.replica or "") for group in groups if now - group.issued_at > limit_s]
+        """As `RunningGroups.overdue`."""
+        return self._running.overdue(limit_s)
 
     def oldest(self) -> OldestRow | None:
         """The accepted row of the oldest version, the lowest group first, among those that wait; None without any.

@@ -117,7 +117,7 @@ class ReplayQueue:
         return self._index.oldest()
 
     def overdue(self, limit_s: float) -> list[tuple[int, str]]:
-        """(number, replica) of running groups issued more than `limit_s` ago; "" where no replica has it."""
+        """As `RunningGroups.overdue`."""
         return self._index.overdue(limit_s)
 
     # Replicas

@@ -6,6 +6,7 @@ group that goes back keeps its number, its place and what was accepted of it. Pu
 is given. Nothing here decides how many groups may run, or what becomes of a finished one.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import compress, repeat
@@ -64,6 +65,8 @@ class RunningGroups:
         """`rows`, `tokens` and `scores` that came twice or too late."""
         self.scores: Counter[bool] = Counter()
         """Valid (True) and failed (False) scores so far."""
+        self._held_at = -math.inf
+        """When a look for overdue groups last found one with a replica."""
         self.accepted_tokens = 0
         self.num_samples = 0
         self.num_scored = 0
@@ -195,6 +198,26 @@ class RunningGroups:
         self.num_samples -= len(group.samples)
         self._budget.free(group.reserved, 0)
         group.reserved = 0
+
+    def overdue(self, limit_s: float) -> list[tuple[int, str]]:
+        """(number, replica) of groups that a replica has had for more than `limit_s`. With "" for the replica: those
+        that wait for twice as long, for a replica while none had any, or for scores. Is asked again and again.
+
+        A group that waits for replicas waits for what they have, which has a limit of its own: two that hang may keep
+        two replicas for as long as it takes to give them up.
+        """
+        now = self._clock.now()
+        if any(self._of_replica.values()):
+            self._held_at = now
+        return [
+            (group.number, group.replica or "") for group in self.groups.values() if self._late(group, now, limit_s)
+        ]
+
+    def _late(self, group: Group, now: float, limit_s: float) -> bool:
+        if group.replica is not None:
+            return now - group.issued_at > limit_s
+        waits_since = max(group.issued_at, self._held_at) if group.number in self.orphans else group.issued_at
+        return now - waits_since > 2 * limit_s
 
     def _leave_replica(self, group: Group) -> None:
         if group.replica is not None:

@@ -185,7 +185,14 @@ class Controller:
         mesh = RankMesh.of(learner.num_workers, learner.tensor_parallel, learner.sequence_parallel)
         self._learners = Learners(self._parts, self._run, self._queue, self._store, mesh, self._nodes.home)
         self._learners.make()
-        self._evaluator = Evaluator(self._config, self._store, self._reward.seat, self._book, self._finish_at)
+        self._evaluator = Evaluator(
+            self._config,
+            self._store,
+            self._reward.seat,
+            self._book,
+            self._finish_at,
+            lambda *told: self._pool.fence(*told),
+        )
         self._pool = ReplicaPool(
             wanted["rollout"],
             lambda index: self._parts.replica(index, self._queue, self._store),

@@ -174,12 +174,11 @@ class QueueActor:
         return self._queue.recent.page(Place(*place) if place is not None else None, limit)
 
     async def overdue(self, limit_s: float) -> dict[str, str]:
-        """Replicas that hold a group for longer than the limit, each with its oldest one in words. Under "": groups
-        that no replica took up again for as long."""
+        """Replicas that hold a group for longer than the limit, each with its oldest one in words. Under "": one that
+        waits for a replica or for scores for too long (`buffers.running`)."""
         late: dict[str, str] = {}
         for number, replica in self._queue.overdue(limit_s):
-            if replica or self._queue.overdue(2 * limit_s):
-                late.setdefault(replica, f"group {number} has not finished after {limit_s:g} s")
+            late.setdefault(replica, f"group {number} has not finished after {limit_s:g} s")
         return late
 
     async def lose(self, frames: list[FrameRef], leased: bool) -> tuple[int, int]:

@@ -155,6 +155,16 @@ def generated(config: Config, folder: Path) -> list[Any]:
     return [type(engine).__name__, threads, passes, most, total, sorted(told)]
 
 
+def ended_in_time(config: Config, folder: Path) -> int:
+    """Of ten requests, those that ended within as many steps as any may take."""
+    engine = build_engine(config, Path(config.model.path or ""), LONGEST_PROMPT + 4)
+    sampling = SamplingParams(max_new_tokens=4)
+    engine.submit([GenerationRequest(f"r{i}", np.array([1], np.int32), i, sampling, ()) for i in range(10)])
+    ended = sum(len(engine.step()) for _ in range(20))
+    engine.close()
+    return ended
+
+
 def tokens_of_two_steps(config: Config, folder: Path) -> int:
     """What one request has after two steps of the engine, the second interrupted."""
     engine = build_engine(config, Path(config.model.path or ""), LONGEST_PROMPT + 4)
@@ -371,7 +381,7 @@ def slow_evaluation(config: Config, folder: Path) -> str:
 
     async def wait() -> str:
         book = RunBook(open_run(config, folder), config)
-        evaluator = Evaluator(config, Handle(), Seat(), book, on_target=Handle())
+        evaluator = Evaluator(config, Handle(), Seat(), book, on_target=Handle(), fence=Handle())
         evaluator.due(Version(0, 1))
         said = await _said_async(evaluator.all_scored())
         book.close()

@@ -38,6 +38,8 @@ class ScriptedConfig(Table, frozen=True):
     """Share of rollouts that end as `error`."""
     nan_rate: Fraction = 0.0
     """Share of rollouts that carry a NaN log-prob."""
+    hang_rate: Fraction = 0.0
+    """Share of rollouts that never end: they keep their slots and sample nothing."""
     logprob_bias: float = 0.0
     """Added to each log-prob, as a mismatched engine would."""
     biased_replica: NonNegative | None = None

@@ -16,17 +16,18 @@ from streamrl.types import FinishReason, FloatArray, GenerationRequest, IntArray
 _Uniform = npt.NDArray[np.float64]
 
 # Which draw of a seed is what. Tokens and log-probs take the counters from _TOKENS on, two for each token.
-_LENGTH_A, _LENGTH_B, _ERROR, _NAN, _CORRECT = range(5)
+_LENGTH_A, _LENGTH_B, _ERROR, _NAN, _CORRECT, _HANG = range(6)
 _TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """token_ids int32 [n], logprobs float32 [n], n >= 1; how it ends after n steps."""
+    """token_ids int32 [n], logprobs float32 [n], n >= 1; how it ends after n steps, or that it never does."""
 
     token_ids: IntArray
     logprobs: FloatArray
     finish_reason: FinishReason
+    hangs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,10 @@ def write_scripts(
     logprobs = _logprobs(seeds, lengths, offsets, config.logprob_bias)
     logprobs[offsets[1:][_uniform(seeds, _NAN) < config.nan_rate] - 1] = np.nan
     failing = _uniform(seeds, _ERROR) < config.error_rate
+    hanging = (_uniform(seeds, _HANG) < config.hang_rate).tolist()
     return [
-        Script(tokens[low:high], logprobs[low:high], _finish_reason(done, error))
-        for low, high, done, error in zip(offsets[:-1], offsets[1:], complete, failing, strict=True)
+        Script(tokens[low:high], logprobs[low:high], _finish_reason(done, error), hangs)
+        for low, high, done, error, hangs in zip(offsets[:-1], offsets[1:], complete, failing, hanging, strict=True)
     ]
 
 

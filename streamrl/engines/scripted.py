@@ -4,7 +4,7 @@ Guaranteed: tokens, lengths, log-probs and faults of a request follow from its s
 also from the version of its first token), whatever shares its batch; each step that is due adds one token to every
 running request; version spans are exact; a request goes on behind the tokens that it came with. It ignores the
 contents of weights. A NaN log-prob leaves it on purpose (`nan_rate`): it plays a broken engine, so that the gate behind
-it can be seen to close.
+it can be seen to close; so do rollouts that never end (`hang_rate`), so that who waits for them can be seen to go on.
 """
 
 import bisect
@@ -80,6 +80,8 @@ class ScriptedEngine:
         self._draining_to: Version | None = None
         self._waiting: deque[GenerationRequest] = deque()
         self._running: dict[str, _Running] = {}
+        self._hanging: dict[str, GenerationRequest] = {}
+        """In slots, for ever."""
         self._due: dict[int, list[_Running]] = {}
         self._ended: list[GenerationResult] = []
         self._generated_tokens = 0
@@ -92,7 +94,7 @@ class ScriptedEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting or self._ended or self._draining_to)
+        return bool(self._running or self._hanging or self._waiting or self._ended or self._draining_to)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests; see `Engine.submit`.
@@ -101,7 +103,7 @@ class ScriptedEngine:
             ComponentError: a request id is in the engine already.
         """
         self._refuse_closed("submit")
-        known = {*self._running, *(request.request_id for request in self._waiting)}
+        known = {*self._running, *self._hanging, *(request.request_id for request in self._waiting)}
         for request in requests:
             if request.request_id in known:
                 raise ComponentError(f"scripted engine: request {request.request_id} was submitted twice")
@@ -125,6 +127,8 @@ class ScriptedEngine:
                 self._waiting.append(request)
         for running in [self._running[key] for key in self._running if key in aborted]:
             self._ended.append(self._result(running, FinishReason.ABORT))
+        for key in [key for key in self._hanging if key in aborted]:
+            self._ended.append(unstarted(self._hanging.pop(key), FinishReason.ABORT))
         self._switch_if_drained()
 
     def prepare(self, tensors: Mapping[str, object]) -> Mapping[str, object]:
@@ -152,7 +156,7 @@ class ScriptedEngine:
         self._refuse_closed("step")
         ended, self._ended = self._ended, []
         self._start_waiting()
-        if self._running and self._pace.due():
+        if (self._running or self._hanging) and self._pace.due():
             self._step += 1
             self._generated_tokens += len(self._running)
             for running in self._due.pop(self._step, ()):
@@ -179,7 +183,7 @@ class ScriptedEngine:
     def stats(self) -> EngineStats:
         self._refuse_closed("stats")
         return EngineStats(
-            running=len(self._running),
+            running=len(self._running) + len(self._hanging),
             waiting=len(self._waiting),
             generated_tokens=self._generated_tokens,
             finished_requests=self._finished_requests,
@@ -207,13 +211,16 @@ class ScriptedEngine:
     def _start_waiting(self) -> None:
         if self._draining_to is not None:
             return
-        room = min(self._slots - len(self._running), len(self._waiting))
+        room = min(self._slots - len(self._running) - len(self._hanging), len(self._waiting))
         if room <= 0:
             return
         requests = [self._waiting.popleft() for _ in range(room)]
         steps = [self._first_version(request).step for request in requests]
         scripts = write_scripts(requests, self._config, self._answers, steps, self._vocab_size, self._eos_token_id)
         for request, script in zip(requests, scripts, strict=True):
+            if script.hangs:
+                self._hanging[request.request_id] = request
+                continue
             running = self._go_on(request, script)
             self._running[request.request_id] = running
             left = len(running.script.token_ids) - running.known
@@ -269,7 +276,7 @@ class ScriptedEngine:
         return tuple(VersionSpan(max(0, step - started), version) for step, version in self._versions[first:stop])
 
     def _switch_if_drained(self) -> None:
-        if self._draining_to is not None and not self._running:
+        if self._draining_to is not None and not self._running and not self._hanging:
             version, self._draining_to = self._draining_to, None
             self._switch(version)
 

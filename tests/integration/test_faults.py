@@ -88,3 +88,40 @@ def test_a_reward_module_that_is_not_there_is_a_configuration_error(user_folder:
     assert code == 2
     assert "nowhere" in err
     assert "Traceback" not in err
+
+
+STUCK_SCORES = '''
+def reward(completion, **_):
+    """Hangs over one completion in sixteen, whatever it is."""
+    while sum(map(ord, completion)) % 16 == 3:
+        pass
+    return sum(character in "01234" for character in completion) / 6
+'''
+
+
+@pytest.mark.long
+def test_rollouts_and_scores_that_hang_for_ever_do_not_stop_a_run(user_folder: Path, streamrl_path: Path) -> None:
+    (user_folder / "stuck.py").write_text(STUCK_SCORES)
+    # The deadline ends the replica, four times over the same prompt, which is then given up. Two such prompts have both
+    # replicas for themselves at the same time: what waits for a replica meanwhile is not overdue.
+    stuck = (
+        "--rollout.scripted.hang_rate",
+        "0.004",
+        "--rollout.scripted.step_s",
+        "0.005",
+        "--deadlines.rollout_s",
+        "8",
+    )
+    scores = ("--reward.function", "stuck:reward", "--reward.timeout_s", "0.5", "--reward.workers", "2")
+    with live_run(user_folder, streamrl_path, "hangs", *SCRIPTED, *stuck, *scores, "--learner.steps", "12") as run:
+        code, err = run.end()
+    assert code == 0, err
+    groups = trained_groups(run.folder)
+    assert len(groups) == len(set(groups)) == 12 * 8
+    summary = json.loads((run.folder / "summary.json").read_text())
+    notices = run.notices()
+    fenced = [text for text in notices if "deadlines.rollout_s is 8" in text]
+    assert summary["prompts_quarantined"] == sum("is quarantined" in text for text in notices) > 0
+    assert len(fenced) > 2 * summary["prompts_quarantined"]
+    assert sum(step["reward/failed"] for step in run.steps()) > 0
+    assert summary["discards_by_reason"]["replica_died"] == summary["prompts_quarantined"]

@@ -376,6 +376,7 @@ KEYS: dict[str, Key] = {
     "rollout.scripted.heavy_tail": Key(parts.generated, 0.0, 1.0, SCRIPTED),
     "rollout.scripted.error_rate": Key(parts.generated, 0.0, 1.0, SCRIPTED),
     "rollout.scripted.nan_rate": Key(parts.generated, 0.0, 1.0, SCRIPTED),
+    "rollout.scripted.hang_rate": Key(parts.ended_in_time, 0.0, 1.0, SCRIPTED),
     "rollout.scripted.logprob_bias": Key(parts.generated, 0.0, 0.5, SCRIPTED),
     "rollout.scripted.biased_replica": Key(parts.generated, 0, 1, DRIFTING),
     "reward.function": Key(parts.reward_scores, "exact_match", "probe_task:batch"),

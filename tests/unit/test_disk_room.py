@@ -145,7 +145,7 @@ async def test_no_group_is_overdue_while_the_disk_is_full(full: bool, tmp_path: 
     controller._reward = RewardKeeper(1, lambda: stage, controller._queue, controller._supervision)
     controller._disk = DiskWatch(tmp_path, config, controller._queue, controller._tell)
     seat, book = controller._reward.seat, controller._book
-    controller._evaluator = Evaluator(config, controller._store, seat, book, controller._finish_at)
+    controller._evaluator = Evaluator(config, controller._store, seat, book, controller._finish_at, Handle())
     none = ReplicaPool(
         0, Handle, controller._queue, controller._store, controller._nodes, controller._supervision, (), 1.0
     )

@@ -179,6 +179,34 @@ def test_groups_that_run_too_long_are_named_with_their_replica():
     assert index.overdue(10) == [(0, "r0")]
 
 
+def test_a_group_that_waits_for_a_replica_is_overdue_only_when_none_had_any_for_twice_as_long():
+    clock = VirtualClock()
+    index = make_index(clock=clock)
+    index.issue("r0", 0, 1)
+    index.issue("r1", 0, 1)
+    index.release("r1")
+    for _ in range(9):
+        clock.advance(5)
+        assert index.overdue(10) == ([(0, "r0")] if clock.now() > 10 else [])
+    index.release("r0")
+    clock.advance(20)
+    assert index.overdue(10) == []
+    clock.advance(1)
+    assert index.overdue(10) == [(0, ""), (1, "")]
+
+
+def test_a_group_that_waits_for_scores_is_overdue_after_twice_the_limit_whoever_is_busy():
+    clock = VirtualClock()
+    index = make_index(clock=clock)
+    index.issue("r0", 0, 1)
+    accept(index, both(0))
+    clock.advance(15)
+    index.issue("r0", 0, 1)
+    assert index.overdue(10) == []
+    clock.advance(6)
+    assert index.overdue(10) == [(0, "")]
+
+
 def test_a_ready_group_whose_row_is_lost_is_issued_again_and_its_bytes_are_free():
     index = make_index(groups_per_step=1)
     index.issue("r", 0, 2)

@@ -278,6 +278,36 @@ def test_faults_come_at_the_asked_rates_and_nowhere_else() -> None:
     assert all(np.isfinite(result.logprobs).all() and not result.error for result in clean.values())
 
 
+def test_a_rollout_that_hangs_keeps_its_slot_for_ever_and_harms_no_other_until_it_is_aborted() -> None:
+    requests = [request(seed) for seed in range(400)]
+    clean = play(engine(slots=512), requests)
+    scripted = engine(slots=512, hang_rate=0.1)
+    scripted.submit(requests)
+    ended = {result.request_id: result for result in step_times(scripted, 200)}
+    hanging = clean.keys() - ended.keys()
+    assert len(hanging) == pytest.approx(40, abs=20)
+    assert all(same(ended[key], clean[key]) for key in ended)
+    sampled = scripted.stats().generated_tokens
+    assert (scripted.stats().running, scripted.stats().waiting, step_times(scripted, 50)) == (len(hanging), 0, [])
+    assert scripted.stats().generated_tokens == sampled
+    assert scripted.partials(0, hanging) == []
+    with pytest.raises(ComponentError, match="submitted twice"):
+        scripted.submit([request(int(min(hanging)[1:]))])
+    scripted.load_weights({}, Version(0, 1), UpdateMode.DRAIN)
+    assert scripted.version == Version(0, 0)
+    scripted.abort(hanging)
+    assert {result.request_id for result in scripted.step()} == hanging
+    assert scripted.version == Version(0, 1)
+    assert not scripted.has_work
+
+
+def test_hanging_rollouts_can_take_all_slots() -> None:
+    scripted = engine(slots=4, hang_rate=1.0)
+    scripted.submit([request(seed) for seed in range(6)])
+    assert step_times(scripted, 10) == []
+    assert (scripted.stats().running, scripted.stats().waiting) == (4, 2)
+
+
 def test_a_bias_moves_every_logprob_and_no_token() -> None:
     plain, biased = (play(engine(logprob_bias=bias), [request(5)])["r5"] for bias in (0.0, 0.5))
     assert plain.token_ids.tolist() == biased.token_ids.tolist()
