@@ -6,7 +6,9 @@ A live run with the scripted engine, which trains on nothing meanwhile. Wanted: 
 stays what the first round made it; at half of the rate that saturates the Serve application, and at the same rate for
 both, in turns, a 99th percentile of an answer's overhead of at most 1.5 times that of Serve. The overhead is what an
 answer takes above the time in which it is made: 48 tokens of 12.5 ms here, which the gateway sends in chunks of 50 ms;
-on Serve the same chunks, one each 50 ms. Writes benchmarks/out/service.json.
+on Serve the same chunks, one each 50 ms. And while replicas come and go, 1 -> 8 -> 2, no error, and a 99th percentile
+of the time to an answer's first bytes of at most 5 times that of the same rate at rest. Writes
+benchmarks/out/service.json.
 """
 
 import argparse
@@ -29,7 +31,9 @@ import psutil
 from report import Report
 from service_load import Answers, Load
 
+import streamrl
 from services.run_folder import RunFolder
+from streamrl.client import Client
 from streamrl.client.address import Address, Where
 from streamrl.errors import ComponentError
 
@@ -73,6 +77,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement at a rate")
     parser.add_argument("--clients", type=int, default=400, help="that find the rate at which Serve saturates")
+    parser.add_argument("--scaling-rate", type=float, default=20.0, help="requests a second while replicas come and go")
     parser.add_argument("--serve-python", type=Path, default=SERVE_PYTHON)
     options = parser.parse_args()
     report = Report("service")
@@ -87,6 +92,8 @@ async def measure(
     headers = {"authorization": f"Bearer {address.token}"}
     async with Load(f"{address.url}/v1/completions", headers, BODY) as ours:
         await at_once(report, ours, gateway, options.streams, options.rounds)
+        async with streamrl.connect(folder / "runs/bench") as client:
+            await while_scaling(report, ours, client, options)
         pieces = await typical(ours)
         report.add("chunks of the answer that both stream", len(pieces), "")
         with echo(options.serve_python, folder, pieces) as url:
@@ -109,6 +116,34 @@ async def at_once(report: Report, load: Load, gateway: psutil.Process, streams: 
     report.add("resident memory of the gateway before", resident[0] / MIB, "MiB")
     report.add("after the first round", resident[1] / MIB, "MiB")
     report.add("after the last over after the first", resident[-1] / resident[1], "x", at_most=1.05)
+
+
+async def while_scaling(report: Report, load: Load, client: Client, options: argparse.Namespace) -> None:
+    """First bytes at one rate: with one replica at rest, and while there are to be eight, then two."""
+    steady: list[Answers] = []
+    moving: list[Answers] = []
+    for _ in range(options.rounds):
+        await become(client, 1)
+        steady.append(await load.at_rate(options.scaling_rate, options.seconds))
+        moving.append(await load.while_going(options.scaling_rate, become(client, 8, 2)))
+    await become(client, 1)
+    errors = [error for answers in (*steady, *moving) for error in answers.errors]
+    for error in errors[:3]:
+        print(error, file=sys.stderr)
+    report.add("errors while replicas come and go", len(errors), "", at_most=0)
+    tails = [[float(np.percentile(one.first or [np.inf], 99)) for one in answers] for answers in (steady, moving)]
+    report.add("p99 to an answer's first bytes, one replica at rest", statistics.median(tails[0]), "s")
+    report.add("p99 to them while replicas come and go", statistics.median(tails[1]), "s")
+    ratio = statistics.median(moved / rested for rested, moved in zip(*tails, strict=True))
+    report.add("p99 to first bytes, 1 -> 8 -> 2 over at rest", ratio, "x", at_most=5.0)
+
+
+async def become(client: Client, *counts: int) -> None:
+    """Have so many replicas, one count after the other, each until they serve."""
+    for count in counts:
+        await client.scale(rollout=count)
+        while len((await client.status())["replicas"]) != count:  # noqa: ASYNC110 - the gateway has no event for it
+            await asyncio.sleep(LOOK_S)
 
 
 async def typical(load: Load) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +15,11 @@ LIMIT_S = 120.0
 
 @dataclass
 class Answers:
-    """seconds: of each whole answer, from its request to its last byte. errors: what became of the others."""
+    """seconds: of each whole answer, from its request to its last byte. first: to the first bytes of its body. errors:
+    what became of the others."""
 
     seconds: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
 
@@ -66,24 +69,30 @@ class Load:
 
     async def at_rate(self, rate: float, seconds: float) -> Answers:
         """So many requests a second, evenly, however long the answers take."""
-        answers, loop = Answers(), asyncio.get_running_loop()
-        begins = loop.time()
-        asked = []
-        for number in range(round(rate * seconds)):
-            await asyncio.sleep(begins + number / rate - loop.time())
+        return await self.while_going(rate, asyncio.sleep(seconds))
+
+    async def while_going(self, rate: float, work: Coroutine[Any, Any, None]) -> Answers:
+        """The same for as long as something else goes on."""
+        answers, loop, going = Answers(), asyncio.get_running_loop(), asyncio.ensure_future(work)
+        begins, asked = loop.time(), []
+        while not going.done():
+            await asyncio.sleep(begins + len(asked) / rate - loop.time())
             asked.append(asyncio.create_task(self._one(answers)))
-        await asyncio.gather(*asked)
+        await asyncio.gather(going, *asked)
         return answers
 
     async def _one(self, answers: Answers) -> None:
-        started = time.monotonic()
+        started, first, body = time.monotonic(), 0.0, b""
         try:
             async with self._http.post(self._url, json=self._body, headers=self._headers) as response:
-                body = await response.read()
+                async for piece in response.content.iter_any():
+                    first = first or time.monotonic()
+                    body += piece
         except (aiohttp.ClientError, TimeoutError) as error:
             answers.errors.append(repr(error))
             return
         if response.status == 200 and body.endswith(ENDS):
             answers.seconds.append(time.monotonic() - started)
+            answers.first.append(first - started)
         else:
             answers.errors.append(f"{response.status} {body[-200:]!r}")

@@ -4,6 +4,7 @@ import json
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from live_run import live_run
 from trained_groups import trained_groups
@@ -61,6 +62,24 @@ def test_a_task_of_which_every_group_is_filtered_ends_the_run_and_says_why(
     assert "all filtered, the latest as zero_variance, and learner.filter.limit is 12" in err
     assert "Traceback" not in err
     assert not run.steps()
+
+
+@pytest.mark.parametrize("victim", ["up", "watcher", "owner"])
+def test_after_kill_9_of_what_holds_a_run_nothing_of_it_is_alive_10_s_later(
+    victim: str, user_folder: Path, streamrl_path: Path
+) -> None:
+    parts = ("--gateway.enabled", "true", "--reward.workers", "2", "--checkpoint.every", "5")
+    with live_run(
+        user_folder, streamrl_path, f"kill-9-{victim}", *SCRIPTED, *parts, "--learner.steps", "100000"
+    ) as run:
+        run.until_step(6)
+        assert run.events_of("gateway") or run.read_until(lambda event: event["kind"] == "gateway")
+        watcher = run.watcher()
+        alive = [watcher, *watcher.children(recursive=True)]
+        names = " ".join("".join(one.cmdline()[:1]) for one in alive)
+        assert all(part in names for part in ("Controller", "RolloutReplica", "GatewayActor", "raylet")), names
+        {"up": psutil.Process(run.process.pid), "watcher": watcher, "owner": run.owner()}[victim].kill()
+        assert psutil.wait_procs(alive, timeout=10)[1] == []
 
 
 @pytest.mark.long

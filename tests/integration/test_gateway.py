@@ -95,7 +95,7 @@ def trained(user_folder: Path, streamrl_path: Path, model: Path) -> Iterator[tup
         run.process.send_signal(signal.SIGINT)
         code, _ = run.end()
         assert code == 130
-        assert psutil.wait_procs([watcher, *below], timeout=20)[1] == []
+        assert psutil.wait_procs([watcher, *below], timeout=10)[1] == []
 
 
 def test_openais_client_gets_completions_of_the_live_policy_with_ids_log_probs_and_versions(trained: Any) -> None:

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.ray
 SERVICE_S = float(os.environ.get("SERVICE_S", "180"))
 SEED = int(os.environ.get("SEED", secrets.randbits(32)))
 KILL_EVERY_S = 10.0
+ORPHANS_S = 10.0
+"""After any exit, until nothing of the run is alive."""
 GROUPS, SIZE, STALENESS = 4, 4, 2
 OVERRIDES = (
     *("--rollout.engine", "scripted", "--rollout.scripted.latency_steps", "40", "--rollout.group_size", str(SIZE)),
@@ -84,7 +86,7 @@ def storm(folder: Path, streamrl: Path, name: str, replicas: int) -> Iterator[St
         run.process.send_signal(signal.SIGINT)
         code, err = run.end()
         assert code == 130, err
-        assert psutil.wait_procs([watcher, *found.processes], timeout=20)[1] == []
+        assert psutil.wait_procs([watcher, *found.processes], timeout=ORPHANS_S)[1] == []
     check_books(run.folder, found.first)
 
 
