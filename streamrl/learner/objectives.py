@@ -19,7 +19,7 @@ from streamrl.algorithms.supervised import sft
 from streamrl.config.learner_tables import AlgorithmConfig, RejectionConfig
 from streamrl.learner.packing import PackedBatch
 from streamrl.learner.policy import PolicyModel
-from streamrl.learner.sources import SOURCES, by_source
+from streamrl.learner.sources import PER_SOURCE, SOURCES, by_source
 from streamrl.learner.sums import LAGS, Sums, TokenFacts, by_lag
 
 Objective = Callable[[PolicyModel, PackedBatch, Denominators], tuple[torch.Tensor, Sums]]
@@ -149,5 +149,7 @@ def _sums(
         referred = torch.stack([divergence_K.detach().double().sum(), count[0]])
     lags = sums_R.new_zeros(LAGS * 5) if facts is None else by_lag(facts)
     kl_K = rows[-1]
-    sources = sums_R.new_zeros(2 * SOURCES) if pack.sources is None else by_source(pack.sources, kl_K)
+    sources = sums_R.new_zeros(PER_SOURCE * SOURCES)
+    if pack.sources is not None:
+        sources = by_source(pack.sources, kl_K, facts)
     return Sums(torch.cat([loss.detach().double()[None], count, sums_R, referred, lags, sources]), greatest[None])

@@ -1,12 +1,14 @@
-"""Whose rows a step trains on: the distance between engine and learner, apart for each that sampled.
+"""Whose rows a step trains on: the distance between engine and learner and what the correction makes of it, apart for
+each that sampled.
 
 All ranks number the sources of a step alike, since they have the same plan; so sums by number add up over ranks. Knows
 a source by its name, and not what it is.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -14,10 +16,15 @@ import torch
 from streamrl.learner.packing import PackedBatch
 from streamrl.types import LongArray
 
+if TYPE_CHECKING:
+    from streamrl.learner.sums import TokenFacts
+
 SOURCES: Final = 64
 """Sources of one step that are counted apart; those beyond are in the sums over all alone."""
-BY_NUMBER: Final = "mismatch/source_"
-"""Before the number of a source, in the metrics of `Sums`."""
+PER_SOURCE: Final = 5
+"""Sums of each: targets, KL, weights, those truncated, those rejected."""
+_NUMBERED: Final = re.compile(r"(mismatch|correction)/source_(\d+)/")
+"""How the metrics of `Sums` name what is of one source."""
 
 
 class Sources:
@@ -34,23 +41,35 @@ class Sources:
         return [replace(pack, sources=number_N[pack.rows]) for pack in packs]
 
     def named(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Metrics with `mismatch/<name>/kl` in place of what `Sums` has under a number."""
+        """Metrics with `mismatch/<name>/kl`, `correction/<name>/truncated` for what `Sums` has under a number."""
         return {self._name(key): value for key, value in metrics.items()}
 
     def _name(self, key: str) -> str:
-        number, _, rest = key.removeprefix(BY_NUMBER).partition("/")
-        return f"mismatch/{self._names[int(number)]}/{rest}" if key.startswith(BY_NUMBER) else key
+        return _NUMBERED.sub(lambda found: f"{found[1]}/{self._names[int(found[2])]}/", key)
 
 
-def by_source(sources_K: torch.Tensor, distance_K: torch.Tensor) -> torch.Tensor:
-    """float64 [2 * 64], of each source the count of targets and the sum of `distance_K`, float32 [K]. As a product,
-    since a scatter on a GPU has no order."""
+def by_source(sources_K: torch.Tensor, distance_K: torch.Tensor, facts: "TokenFacts | None" = None) -> torch.Tensor:
+    """float64 [64 * 5], of each source the count of targets, the sum of `distance_K`, float32 [K], and those of
+    weights, truncated and rejected, 0 without `facts`. As a product, since a scatter on a GPU has no order."""
     numbers = torch.arange(SOURCES, device=sources_K.device)
     member_KS = (sources_K[:, None] == numbers).double()
-    return (member_KS.T @ torch.stack((torch.ones_like(distance_K), distance_K), 1).double()).reshape(-1)
+    ones_K, zeros_K = torch.ones_like(distance_K), torch.zeros_like(distance_K)
+    corrected = (zeros_K,) * 3 if facts is None else (facts.weights, facts.truncated, facts.rejected)
+    columns_KC = torch.stack([column.double() for column in (ones_K, distance_K, *corrected)], 1)
+    return (member_KS.T @ columns_KC).reshape(-1)
 
 
-def source_means(added: torch.Tensor) -> dict[str, float]:
-    """Of sums as `by_source` makes them: the mean of each source that has targets."""
-    pairs = enumerate(added.reshape(SOURCES, 2).tolist())
-    return {f"{BY_NUMBER}{number}/kl": total / count for number, (count, total) in pairs if count}
+def source_means(added: torch.Tensor, *, corrected: bool) -> dict[str, float]:
+    """Of sums as `by_source` makes them: the means of each source that has targets, with those of weights where
+    `corrected`."""
+    means = {}
+    for number, sums in enumerate(added.reshape(SOURCES, PER_SOURCE).tolist()):
+        count, distance, weights, truncated, rejected = sums
+        if not count:
+            continue
+        means[f"mismatch/source_{number}/kl"] = distance / count
+        if corrected:
+            means[f"correction/source_{number}/weight_mean"] = weights / count
+            means[f"correction/source_{number}/truncated"] = truncated / count
+            means[f"correction/source_{number}/rejected"] = rejected / count
+    return means

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple, Self
 
 import torch
 
-from streamrl.learner.sources import SOURCES, source_means
+from streamrl.learner.sources import PER_SOURCE, SOURCES, source_means
 
 LAGS = 9
 """Ages that are counted apart: 0 to 7 steps, and all above."""
@@ -30,9 +30,9 @@ class TokenFacts(NamedTuple):
 class Sums:
     """What adds up over packs and ranks.
 
-    added: float64 [8 + 9 * 5 + 64 * 2], sums over targets: loss, count, entropy, ratio, clipped, kl, reference kl,
+    added: float64 [8 + 9 * 5 + 64 * 5], sums over targets: loss, count, entropy, ratio, clipped, kl, reference kl,
     count of those that have one; then for each age count, weight, squared weight, truncated, rejected; then for each
-    source count, kl. greatest: float64 [1], the largest |trainer - rollout| log-prob.
+    source as `by_source`. greatest: float64 [1], the largest |trainer - rollout| log-prob.
     """
 
     added: torch.Tensor
@@ -45,7 +45,7 @@ class Sums:
 
     @classmethod
     def zero(cls, device: torch.device) -> "Sums":
-        zeros = torch.zeros(_BY_SOURCE + 2 * SOURCES + 1, dtype=torch.float64, device=device)
+        zeros = torch.zeros(_BY_SOURCE + PER_SOURCE * SOURCES + 1, dtype=torch.float64, device=device)
         return cls(zeros[:-1], zeros[-1:])
 
     def metrics(self) -> dict[str, float]:
@@ -62,7 +62,8 @@ class Sums:
         }
         if referred:
             metrics["loss/kl"] = reference_kl / referred
-        return metrics | source_means(self.added[_BY_SOURCE:]) | self._corrections()
+        corrections = self._corrections()
+        return metrics | source_means(self.added[_BY_SOURCE:], corrected=bool(corrections)) | corrections
 
     def _corrections(self) -> dict[str, float]:
         """Weights and rejections, over all targets and by age; nothing where no target has a weight."""

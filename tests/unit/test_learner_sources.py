@@ -15,6 +15,7 @@ from streamrl.config.learner_tables import LearnerConfig, OptimizerConfig
 from streamrl.config.schema import Config, ModelConfig
 from streamrl.errors import DataError
 from streamrl.learner.sources import SOURCES, Sources, by_source, source_means
+from streamrl.learner.sums import TokenFacts
 from streamrl.types import FrameRef
 
 BIAS = -3.0
@@ -43,11 +44,17 @@ async def write_rows(folder: Path, biases: dict[str, float]) -> list[FrameRef]:
     return written
 
 
-def mismatches(folder: Path, biases: dict[str, float], shares: int | None = None) -> dict[str, float]:
-    """What the first step says of mismatch, but for the furthest token."""
+def figures(folder: Path, biases: dict[str, float], shares: int | None = None) -> dict[str, float]:
+    """What the first step says of mismatch, but for the furthest token, and of the correction."""
     with built(config(shares), folder) as core:
         (metrics,) = train(core, asyncio.run(write_rows(folder, biases)), range(1))
-    return {key: value for key, value in metrics.items() if key.startswith("mismatch/") and "abs_max" not in key}
+    kinds = ("mismatch/", "correction/")
+    return {key: value for key, value in metrics.items() if key.startswith(kinds) and "abs_max" not in key}
+
+
+def mismatches(folder: Path, biases: dict[str, float], shares: int | None = None) -> dict[str, float]:
+    """Of these, those of mismatch."""
+    return {key: value for key, value in figures(folder, biases, shares).items() if key.startswith("mismatch/")}
 
 
 def test_the_replica_that_is_off_is_told_by_its_name_and_the_others_are_as_before(tmp_path: Path) -> None:
@@ -73,7 +80,7 @@ def test_the_mean_over_all_is_that_of_the_only_source(tmp_path: Path) -> None:
 
 def test_sources_beyond_those_that_are_counted_apart_are_in_no_figure_of_another() -> None:
     numbers = torch.tensor([0, SOURCES - 1, SOURCES, 0])
-    means = source_means(by_source(numbers, torch.tensor([1.0, 5.0, 100.0, 2.0])))
+    means = source_means(by_source(numbers, torch.tensor([1.0, 5.0, 100.0, 2.0])), corrected=False)
     assert means == {"mismatch/source_0/kl": 1.5, f"mismatch/source_{SOURCES - 1}/kl": 5.0}
 
 
@@ -81,6 +88,34 @@ def test_names_are_given_to_figures_of_sources_alone() -> None:
     sources = Sources(["b", "a", "b"])
     given = {"mismatch/source_0/kl": 1.0, "mismatch/source_1/kl": 2.0, "mismatch/kl": 3.0}
     assert sources.named(given) == {"mismatch/a/kl": 1.0, "mismatch/b/kl": 2.0, "mismatch/kl": 3.0}
+    given = {"correction/source_1/truncated": 0.5, "correction/lag_1/truncated": 0.25}
+    assert sources.named(given) == {"correction/b/truncated": 0.5, "correction/lag_1/truncated": 0.25}
+
+
+def test_weights_are_told_of_each_source_apart() -> None:
+    facts = TokenFacts(
+        lags=torch.zeros(4),
+        weights=torch.tensor([1.0, 2.0, 0.0, 0.5]),
+        truncated=torch.tensor([0.0, 1.0, 0.0, 0.0]),
+        rejected=torch.tensor([0.0, 0.0, 1.0, 0.0]),
+    )
+    means = source_means(by_source(torch.tensor([0, 1, 1, 0]), torch.zeros(4), facts), corrected=True)
+    told = {key.removeprefix("correction/source_"): value for key, value in means.items() if "correction" in key}
+    assert told == {
+        **{"0/weight_mean": 0.75, "0/truncated": 0.0, "0/rejected": 0.0},
+        **{"1/weight_mean": 1.0, "1/truncated": 0.5, "1/rejected": 0.5},
+    }
+
+
+def test_the_weights_of_a_replica_that_is_off_are_its_own_in_the_figures_of_a_step(tmp_path: Path) -> None:
+    same = figures(tmp_path / "same", {"rollout-0": 0.0, "rollout-1": 0.0})
+    off = figures(tmp_path / "off", {"rollout-0": 0.0, "rollout-1": BIAS})
+    assert off["correction/rollout-0/weight_mean"] == same["correction/rollout-0/weight_mean"]
+    assert same["correction/rollout-1/truncated"] < 1.0
+    assert off["correction/rollout-1/truncated"] == 1.0  # each of its tokens is likelier by far than it says
+    for name in ("weight_mean", "truncated", "rejected"):
+        parts = [off[f"correction/{replica}/{name}"] for replica in ("rollout-0", "rollout-1")]
+        assert min(parts) <= off[f"correction/{name}"] <= max(parts)
 
 
 @pytest.mark.parametrize(
