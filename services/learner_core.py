@@ -151,7 +151,7 @@ class LearnerCore:
         with timer.phase("read"):
             read = [[(self._rows(plan, share), share) for share in mini_batch] for mini_batch in shares]
         paid: dict[str, float] = {}
-        if learner.algorithm.kl_in_reward:
+        if learner.algorithm.kl_in_rows:
             with timer.phase("forward_backward"):
                 plan, paid = pay_divergence(plan, list(chain(*read)), self._config, self._held, self._group)
             judged = iter(chain(*shares_of(plan, self._group.data_rank, self._config)))

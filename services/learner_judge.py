@@ -10,6 +10,7 @@ from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.judge import Judge
 from streamrl.learner.prime import ImplicitRewardModel
 from streamrl.learner.process_group import LearnerGroup
+from streamrl.learner.reference_rewards import TokenDivergences
 from streamrl.learner.sharding import ShardedPolicy
 from streamrl.learner.value_model import ShardedCritic, decoder_of
 from streamrl.models.load import DTYPES, load_model
@@ -29,20 +30,27 @@ def make_judge(
     if not start.is_dir():
         start = model_folder(run_folder, config)
     if config.learner.algorithm.has_critic:
-        return _make_critic(start, config, group, tokenizer)
+        return _make_critic(start, config, group, tokenizer, reference)
     if config.learner.algorithm.has_implicit_rewards:
         assert reference is not None
         return _make_implicit_reward_model(start, config, group, reference)
     return None
 
 
-def _make_critic(start: Path, config: Config, group: LearnerGroup, tokenizer: TextTokenizer) -> Critic:
+def _make_critic(
+    start: Path, config: Config, group: LearnerGroup, tokenizer: TextTokenizer, reference: FrozenPolicy | None
+) -> Critic:
     learner, dtype = config.learner, config.model.dtype
     if learner.critic.path is not None:
         start = Path(learner.critic.path).expanduser().resolve()
         require_same_vocabulary(start, tokenizer)
     model = ShardedCritic(decoder_of(load_model(start, dtype)), group, DTYPES[dtype])
-    return Critic(model, learner.critic, learner.steps)
+    divergences = None
+    if learner.algorithm.kl_in_reward:
+        assert reference is not None
+        algorithm, temperature = learner.algorithm, config.rollout.sampling.temperature
+        divergences = TokenDivergences(reference, algorithm.kl_estimator, algorithm.kl_coef, temperature, group)
+    return Critic(model, learner.critic, learner.steps, divergences=divergences)
 
 
 def _make_implicit_reward_model(

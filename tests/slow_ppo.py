@@ -3,6 +3,7 @@
 What the learner's step is compared with. It packs nothing, shares no prompt, and knows no sums but Python's.
 """
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -28,12 +29,25 @@ class SlowRow:
         self.advantages: list[float] = []
         self.returns: list[float] = []
         self.values: list[float] = []
+        self.paid: list[float] = []
+        """Taken off the reward of each token; nothing where it is empty."""
 
 
 def logprobs(model: PreTrainedModel, row: SlowRow, temperature: float) -> torch.Tensor:
     logits = model(input_ids=row.ids[None]).logits[0] / temperature
     places = torch.tensor(row.places)
     return logits.log_softmax(-1)[places - 1, row.ids[places]]
+
+
+def pay(rows: list[SlowRow], reference: PreTrainedModel, estimator: str, coef: float, temperature: float) -> float:
+    """Have each token of the rows pay its divergence from the reference; the mean divergence."""
+    found = []
+    for row in rows:
+        distance = (row.rollout - logprobs(reference.double().eval(), row, temperature).detach()).tolist()
+        formula = {"k1": lambda d: d, "k2": lambda d: d * d / 2, "k3": lambda d: math.exp(-d) - 1 + d}[estimator]
+        row.paid = [coef * formula(one) for one in distance]
+        found += [formula(one) for one in distance]
+    return sum(found) / len(found)
 
 
 class SlowStep(ABC):
@@ -113,6 +127,7 @@ class SlowPpo(SlowStep):
             row.advantages, row.returns = [], []
             for place in reversed(range(len(row.places))):
                 reward = row.score if place == len(row.places) - 1 else 0.0
+                reward -= row.paid[place] if row.paid else 0.0
                 error = reward + settings.gamma * after - row.values[place]
                 for_policy = error + settings.gamma * mixed * for_policy
                 for_value = error + settings.gamma * settings.value_lambda * for_value

@@ -164,7 +164,7 @@ class AlgorithmConfig(Table, frozen=True):
     """What a nat of divergence from the reference costs. Above 0 the learner holds a second copy of the weights."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where it is paid: `loss` adds it to the loss of each token, rows without advantage among them; `reward` takes the
-    sum over a row off its reward before the advantage is made."""
+    sum over a row off its reward before the advantage is made, and under `gae` that of each token off its own."""
     kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3+"
     """Its estimate; a plus has the gradient of `k2`, which is the divergence's. The loss takes all but `k1`, the reward
     `k1`, `k2` and `k3`."""
@@ -177,6 +177,11 @@ class AlgorithmConfig(Table, frozen=True):
     @property
     def kl_in_reward(self) -> bool:
         return self.kl_coef > 0.0 and self.kl_in == "reward"
+
+    @property
+    def kl_in_rows(self) -> bool:
+        """Whether rewards of rows, not of tokens, pay it."""
+        return self.kl_in_reward and not self.has_critic
 
     @property
     def has_reference(self) -> bool:

@@ -63,9 +63,6 @@ def estimator_of_the_place(config: Config) -> Iterator[Problem]:
     elif algorithm.kl_in_reward and algorithm.advantage == "maxrl":
         what = '"maxrl" takes no reward below 0, which one less a divergence may be; set "loss"'
         yield _problem("kl_in", what, "reward", "advantage")
-    elif algorithm.kl_in_reward and algorithm.has_critic:
-        what = '"gae" judges each token, and the reward less a divergence is of a row; set "loss"'
-        yield _problem("kl_in", what, "reward", "advantage")
     elif algorithm.kl_in_reward and algorithm.has_implicit_rewards:
         what = '"prime" learns rewards from 0 to 1, and one less a divergence may be below; set "loss"'
         yield _problem("kl_in", what, "reward", "advantage")

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 
+from streamrl.algorithms.groups import DoubleArray
 from streamrl.clock import Clock
 from streamrl.config.learner_tables import CriticConfig
 from streamrl.learner.estimates import ScoredPack, with_estimates
@@ -18,6 +20,7 @@ from streamrl.learner.judge import Judge
 from streamrl.learner.judged import Judged, Part, by_mini_batch, by_share
 from streamrl.learner.mini_batches import MiniBatch
 from streamrl.learner.packing import PackedBatch
+from streamrl.learner.reference_rewards import TokenDivergences
 from streamrl.learner.value_model import ShardedCritic
 from streamrl.learner.values import value_loss
 
@@ -31,30 +34,39 @@ class Critic(Judge):
     judgement = "a value of the critic"
 
     def __init__(
-        self, model: ShardedCritic, config: CriticConfig, total_steps: int, clock: Clock | None = None
+        self,
+        model: ShardedCritic,
+        config: CriticConfig,
+        total_steps: int,
+        clock: Clock | None = None,
+        divergences: TokenDivergences | None = None,
     ) -> None:
-        """total_steps: where the decay of the critic's rate ends."""
+        """total_steps: where the decay of the critic's rate ends. divergences: what is taken off the rewards of tokens;
+        None for nothing."""
         self._model = model
         self._config = config
+        self._divergences = divergences
         objective = partial(value_loss, clip=config.value_clip)
         super().__init__(FsdpBackend(model, objective, config.optimizer, total_steps, clock=clock))
 
     def judge(
         self, mini_batches: Sequence[MiniBatch], parts: Sequence[Sequence[Part]]
     ) -> tuple[list[MiniBatch], dict[str, float]]:
-        """As `Judge.judge`: advantages, values and returns; `critic/value_mean` and `critic/explained_variance`."""
+        """As `Judge.judge`: advantages, values and returns; `critic/value_mean` and `critic/explained_variance`, and
+        `reward/kl` where divergences are paid."""
         valued = [
             [self._valued(packs, part) for packs, part in zip(mini_batch.shares, own, strict=True)]
             for mini_batch, own in zip(mini_batches, parts, strict=True)
         ]
         shares = by_share(valued)
         self._require_finite(one for share in shares for one in share)
+        distances = [self._distances(share) for share in shares]
         scored = [
-            [ScoredPack(replace(pack, values=values), part.rows.rewards) for pack, values, part in share]
-            for share in shares
+            [self._scored(*one) for one in zip(share, distances_of, strict=True)]
+            for share, distances_of in zip(shares, distances, strict=True)
         ]
         judged, facts = with_estimates(scored, self._config, self._over_ranks)
-        return by_mini_batch(judged, mini_batches), facts
+        return by_mini_batch(judged, mini_batches), facts | self._mean_distance(distances)
 
     @torch.no_grad()
     def values(self, packs: Sequence[PackedBatch]) -> list[torch.Tensor]:
@@ -65,3 +77,21 @@ class Critic(Judge):
 
     def _valued(self, packs: Sequence[PackedBatch], part: Part) -> list[Judged]:
         return [Judged(pack, values, part) for pack, values in zip(packs, self.values(packs), strict=True)]
+
+    def _distances(self, share: Sequence[Judged]) -> Sequence[DoubleArray | None]:
+        """Collective. Of each pack, how far its targets are from the reference; None where nothing is paid for it."""
+        if self._divergences is None:
+            return [None] * len(share)
+        return self._divergences([one.pack for one in share])
+
+    def _scored(self, one: Judged, distance_K: DoubleArray | None) -> ScoredPack:
+        paid_K = None if self._divergences is None or distance_K is None else self._divergences.coef * distance_K
+        return ScoredPack(replace(one.pack, values=one.given), one.part.rows.rewards, paid_K)
+
+    def _mean_distance(self, distances: Sequence[Sequence[DoubleArray | None]]) -> dict[str, float]:
+        """Collective. `reward/kl`, the mean over the batch's targets; nothing where nothing is paid."""
+        if self._divergences is None:
+            return {}
+        found = [distance_K for share in distances for distance_K in share if distance_K is not None]
+        count, total = self._over_ranks(np.array([sum(map(len, found)), sum(one.sum() for one in found)], np.float64))
+        return {"reward/kl": float(total / max(count, 1.0))}

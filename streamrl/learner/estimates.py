@@ -26,24 +26,26 @@ CONSTANT = 1e-12
 
 
 class ScoredPack(NamedTuple):
-    """scores_N: float64 [N], the rewards of the rows that were packed, which `pack.rows` counts."""
+    """scores_N: float64 [N], the rewards of the rows that were packed, which `pack.rows` counts. paid_K: float64 [K],
+    what is taken off the reward of each target; None for nothing."""
 
     pack: PackedBatch
     scores_N: DoubleArray
+    paid_K: DoubleArray | None = None
 
 
-def estimate(pack: PackedBatch, scores_N: DoubleArray, config: CriticConfig) -> Estimate:
+def estimate(pack: PackedBatch, scores_N: DoubleArray, paid_K: DoubleArray | None, config: CriticConfig) -> Estimate:
     """Advantages and returns of the targets of a pack, float64 [K] each, by `gae`; nothing is whitened.
 
     pack: on the CPU, with `values`. scores_N: float64 [N], the rewards of the rows that were packed, each of which
-    counts at the last target of its row.
+    counts at the last target of its row. paid_K: as in `ScoredPack`.
     """
     assert pack.values is not None
     rows_K = pack.rows.numpy()
     offsets = pack.row_offsets()
     ends = offsets[1:] - 1
-    rewards_K = np.zeros(len(rows_K))
-    rewards_K[ends] = scores_N[rows_K[ends]]
+    rewards_K = np.zeros(len(rows_K)) if paid_K is None else -paid_K
+    rewards_K[ends] += scores_N[rows_K[ends]]
     policy_lambda_R = np.full(len(ends), config.policy_lambda)
     if config.length_alpha is not None:
         policy_lambda_R = length_adaptive_lambda(np.diff(offsets), config.length_alpha)

@@ -1,4 +1,5 @@
-"""How far the sampled rows are from a reference policy: what `kl_in = "reward"` takes off their rewards.
+"""How far what was sampled is from a reference policy: what `kl_in = "reward"` takes off the rewards, of rows where the
+advantage is of rows, of tokens where a critic judges these.
 
 The estimate is of the policy that sampled, by the log-probs that came with the rows, as in Ziegler et al. 2019,
 Fine-tuning language models from human preferences. (verl and OpenRLHF compute the log-probs of the policy before the
@@ -12,7 +13,37 @@ import numpy.typing as npt
 import torch
 
 from streamrl.algorithms.divergences import REWARD_DIVERGENCES
+from streamrl.algorithms.groups import DoubleArray
+from streamrl.learner.frozen import FrozenPolicy
+from streamrl.learner.fsdp import padded
 from streamrl.learner.packing import PackedBatch
+from streamrl.learner.process_group import LearnerGroup
+
+
+class TokenDivergences:
+    """Of each token apart. Source: Ouyang et al. 2022, Training language models to follow instructions with human
+    feedback: the reward of a token is minus `coef` times its divergence, that of the last one has the score too.
+
+    estimator: of `REWARD_DIVERGENCES`. temperature: of the rollouts.
+    """
+
+    def __init__(
+        self, reference: FrozenPolicy, estimator: str, coef: float, temperature: float, group: LearnerGroup
+    ) -> None:
+        self.coef = coef
+        self._reference = reference
+        self._estimate = REWARD_DIVERGENCES[estimator]
+        self._temperature = temperature
+        self._group = group
+
+    def __call__(self, packs: Sequence[PackedBatch]) -> list[DoubleArray]:
+        """Collective. float64 [K] for each pack."""
+        asked = [one.to(self._group.device) for one in padded(packs, self._group)]
+        references = [self._reference(one, self._temperature)[0].cpu().double() for one in asked][: len(packs)]
+        return [
+            self._estimate(one.rollout_logprobs.double(), reference_K).numpy()
+            for one, reference_K in zip(packs, references, strict=True)
+        ]
 
 
 def row_divergences(

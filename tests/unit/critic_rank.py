@@ -20,6 +20,7 @@ from streamrl.errors import NonFiniteError
 from streamrl.learner.balance import split_rows
 from streamrl.learner.critic import Critic
 from streamrl.learner.digest import weight_digest
+from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.fsdp import FsdpBackend, on_policy
 from streamrl.learner.judge import step_of_both
 from streamrl.learner.judged import Part
@@ -27,6 +28,7 @@ from streamrl.learner.mini_batch_cut import mini_batch_of
 from streamrl.learner.mini_batches import MiniBatch
 from streamrl.learner.packing import pack
 from streamrl.learner.process_group import LearnerGroup, open_group
+from streamrl.learner.reference_rewards import TokenDivergences
 from streamrl.learner.rows import count_targets, row_targets, select_rows
 from streamrl.learner.sharding import ShardedPolicy
 from streamrl.learner.value_model import HEAD, ShardedCritic, decoder_of
@@ -40,7 +42,8 @@ OPTIMIZER = OptimizerConfig(lr=3e-3, warmup_steps=3, weight_decay=0.01, max_grad
 CRITIC = CriticConfig(warmup_steps=1, value_clip=0.05, policy_lambda=0.9, gamma=0.98, optimizer=OPTIMIZER)
 
 
-def make_both(group: LearnerGroup, **sizes: int) -> tuple[FsdpBackend, Critic, ShardedCritic]:
+def make_both(group: LearnerGroup, paid: float = 0.0, **sizes: int) -> tuple[FsdpBackend, Critic, ShardedCritic]:
+    """paid: what a nat of divergence from a model of other weights costs a token."""
     policy = on_policy(
         ShardedPolicy(make_model(**sizes), group, torch.float32),
         optimizer=OPTIMIZER,
@@ -50,7 +53,9 @@ def make_both(group: LearnerGroup, **sizes: int) -> tuple[FsdpBackend, Critic, S
         idle_steps=CRITIC.warmup_steps,
     )
     model = ShardedCritic(decoder_of(make_model(**sizes)), group, torch.float32)
-    return policy, Critic(model, CRITIC, TOTAL_STEPS), model
+    reference = FrozenPolicy(lambda: make_model(hidden_size=32), group, torch.float32)
+    divergences = TokenDivergences(reference, "k3", paid, 0.9, group) if paid else None
+    return policy, Critic(model, CRITIC, TOTAL_STEPS, divergences=divergences), model
 
 
 def cut_of(
@@ -109,11 +114,14 @@ def main(store: str, rank: str, world: str, out: str) -> None:
     even, even_critic, even_model = make_both(group, **EVEN_SIZES)
     odd, odd_critic, odd_model = make_both(group)
     shared = train(even, even_critic, 2, group)
+    held, held_critic, _ = make_both(group, paid=0.2, **EVEN_SIZES)
     result = {
         "shared_metrics": shared,
         "shared_digests": [even.weight_digest(), even_model.weight_digest()],
         "state_digest": weight_digest(even_critic.state_tensors()),
         "head": even_model.whole(HEAD, even_model.shards[HEAD]).abs().max().item(),
+        "held_metrics": train(held, held_critic, 2, group),
+        "held_digest": held.weight_digest(),
         "odd_metrics": train(odd, odd_critic, group.world_size, group),
         "broken": break_last_rank(odd, odd_critic, odd_model, group),
     }

@@ -43,6 +43,16 @@ def test_two_ranks_agree_with_one_to_1e_5_where_nothing_divides_evenly(runs: Run
         assert all(one[key] == two[key] for key in (*CRITIC, *POLICY))
 
 
+def test_on_two_shares_one_rank_and_two_agree_where_tokens_pay_their_divergence(runs: Runs) -> None:
+    first, second = runs.two
+    assert runs.one["held_digest"] == first["held_digest"] == second["held_digest"]
+    assert runs.one["held_digest"] != runs.one["shared_digests"][0]
+    for one, two in zip(runs.one["held_metrics"], first["held_metrics"], strict=True):
+        assert one["reward/kl"] == pytest.approx(two["reward/kl"], rel=1e-12)
+        assert one["reward/kl"] > 0.0
+    assert [one["reward/kl"] for one in first["held_metrics"]] == [two["reward/kl"] for two in second["held_metrics"]]
+
+
 def test_invariant_12_a_value_that_is_not_finite_on_one_rank_stops_all_and_one_names_the_row(runs: Runs) -> None:
     other, holder = (rank["broken"] for rank in runs.two)
     assert "another rank has the row" in other["raised"]

@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from slow_ppo import SlowPpo, SlowRow
+from slow_ppo import SlowPpo, SlowRow, pay
+from transformers import PreTrainedModel
 from turns import make_model, make_turns
 
 from streamrl.config.learner_tables import AlgorithmConfig, CriticConfig, OptimizerConfig
 from streamrl.errors import DataError, NonFiniteError
 from streamrl.learner.critic import Critic
+from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.fsdp import FsdpBackend, on_policy
 from streamrl.learner.judge import step_of_both
 from streamrl.learner.judged import Part
@@ -20,6 +22,7 @@ from streamrl.learner.mini_batch_cut import mini_batch_of
 from streamrl.learner.mini_batches import MiniBatch
 from streamrl.learner.packing import pack
 from streamrl.learner.process_group import LearnerGroup, open_group
+from streamrl.learner.reference_rewards import TokenDivergences
 from streamrl.learner.rows import count_targets, row_targets, select_rows
 from streamrl.learner.sharding import ShardedPolicy
 from streamrl.learner.value_model import HEAD, ShardedCritic, decoder_of
@@ -48,7 +51,9 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LearnerGroup]:
 class Both:
     """A policy and its critic, as a learner rank has them."""
 
-    def __init__(self, group: LearnerGroup, critic: CriticConfig = CRITIC) -> None:
+    def __init__(
+        self, group: LearnerGroup, critic: CriticConfig = CRITIC, paid: tuple[str, float] | None = None
+    ) -> None:
         self.policy: FsdpBackend = on_policy(
             ShardedPolicy(make_model(), group, torch.float32),
             optimizer=OPTIMIZER,
@@ -58,7 +63,11 @@ class Both:
             idle_steps=critic.warmup_steps,
         )
         self.model = ShardedCritic(decoder_of(make_model()), group, torch.float32)
-        self.critic = Critic(self.model, critic, STEPS)
+        divergences = None
+        if paid is not None:
+            reference = FrozenPolicy(other_model, group, torch.float32)
+            divergences = TokenDivergences(reference, *paid, TEMPERATURE, group)
+        self.critic = Critic(self.model, critic, STEPS, divergences=divergences)
 
     def step(self, rows: RolloutRows, mini_batches: int = 1, epochs: int = 1) -> dict[str, float]:
         cut, parts = cut_of(rows, mini_batches)
@@ -69,6 +78,11 @@ class Both:
         tensors |= {name: tensor.clone() for name, tensor in other.critic.state_tensors()}
         self.policy.load_state(tensors.__getitem__, other.policy.state_extra())
         self.critic.load_state(tensors.__getitem__, other.critic.state_extra())
+
+
+def other_model() -> PreTrainedModel:
+    """What the policy is held to: of other weights."""
+    return make_model(hidden_size=32)
 
 
 def cut_of(rows: RolloutRows, mini_batches: int) -> tuple[list[MiniBatch], list[Part]]:
@@ -116,6 +130,30 @@ def test_a_step_is_the_formulas_in_float64_over_rows_of_several_turns(
         assert metrics["critic/clip_fraction"] > 0.0, "no value came to its bound: nothing was tested"
     if epochs > 1:
         assert metrics["ratio/clip_fraction"] > 0.0, "no ratio came to its bound: nothing was tested"
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("mini_batches", [1, 3])
+def test_each_token_pays_its_divergence_from_the_reference(
+    group: LearnerGroup, estimator: str, mini_batches: int
+) -> None:
+    both, rows, coef = Both(group, paid=(estimator, 0.3)), make_turns(3, step=0), 0.3
+    free = Both(group)
+    slow = SlowPpo(make_model(), decoder_of(make_model()), ALGORITHM, CRITIC)
+    number_N = mini_batch_of(rows.group, mini_batches)
+    scored = [
+        [SlowRow(rows, row) for row in np.flatnonzero((number_N == number) & rows.valid)]
+        for number in range(mini_batches)
+    ]
+    mean = pay([row for part in scored for row in part], other_model(), estimator, coef, TEMPERATURE)
+    metrics = both.step(rows, mini_batches)
+    slow.step(scored, OPTIMIZER, TEMPERATURE, 1)
+    for name, param in slow.policy.named_parameters():
+        torch.testing.assert_close(both.policy.policy.shards[name].detach(), param.float().detach(), rtol=0, atol=3e-6)
+    torch.testing.assert_close(both.model.shards[HEAD][0].detach(), slow.head.float().detach(), rtol=0, atol=3e-6)
+    assert metrics["reward/kl"] == pytest.approx(mean, rel=1e-5)
+    assert "reward/kl" not in free.step(rows, mini_batches)
+    assert both.policy.weight_digest() != free.policy.weight_digest()
 
 
 def test_a_critic_that_learned_nothing_values_all_at_0_and_learns_the_rewards(group: LearnerGroup) -> None:
