@@ -32,3 +32,20 @@ def test_a_run_trains_on_the_weighted_sum_of_a_rule_and_a_reward_model(
     rewards = {row["reward"] for row in rows}
     assert len(rewards) > 100
     assert min(rewards) < 0.0 or max(rewards) > 1.0  # what the rule alone never gives
+
+
+@pytest.mark.long
+def test_the_four_models_of_ppo_are_in_one_stream_on_two_ranks(train: Callable[..., Finished], tmp_path: Path) -> None:
+    model = random_reward_model(tmp_path / "scores", seed=2, head=0.1)
+    scored = ("--reward.model.path", str(model), "--reward.model.weight", "0.5")
+    held = ("--learner.algorithm.kl_coef", "0.05", "--learner.algorithm.kl_in", "reward")
+    judged = ("--learner.algorithm.advantage", "gae", "--learner.algorithm.kl_estimator", "k1")
+    run = train("ppo", *scored, *held, *judged, "--learner.num_workers", "2", "--learner.steps", str(STEPS))
+    assert run.code == 0, run.output
+    lines = run.metrics()
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert all({"critic/loss", "critic/value_mean", "reward/kl", "loss/policy"} <= line.keys() for line in lines)
+    # The policy samples as the reference does at first, and other versions follow.
+    assert abs(lines[0]["reward/kl"]) < 1e-3
+    assert len({line["weights/digest"] for line in lines}) == STEPS
+    assert lines[0]["critic/value_mean"] == 0.0 != lines[-1]["critic/value_mean"]
