@@ -42,6 +42,16 @@ ray_session.stop()
 """
 
 
+JOINS = """
+import sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+print(ray.get(ray.remote(num_cpus=0)(lambda: 42).remote()), flush=True)
+"""
+
+JOIN_S = 30
+"""Several times what it takes with the token."""
+
+
 class Process:
     """A script that prints a first line when it is ready and ends with its stdin."""
 
@@ -98,6 +108,42 @@ def test_ours_is_on_loopback_with_a_token_and_leaves_a_stranger_alone(tmp_path: 
         ours.end()
         shutil.rmtree(runtime)
     assert stranger.ask() == "42"
+
+
+@pytest.mark.long
+def test_who_has_not_its_token_cannot_join_ours(tmp_path: Path) -> None:
+    folder, runtime = tmp_path / "run", Path(f"/tmp/srl-test-{os.getpid()}")
+    folder.mkdir()
+    run = RunFolder.create(folder, "run")
+    wrong = tmp_path / "wrong"
+    wrong.write_text("0" * 64)
+    ours = Process(OURS, str(folder), str(runtime), folder=tmp_path)
+    try:
+        address, _ = json.loads(ours.first_line)
+        assert said_by_joining(address, with_token(run.token_path), tmp_path) == "42\n"
+        for refused in (with_token(wrong), {**with_token(wrong), "RAY_AUTH_MODE": "disabled"}):
+            assert said_by_joining(address, refused, tmp_path) == "", refused
+    finally:
+        ours.end()
+        shutil.rmtree(runtime)
+
+
+def with_token(path: Path) -> dict[str, str]:
+    """The environment of one of ours whose token is in `path`."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ray_session.prepare_local(environment, path.resolve())
+    return environment
+
+
+def said_by_joining(address: str, environment: dict[str, str], folder: Path) -> str:
+    """What somebody on this machine computes who joins a Ray; nothing when he is refused, or still tries to get in."""
+    command = [sys.executable, "-P", "-c", JOINS, address]
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as joining:
+        try:
+            return joining.communicate(timeout=JOIN_S)[0]
+        except subprocess.TimeoutExpired:
+            joining.kill()
+            return joining.communicate()[0]
 
 
 def assert_loopback_only(root: psutil.Process) -> None:
