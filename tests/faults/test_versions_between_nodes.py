@@ -102,7 +102,7 @@ def test_a_node_that_comes_late_takes_an_anchor_and_then_deltas_while_the_other_
         code, err = run.end()
     assert code == 130, err
     assert taken.keys() == {node_id(cluster, 0, run), late} == wrote(run)
-    # A delta may be taken back before a node asks for it, which then takes the version whole: there are several a second.
+    # A delta may be gone before a node asks for it, which then takes the version whole: there are several a second.
     assert all(one["failed_ways"] < one["anchors"] for one in taken.values()), taken
     assert not [text for text in run.notices() if "restart" in text]
     assert_the_ledger_is_told(run.steps())
