@@ -78,7 +78,7 @@ fmt: $(VENV)/.installed-dev
 bench: bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-e2e bench-service
 
 bench-quickstart: $(VENV)/.installed
-	$(BIN)/python benchmarks/bench_quickstart.py $(if $(SEED),-- --seed $(SEED))
+	$(BIN)/python benchmarks/bench_quickstart.py $(if $(CONFIG),--config $(CONFIG)) $(if $(SEED),-- --seed $(SEED))
 
 bench-queue: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_queue.py
