@@ -56,7 +56,7 @@ FindWay = Callable[[bytes, Version | None], Awaitable[Sequence[WayStep]]]
 
 
 class PullFigures(msgspec.Struct):
-    """What was taken by one process: versions in full, deltas, bytes that travelled, and ways that failed."""
+    """What was taken by one process: versions in full, deltas, the bytes of both, and ways that failed."""
 
     anchors: int = 0
     deltas: int = 0
@@ -177,13 +177,13 @@ class VersionPulls:
             async with contextlib.aclosing(self._transport.receive(step)) as pieces:
                 async for piece in pieces:
                     await in_thread(incoming.add, piece)
-                    self.figures.bytes += len(piece)
             await in_thread(incoming.finish)
         except BaseException:
             incoming.abandon()
             raise
         self._took(manifest)
         self.figures.anchors += 1
+        self.figures.bytes += manifest.total_bytes
 
     async def _begin(self, manifest: WeightManifest) -> IncomingVersion:
         """Who is cancelled meanwhile leaves no file open."""
