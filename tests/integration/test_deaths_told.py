@@ -80,6 +80,7 @@ def test_how_each_part_died_doing_what_and_at_what_cost_is_told_once_and_written
     assert re.search(r"; it was at step \d+, \w+ \(\d+ s before\)", told_of(run, "learner-"))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not TELLS, reason="Linux before 6.15 does not tell how a process ended that is no child")
 def test_a_death_that_others_fail_by_is_told_by_the_name_of_who_died(user_folder: Path, streamrl_path: Path) -> None:
     with live_run(user_folder, streamrl_path, "told-others", *SCRIPTED, "--learner.steps", "24") as run:

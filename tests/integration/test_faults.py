@@ -64,7 +64,7 @@ def test_a_task_of_which_every_group_is_filtered_ends_the_run_and_says_why(
     assert not run.steps()
 
 
-@pytest.mark.parametrize("victim", ["up", "watcher", "owner"])
+@pytest.mark.parametrize("victim", ["up", *(pytest.param(one, marks=pytest.mark.long) for one in ("watcher", "owner"))])
 def test_after_kill_9_of_what_holds_a_run_nothing_of_it_is_alive_10_s_later(
     victim: str, user_folder: Path, streamrl_path: Path
 ) -> None:
