@@ -6,34 +6,43 @@ python crowded_actor.py FOLDER RUNTIME
 import json
 import os
 import sys
+import threading
 from pathlib import Path
+
+import psutil
 
 from services import ray_session
 from services.run_folder import RunFolder
 from streamrl.config.schema import RayConfig
 
-NOTHING_IS_ENOUGH = "0.001"
+ROOM, EATEN = 600 * 2**20, 1500 * 2**20
+"""Bytes that Ray has left before it acts, and what the actor takes."""
 
 
 class Crowded:
-    """Waits to be ended."""
+    """Takes memory until it is ended."""
 
-    async def wait(self) -> None:
-        import asyncio
+    def ready(self) -> None: ...
 
-        await asyncio.Event().wait()
+    def eat(self) -> None:
+        eaten = bytearray(EATEN)
+        eaten[::4096] = b"." * len(eaten[::4096])
+        threading.Event().wait()
 
 
 def main(folder: str, runtime: str) -> None:
-    os.environ["RAY_MEMORY_USAGE_THRESHOLD"] = NOTHING_IS_ENOUGH
+    memory = psutil.virtual_memory()
+    threshold = (memory.total - memory.available + ROOM) / memory.total
+    os.environ["RAY_memory_usage_threshold"] = str(threshold)  # noqa: SIM112 - Ray's own name
     ray_session.start(RunFolder.open(Path(folder)), RayConfig(num_cpus=1), Path(runtime))
     import ray
 
     from services.deaths import explain_death, process_died
 
     actor = ray.remote(Crowded).options(num_cpus=0).remote()
+    ray.get(actor.ready.remote())
     try:
-        ray.get(actor.wait.remote(), timeout=60)
+        ray.get(actor.eat.remote(), timeout=60)
     except ray.exceptions.RayError as error:
         print(json.dumps({"died": process_died(error), "told": str(explain_death("rollout-0", error))}))
     ray_session.stop()

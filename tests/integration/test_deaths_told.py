@@ -20,7 +20,10 @@ from services.run_folder import RunFolder
 
 pytestmark = pytest.mark.ray
 
-SCRIPTED = ("--rollout.engine", "scripted", "--eval.every", "1000", "--checkpoint.every", "3")
+SCRIPTED = (
+    *("--rollout.engine", "scripted", "--eval.every", "1000000", "--checkpoint.every", "3"),
+    *("--learner.steps", "1000000"),
+)
 # One replica, so that it is the one that serves; the learner is asked what it does each two seconds.
 ONE = ("--rollout.replicas", "1", "--deadlines.stall_s", "20")
 TELLS = tuple(int(part) for part in platform.release().split(".")[:2]) >= (6, 15)
@@ -40,6 +43,23 @@ REPLACED = (
 STARTED_AGAIN = {"QueueActor": "queue", "WeightStoreActor": "weights", "Controller": "controller"}
 
 
+def newest_step(run: LiveRun) -> int:
+    return max((step["step"] for step in run.steps()), default=0)
+
+
+def kill_and_wait(run: LiveRun, actor: str, number: int) -> None:
+    """Until its death is told, and a step is trained after it."""
+    run.actors(actor)[0].send_signal(number)
+    assert run.read_until(lambda event: "its process died" in event.get("text", "")), run.events[-3:]
+    assert run.read_until(lambda event: event["kind"] == "step"), run.events[-3:]
+
+
+def end(run: LiveRun) -> None:
+    run.process.send_signal(signal.SIGINT)
+    code, err = run.end()
+    assert code == 130, err
+
+
 def told_of(run: LiveRun, beginning: str) -> str:
     """The one notice of a death of a part."""
     (text,) = (text for text in run.notices() if re.match(f"{beginning}[0-9]*: its process died, ", text))
@@ -56,14 +76,13 @@ def report_in(text: str) -> str:
 def test_how_each_part_died_doing_what_and_at_what_cost_is_told_once_and_written_down(
     user_folder: Path, streamrl_path: Path
 ) -> None:
-    with live_run(user_folder, streamrl_path, "told", *SCRIPTED, *ONE, "--learner.steps", "60") as run:
-        for at, (actor, number, *_) in zip((5, 20, 35), REPLACED, strict=True):
-            run.until_step(at)
+    with live_run(user_folder, streamrl_path, "told", *SCRIPTED, *ONE) as run:
+        for actor, number, *_ in REPLACED:
+            run.until_step(newest_step(run) + 5)
             # Since its successor serves, all parts have said what they do.
             assert run.read_until(lambda event: event["kind"] == "replicas" and bool(event["replicas"]))
-            run.actors(actor)[0].send_signal(number)
-        code, err = run.end()
-    assert code == 0, err
+            kill_and_wait(run, actor, number)
+        end(run)
     for _, _, part, how, cost in REPLACED:
         text = told_of(run, part)
         assert f"its process died, {how}" in text
@@ -83,12 +102,11 @@ def test_how_each_part_died_doing_what_and_at_what_cost_is_told_once_and_written
 @pytest.mark.long
 @pytest.mark.skipif(not TELLS, reason="Linux before 6.15 does not tell how a process ended that is no child")
 def test_a_death_that_others_fail_by_is_told_by_the_name_of_who_died(user_folder: Path, streamrl_path: Path) -> None:
-    with live_run(user_folder, streamrl_path, "told-others", *SCRIPTED, "--learner.steps", "24") as run:
-        for at, actor in zip((5, 11, 17), STARTED_AGAIN, strict=True):
-            run.until_step(at)
-            run.actors(actor)[0].send_signal(signal.SIGKILL)
-        code, err = run.end()
-    assert code == 0, err
+    with live_run(user_folder, streamrl_path, "told-others", *SCRIPTED) as run:
+        for actor in STARTED_AGAIN:
+            run.until_step(newest_step(run) + 5)
+            kill_and_wait(run, actor, signal.SIGKILL)
+        end(run)
     for part in STARTED_AGAIN.values():
         text = told_of(run, part)
         how = "ended by SIGKILL, not for lack of memory; its last words are in "

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import ray
 
-from services.deaths import explain_death, process_died, trace_of
+from services.deaths import death_in, explain_death, process_died, trace_of
 from services.restarts import RestartBudget, back_off_s
 from services.seat import Seat
 from streamrl.errors import ComponentError, DataError, ProcessDiedError
@@ -69,6 +69,23 @@ def test_the_death_of_the_part_itself_is_told_from_one_that_it_passes_on() -> No
     echo = explain_death("learner-0", passed_on(died()))
     assert isinstance(echo, ProcessDiedError)
     assert "a part that it needs died" in str(echo)
+
+
+def test_the_death_that_is_in_an_error_is_found_whoever_raised_it() -> None:
+    own, needed = died(), died()
+    ours = ProcessDiedError("learner-0: its process died")
+    ours.__cause__ = own
+    assert death_in(own) is own
+    assert death_in(passed_on(needed)) is needed
+    assert death_in(ours) is own
+    lacked = ray.exceptions.OutOfMemoryError("1 worker(s) were killed\nMemory usage exceeded\ntable")
+    assert death_in(lacked) is lacked
+    assert process_died(lacked)
+    told = str(explain_death("rollout-0", lacked))
+    assert told == "rollout-0: its process died: 1 worker(s) were killed; Memory usage exceeded"
+    failed = ray.exceptions.RayTaskError("__init__", "trace", ValueError("no"))
+    for error in (ray.exceptions.ActorDiedError(failed), passed_on(DataError("damage")), ProcessDiedError("a server")):
+        assert death_in(error) is None
 
 
 def test_a_part_that_could_not_be_made_is_no_process_that_died_and_its_last_line_is_told() -> None:
