@@ -2,18 +2,19 @@
 
 Each replica has one channel of two loops. `_listen` asks it for news, one call at a time (waits: the replica; unblocked
 by: its engine, or a second). `_send` tells it what is to be begun and aborted, all that has gathered in one call
-(waits: requests). A channel ends when its replica dies or leaves; whatever it still owes is asked of another replica,
-as long as nothing of it was shown to the client.
+(waits: requests). A channel ends when its replica dies or leaves; another replica goes on behind what had come of what
+it still owes. A client sees of that who sampled which token, and nothing else.
 
 Guarantees: only a replica that has acknowledged a version is asked; every request that was begun ends in news, in a
-Refusal, or in `leave`. Knows nothing of HTTP.
+Refusal, or in `leave`; versions never go back within a completion, so it waits for a replica that serves the newest of
+its own, or begins anew where nothing of it was shown. Knows nothing of HTTP.
 """
 
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import ray
@@ -21,6 +22,7 @@ from ray.actor import ActorHandle
 
 from services.deaths import cause_of
 from services.guests import PREFIX
+from streamrl.gateway.heard import Heard
 from streamrl.gateway.news import News
 from streamrl.gateway.refusal import Refusal
 from streamrl.gateway.routing import Routes
@@ -38,13 +40,15 @@ Word = News | Replaced | Refusal
 
 @dataclass(slots=True, eq=False)
 class Begun:
-    """One request that somebody waits for. shown: some of it has reached the client, so it cannot be begun anew."""
+    """One request that somebody waits for. shown: some of it has reached the client, so it cannot be begun anew.
+    heard: what came of it."""
 
     request: GenerationRequest
     words: "asyncio.Queue[Word]"
     channel: str = ""
     owed: int = 0
     shown: bool = False
+    heard: Heard = field(default_factory=Heard)
 
 
 @dataclass(slots=True, eq=False)
@@ -150,10 +154,10 @@ class Pool:
     # ---- inside
 
     def _give(self, one: Begun, name: str) -> None:
-        one.channel, one.owed = name, one.request.sampling.max_new_tokens
+        one.channel, one.owed = name, one.request.sampling.max_new_tokens - len(one.heard)
         self._routes.owe(name, one.owed)
         channel = self._channels[name]
-        channel.begin.append(one.request)
+        channel.begin.append(replace(one.request, so_far=one.heard.tokens(one.request.request_id)))
         channel.some.set()
 
     def _settle(self, one: Begun, aborted: bool = False) -> None:
@@ -184,6 +188,7 @@ class Pool:
         while True:
             version, news = await channel.handle.guest_news.remote(self._session)
             channel.version = Version(*version)
+            self._house()
             for one in news:
                 self._hear(channel.name, one)
 
@@ -202,36 +207,54 @@ class Pool:
             del self._asked[news.request_id]
             self._settle(asked)
         else:
-            self._routes.paid(name, len(news.token_ids))
-            asked.owed -= len(news.token_ids)
+            count = asked.heard.take(news)
+            self._routes.paid(name, count)
+            asked.owed -= count
         asked.words.put_nowait(news)
 
     def _opened(self, channel: _Channel) -> None:
         self._routes.opened(channel.name)
-        for request_id in list(self._homeless):
-            self._homeless.pop(request_id).cancel()
-            self._begin_anew(self._asked[request_id])
+        self._house()
+
+    def _house(self) -> None:
+        """Have whoever can now do so go on with what waits for a replica."""
+        for request_id, timer in list(self._homeless.items()):
+            if self._moves(self._asked[request_id]):
+                timer.cancel()
+                del self._homeless[request_id]
 
     def _closed(self, channel: _Channel) -> None:
-        """A replica is gone: what it owed begins anew on another, or ends."""
+        """A replica is gone: another goes on with what it owed, or will."""
         if self._channels.get(channel.name) is not channel:
             return
         del self._channels[channel.name]
         self._routes.closed(channel.name)
         for one in [one for one in self._asked.values() if one.channel == channel.name]:
-            if one.shown:
-                self._end(one, Refusal(502, "replica_died", "the replica that answered died in the middle; ask again"))
-            else:
-                one.words.put_nowait(Replaced(one.request.request_id))
-                self._begin_anew(one)
+            if not self._moves(one):
+                self._wait(one)
 
-    def _begin_anew(self, one: Begun) -> None:
-        name = self._routes.choose()
-        if name is not None:
-            self._give(one, name)
-            return
+    def _moves(self, one: Begun) -> bool:
+        """Whether there is a replica to go on with it, which then does."""
+        name = self._routes.choose(lambda name: self._may_go_on(name, one.heard.newest))
+        if name is None and not one.shown and self.ready:
+            one.heard = Heard()
+            one.words.put_nowait(Replaced(one.request.request_id))
+            name = self._routes.choose()
+        if name is None:
+            return False
+        self._give(one, name)
+        return True
+
+    def _may_go_on(self, name: str, newest: Version | None) -> bool:
+        """Whether a replica serves no older version than the newest of a completion."""
+        serves = self._channels[name].version
+        return newest is None or (serves is not None and Version(*serves) >= newest)
+
+    def _wait(self, one: Begun) -> None:
         one.channel = ""
         late = Refusal(503, "no_replica", "the replica that was asked died, and no other one serves; try again soon")
+        if one.shown:
+            late = Refusal(502, "replica_died", "the replica that answered died, and no other one goes on; ask again")
         loop = asyncio.get_running_loop()
         self._homeless[one.request.request_id] = loop.call_later(self._patience_s, self._end, one, late)
 

@@ -4,6 +4,8 @@ Guarantees: only a replica that said that it may be routed to is chosen; what a 
 forgotten with it.
 """
 
+from collections.abc import Callable
+
 
 class Routes:
     """The replicas that may be asked, and the tokens that each owes at most.
@@ -35,9 +37,9 @@ class Routes:
         """It may not any more; unknown names are ignored."""
         self._owed.pop(name, None)
 
-    def choose(self) -> str | None:
-        """The replica that owes least, by name where several do; None when there is none."""
-        return min(self._owed, key=lambda name: (self._owed[name], name), default=None)
+    def choose(self, may: Callable[[str], bool] = lambda _: True) -> str | None:
+        """The replica that owes least, by name where several do, of those that `may`; None when there is none."""
+        return min(filter(may, self._owed), key=lambda name: (self._owed[name], name), default=None)
 
     def owe(self, name: str, tokens: int) -> None:
         """A request of so many tokens at most was given to it."""
