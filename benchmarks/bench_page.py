@@ -1,7 +1,9 @@
 """How quick the page of a run is: 10,000 steps behind it, 100 replicas, ten more steps a second.
 
 A real gateway and a real Chromium share the machine's cores; the run behind it is scripted (`tests/page_server.py`).
-Figures are of a page that nobody sees: drawing into its canvases is in them, showing these on a screen is not.
+Figures are of a page that nobody sees: drawing into its canvases is in them, showing these on a screen is not. Wanted:
+the curves are there within 3 s, and 1.5 s the next time; the page keeps up with the screen (a frame each 17 ms) while
+steps come, and nothing holds it up for 200 ms; a heap of 64 MiB at most.
 
     make bench-page
 """
@@ -52,8 +54,8 @@ def main() -> int:
 
 def measure(server: PageServer, page: Viewer, report: Report) -> None:
     first = seconds(lambda: open_page(server, page))
-    report.add(f"{STEPS} steps read for the first time: link to curves", first, "s")
-    report.add("link to curves again", seconds(lambda: open_page(server, page)), "s")
+    report.add(f"{STEPS} steps read for the first time: link to curves", first, "s", at_most=3)
+    report.add("link to curves again", seconds(lambda: open_page(server, page)), "s", at_most=1.5)
     report.add("history", page.run(FETCH_MS, "/api/history?points=1000&figure=reward/mean&figure=time/wait"), "ms")
     report.add("history of all figures, 2000 points", page.run(FETCH_MS, "/api/history"), "ms")
     page.run(WATCH)
@@ -63,11 +65,12 @@ def measure(server: PageServer, page: Viewer, report: Report) -> None:
         time.sleep(LIVE_S)
     page.until_text("#progress", f"step {STEPS + LIVE_STEPS:,}")
     frames, tasks = page.run("return [frames.sort((a, b) => a - b), tasks]")
-    report.add("frames: median", frames[len(frames) // 2], "ms")
-    report.add("frames: 99 of 100 within", frames[int(0.99 * len(frames))], "ms")
+    report.add("frames: median", frames[len(frames) // 2], "ms", at_most=20)
+    report.add("frames: 99 of 100 within", frames[int(0.99 * len(frames))], "ms", at_most=50)
     report.add("tasks over 50 ms", len(tasks), "")
-    report.add("longest task", max(tasks, default=0), "ms")
-    report.add("heap", page.run("return performance.memory.usedJSHeapSize / 2 ** 20"), "MiB")
+    report.add("longest task", max(tasks, default=0), "ms", at_most=200)
+    heap = page.run("return performance.memory.usedJSHeapSize / 2 ** 20")
+    report.add("heap", heap, "MiB", at_most=64)
 
 
 def open_page(server: PageServer, page: Viewer) -> None:
