@@ -38,6 +38,8 @@ class DeathDesk:
         self._clock = clock
         self._watched: dict[str, WatchedProcess] = {}
         self._told: dict[WatchedProcess, str] = {}
+        # Several may meet one death at the same time; it is one report.
+        self._telling = asyncio.Lock()
 
     def made(self, name: str, handle: ActorHandle) -> None:
         """A process of this name is being made, in place of one that there was."""
@@ -63,8 +65,9 @@ class DeathDesk:
         watched = None if died is None else self._find(name, getattr(died, "actor_id", None))
         if died is None or watched is None or not await watched.ended(SETTLE_S):
             return type(told)(f"{told}; {cost}") if died is not None and cost else told
-        if watched not in self._told:
-            self._told[watched] = await asyncio.to_thread(self._report, watched, died, cost)
+        async with self._telling:
+            if watched not in self._told:
+                self._told[watched] = await asyncio.to_thread(self._report, watched, died, cost)
         return ProcessDiedError(self._told[watched])
 
     def close(self) -> None:
