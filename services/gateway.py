@@ -152,7 +152,7 @@ class GatewayActor:
             weights=self._weights,
             samples=SampleDesk(self._queue, self._rows, tokenizer, config),
             trajectories=self._trajectory_desk(limits),
-            sessions=self._session_desk(),
+            sessions=self._session_desk(tokenizer),
         )
 
     def _prompt_desk(self, tokenizer: TextTokenizer, longest_prompt: int) -> PromptDesk:
@@ -173,10 +173,10 @@ class GatewayActor:
         self._trajectories = TrajectoryDesk(self._config, self._queue, log, limits.context, limits.vocab_size)
         return self._trajectories
 
-    def _session_desk(self) -> SessionDesk:
+    def _session_desk(self, tokenizer: TextTokenizer) -> SessionDesk:
         gateway = self._config.gateway
         self._sessions = Sessions(SystemClock(), gateway.session_idle_s, gateway.session_bytes)
-        return SessionDesk(self._sessions, self._trajectories, GroupSampling(self._config).drawn)
+        return SessionDesk(self._sessions, self._trajectories, tokenizer, GroupSampling(self._config).drawn)
 
     async def _status(self) -> dict[str, Any]:
         return await self._controller.status.remote()

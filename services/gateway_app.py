@@ -35,6 +35,7 @@ from streamrl.gateway.prometheus import GatewayCounts
 from streamrl.gateway.prompt_lines import KEY_LETTERS, PromptLine
 from streamrl.gateway.refusal import Refusal, invalid, json_bytes
 from streamrl.gateway.session_body import RewardBody, checked, session_of
+from streamrl.gateway.tool_calls import ToolCallReader
 from streamrl.gateway.trajectory_body import TrajectoryBody
 from streamrl.models.tokenizer import TextTokenizer
 from streamrl.streams import DEFAULT_STREAM, STREAM_NAME, TASK
@@ -164,7 +165,7 @@ def describe_truly(app: FastAPI) -> None:
 
 
 def _add_openai(app: FastAPI, desk: Desk) -> None:
-    completion_form, chat_form = CompletionForm(desk.tokenizer), ChatForm(desk.tokenizer)
+    completion_form = CompletionForm(desk.tokenizer)
     model = desk.limits.model
 
     @app.get("/v1/models", responses=REFUSALS)
@@ -175,18 +176,24 @@ def _add_openai(app: FastAPI, desk: Desk) -> None:
     @app.post("/v1/completions", responses=STREAMS)
     async def complete(body: CompletionRequest, request: Request) -> Response:
         """Completions of a text or of token ids."""
-        asked = await asyncio.to_thread(desk.reader.completion, body, secrets.randbits(SEED_BITS))
-        asked, capture = desk.sessions.opened(session_of(request.headers, body), asked, body)
+        session = session_of(request.headers, body)
+        memory = desk.sessions.memory(session)
+        asked = await asyncio.to_thread(desk.reader.completion, body, secrets.randbits(SEED_BITS), memory)
+        asked, capture = desk.sessions.opened(session, asked, body)
         head = head_of(completion_form, secrets.token_hex(12), model)
         return await answer(request, desk.answering, asked, completion_form, head, capture)
 
     @app.post("/v1/chat/completions", responses=STREAMS)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """The next turn of a conversation."""
-        asked = await asyncio.to_thread(desk.reader.chat, body, secrets.randbits(SEED_BITS))
-        asked, capture = desk.sessions.opened(session_of(request.headers, body), asked, body)
-        head = head_of(chat_form, secrets.token_hex(12), model)
-        return await answer(request, desk.answering, asked, chat_form, head, capture)
+        session = session_of(request.headers, body)
+        memory = desk.sessions.memory(session)
+        asked = await asyncio.to_thread(desk.reader.chat, body, secrets.randbits(SEED_BITS), memory)
+        number = secrets.token_hex(12)
+        reader = None if asked.tools is None else ToolCallReader(number, asked.tools)
+        asked, capture = desk.sessions.opened(session, asked, body, reader)
+        form = ChatForm(desk.tokenizer, reader)
+        return await answer(request, desk.answering, asked, form, head_of(form, number, model), capture)
 
 
 class CancelRequest(BaseModel):

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from calling_model import write_calling_tokenizer
 from local_gateway import LocalGateway
 from sent_trajectories import gateway_of as fresh_gateway
 
@@ -13,6 +14,8 @@ from streamrl.gateway.auth import Scope
 from streamrl.gateway.session_body import HEADER
 
 PROMPT = [1, 2, 3]
+CALLS = {"template": None, "finish": write_calling_tokenizer, "latency_steps": 8, "heavy_tail": 0.5}
+"""Of a gateway whose replica calls tools."""
 
 
 @asynccontextmanager

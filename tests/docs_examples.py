@@ -5,6 +5,8 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import msgspec
@@ -31,9 +33,12 @@ class Page:
         return [block for block in typed if block.split()[0] in ("curl", "streamrl")]
 
 
-async def said(program: str, folder: Path) -> str:
-    """What a program in Python prints."""
-    return await _printed((sys.executable, "-c", program), folder)
+Opens = Callable[..., AbstractAsyncContextManager[LocalGateway]]
+
+
+async def said(program: str, folder: Path, opens: Opens = gateway_of) -> str:
+    """What a program in Python prints. opens: a gateway in a folder."""
+    return await _printed((sys.executable, "-c", program), folder, opens)
 
 
 async def typed(command: str, folder: Path) -> str:
@@ -48,8 +53,8 @@ async def typed(command: str, folder: Path) -> str:
     return await _printed(("bash", "-euo", "pipefail", "-c", command), folder)
 
 
-async def _printed(command: tuple[str, ...], folder: Path) -> str:
-    async with gateway_of(folder, owned=True) as gateway:
+async def _printed(command: tuple[str, ...], folder: Path, opens: Opens = gateway_of) -> str:
+    async with opens(folder, owned=True) as gateway:
         launch = gateway.run.record.launch
         assert launch is not None
         gateway.run.start_launch(msgspec.structs.replace(launch, gateway=gateway.url))
@@ -70,6 +75,6 @@ async def _printed(command: tuple[str, ...], folder: Path) -> str:
 
 def _of(gateway: LocalGateway, word: str) -> str:
     """With the address and the name of this run."""
-    return word.replace("http://127.0.0.1:8000", gateway.url).replace(
-        '"model": "quickstart"', f'"model": "{gateway.run.name}"'
-    )
+    name = gateway.run.name
+    word = word.replace("http://127.0.0.1:8000", gateway.url).replace('"model": "quickstart"', f'"model": "{name}"')
+    return word.replace('model="quickstart"', f'model="{name}"')

@@ -180,6 +180,7 @@ async def local_gateway(
     latency_steps: int = 4,
     slots: int = 64,
     template: str | None = TEMPLATE,
+    finish: Callable[[Path], None] | None = None,
     gateway: GatewayConfig | None = None,
     ready: bool = True,
     trains: bool = False,
@@ -189,13 +190,16 @@ async def local_gateway(
     **scripted: Any,
 ) -> AsyncIterator[LocalGateway]:
     """A run called `run`, its replicas under version 0.1, and its gateway. ready: the replicas serve. trains: it
-    has a queue and a reward stage, and the replicas work for them; nobody learns. patience: of the gateway with its
+    has a queue and a reward stage, and the replicas work for them; nobody learns. finish: is given the model's folder,
+    in which template and tokenizer are still to change. patience: of the gateway with its
     clients. owned: it has an owner. story: an owner in its place, with what its controller says. scripted: of the
     engine."""
     model = folder / "model"
     prepare_model_folder(ModelConfig(preset="tiny-qwen3"), 0, model)
     if template is not None:
         (model / "chat_template.jinja").write_text(template)
+    if finish is not None:
+        finish(model)
     settings = gateway or GatewayConfig(enabled=True)
     config = configured(model, most=most, latency_steps=latency_steps, slots=slots, gateway=settings, **scripted)
     run = open_run(config, folder / "run")

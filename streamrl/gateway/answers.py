@@ -13,8 +13,9 @@ import numpy as np
 from streamrl.gateway.asked import Asked
 from streamrl.gateway.choice import Delta
 from streamrl.gateway.refusal import Refusal, json_bytes
+from streamrl.gateway.tool_calls import Said, ToolCall, ToolCallReader, ToolCallStream
 from streamrl.models.tokenizer import TextTokenizer
-from streamrl.types import Version
+from streamrl.types import FinishReason, Version
 
 DONE = b"data: [DONE]\n\n"
 Json = dict[str, Any]
@@ -79,12 +80,14 @@ class CompletionForm:
 
 
 class ChatForm:
-    """Of `/v1/chat/completions`."""
+    """Of one request of `/v1/chat/completions`. reader: of the tool calls in its answer, where they are read."""
 
     prefix = "chatcmpl-"
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, reader: ToolCallReader | None = None) -> None:
         self._tokenizer = tokenizer
+        self._reader = reader
+        self._streams: dict[int, ToolCallStream] = {}
 
     def whole(self, head: Head, choices: Sequence[Json], usage: Json) -> Json:
         return {**_head(head, "chat.completion", choices), "usage": usage}
@@ -93,18 +96,41 @@ class ChatForm:
         return _head(head, "chat.completion.chunk", choices)
 
     def choice(self, index: int, delta: Delta, logprobs: bool) -> Json:
-        message = {"role": "assistant", "content": delta.text, "refusal": None}
-        return self._choice(index, "message", message, delta, logprobs)
+        reader = self._reader
+        said = Said(delta.text) if reader is None else reader.said(index, delta.text, delta.finish_reason)
+        calls = [_tool_call(call) for call in said.calls]
+        message = {"role": "assistant", "content": said.content or (None if calls else ""), "refusal": None}
+        reason = _reason(delta.finish_reason, len(calls))
+        return self._choice(index, "message", message | _of_calls(calls), delta, logprobs, reason)
 
     def part(self, index: int, delta: Delta, logprobs: bool) -> Json:
-        said = {"content": delta.text} if delta.start else {"role": "assistant", "content": delta.text}
-        return self._choice(index, "delta", said, delta, logprobs)
+        said, calls_before, calls_now = self._read(index, delta)
+        calls = [{"index": calls_before + place, **_tool_call(call)} for place, call in enumerate(said.calls)]
+        message = {"content": said.content or (None if calls else "")} | _of_calls(calls)
+        if not delta.start:
+            message = {"role": "assistant"} | message
+        reason = _reason(delta.finish_reason, calls_now)
+        return self._choice(index, "delta", message, delta, logprobs, reason)
 
-    def _choice(self, index: int, name: str, said: Json, delta: Delta, logprobs: bool) -> Json:
+    def _read(self, index: int, delta: Delta) -> tuple[Said, int, int]:
+        """What a piece says, and how many calls there were before it and are now."""
+        if self._reader is None:
+            return Said(delta.text), 0, 0
+        if not delta.start:
+            self._streams[index] = self._reader.stream(index)  # it may have begun anew
+        stream = self._streams[index]
+        before = stream.num_calls
+        said = stream.feed(delta.text)
+        if delta.finish_reason:
+            last = stream.flush(delta.finish_reason)
+            said = Said(said.content + last.content, said.calls + last.calls)
+        return said, before, stream.num_calls
+
+    def _choice(self, index: int, name: str, said: Json, delta: Delta, logprobs: bool, reason: str) -> Json:
         return {
             "index": index,
             name: said,
-            "finish_reason": delta.finish_reason or None,
+            "finish_reason": reason or None,
             "logprobs": {"content": self._logprobs(delta), "refusal": None} if logprobs else None,
             "streamrl": _captured(delta),
         }
@@ -152,6 +178,19 @@ def models(name: str, created: int, context: int, versions: Sequence[tuple[int, 
 
 def _head(head: Head, kind: str, choices: Sequence[Json]) -> Json:
     return {"id": head.id, "object": kind, "created": head.created, "model": head.model, "choices": list(choices)}
+
+
+def _tool_call(call: ToolCall) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _of_calls(calls: list[Json]) -> Json:
+    return {"tool_calls": calls} if calls else {}
+
+
+def _reason(finish_reason: str, num_calls: int) -> str:
+    """As OpenAI words it: a message that stopped behind calls is a turn of the tools."""
+    return "tool_calls" if num_calls and finish_reason == FinishReason.STOP else finish_reason
 
 
 def _captured(delta: Delta) -> Json:

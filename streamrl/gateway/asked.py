@@ -5,14 +5,16 @@ checked before anything is generated. What does not change the answer (`user`, `
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from streamrl.errors import ConfigError
 from streamrl.gateway.chat import ChatTemplate, no_template
+from streamrl.gateway.memory import NOTHING, Memory
 from streamrl.gateway.refusal import Refusal, invalid
 from streamrl.models.tokenizer import TextTokenizer
 from streamrl.types import GenerationRequest, IntArray, SamplingParams, rollout_seed
@@ -93,7 +95,8 @@ class TextPart(BaseModel):
 
 
 class Message(BaseModel):
-    """One turn. Whatever else it has (`tool_calls`, `tool_call_id`, `name`) reaches the template as it is."""
+    """One turn. Whatever else it has (`tool_call_id`, `name`, ...) reaches the template as it is, but for the arguments
+    of `tool_calls`, which OpenAI's clients send as text and templates want as objects."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -138,7 +141,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that can be answered: `n` completions of each prompt. prompts: int32 each."""
+    """A request that can be answered: `n` completions of each prompt. prompts: int32 each. texts: of the prompts, None
+    where one came as ids. tools: the JSON schema of each tool's arguments by its name, where calls of them are read."""
 
     prompts: list[IntArray]
     n: int
@@ -149,6 +153,8 @@ class Asked:
     logprobs: bool
     stream: bool
     usage: bool
+    texts: tuple[str | None, ...]
+    tools: Mapping[str, Any] | None = None
 
     def requests(self, prefix: str) -> list[GenerationRequest]:
         """One for each completion, in the order of the choices. Their seeds differ, and follow from `seed`."""
@@ -161,29 +167,39 @@ class Asked:
         return made
 
 
+class _Prompts(NamedTuple):
+    """Those of one request. texts: see `Asked`. param: that they came as."""
+
+    ids: list[IntArray]
+    texts: tuple[str | None, ...]
+    param: str
+
+
 class Reader:
-    """Reads the requests for one model. random_seed: gives one to a request that brings none."""
+    """Reads the requests for one model. random_seed: gives one to a request that brings none. memory: of the session
+    that a request is part of."""
 
     def __init__(self, limits: Limits, tokenizer: TextTokenizer, template: ChatTemplate | None) -> None:
         self._limits = limits
         self._tokenizer = tokenizer
         self._template = template
 
-    def completion(self, body: CompletionRequest, random_seed: int) -> Asked:
+    def completion(self, body: CompletionRequest, random_seed: int, memory: Memory = NOTHING) -> Asked:
         """Raises Refusal for what cannot be answered."""
         self._check(body)
         if body.logprobs is not None and body.logprobs > 1:
             what = "only the log-probs of sampled tokens are known: ask for 0 or 1"
             raise invalid("unsupported_parameter", what, "logprobs")
-        prompts = _prompts_of(body.prompt)
-        self._check_count(len(prompts), body.n or 1)
-        ids = [self._ids(prompt) for prompt in prompts]
+        given = _prompts_of(body.prompt)
+        self._check_count(len(given), body.n or 1)
+        ids = [self._ids(prompt, memory) for prompt in given]
+        prompts = _Prompts(ids, tuple(prompt if isinstance(prompt, str) else None for prompt in given), "prompt")
         most = body.max_tokens or DEFAULT_COMPLETION_TOKENS
         if body.max_tokens is None:
             most = max(1, min(most, self._limits.context - max(map(len, ids))))
-        return self._asked(body, ids, most, body.logprobs is not None, random_seed, "prompt")
+        return self._asked(body, prompts, most, body.logprobs is not None, random_seed)
 
-    def chat(self, body: ChatRequest, random_seed: int) -> Asked:
+    def chat(self, body: ChatRequest, random_seed: int, memory: Memory = NOTHING) -> Asked:
         """Raises Refusal for what cannot be answered."""
         self._check(body)
         self._check_count(1, body.n or 1)
@@ -192,18 +208,21 @@ class Reader:
         tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools]
         if (body.model_extra or {}).get("tool_choice") == "none":
             tools = None
-        text = self._template.render([_plain(message) for message in body.messages], tools)
-        ids = self._encoded(text, "messages", add_special_tokens=False)
+        text = self._template.render(memory.recalled([_plain(message) for message in body.messages]), tools)
+        ids = self._encoded(text, "messages", memory, add_special_tokens=False)
         most = body.max_completion_tokens or body.max_tokens or max(1, self._limits.context - len(ids))
-        return self._asked(body, [ids], most, bool(body.logprobs), random_seed, "messages")
+        prompts = _Prompts([ids], (text,), "messages")
+        asked = self._asked(body, prompts, most, bool(body.logprobs), random_seed)
+        if not tools or not self._template.tool_calls_are_read:
+            return asked
+        return replace(asked, tools={one.function.name: one.function.parameters for one in body.tools or ()})
 
-    def _asked(
-        self, body: _Request, ids: list[IntArray], most: int, logprobs: bool, random_seed: int, param: str
-    ) -> Asked:
-        self._check_lengths(ids, most, param)
+    def _asked(self, body: _Request, prompts: _Prompts, most: int, logprobs: bool, random_seed: int) -> Asked:
+        self._check_lengths(prompts, most)
         options = body.stream_options
         return Asked(
-            prompts=ids,
+            prompts=prompts.ids,
+            texts=prompts.texts,
             n=body.n or 1,
             sampling=_sampling(body, most),
             seed=random_seed if body.seed is None else body.seed,
@@ -233,13 +252,13 @@ class Reader:
             what = f"{prompts * n} completions in one request; at most {most} (gateway.max_completions)"
             raise invalid("too_many_completions", what, "n" if n > 1 else "prompt")
 
-    def _check_lengths(self, ids: list[IntArray], most: int, param: str) -> None:
-        longest = max(map(len, ids))
-        if min(map(len, ids)) == 0:
-            raise invalid("empty_prompt", "a prompt has no token", param)
+    def _check_lengths(self, prompts: _Prompts, most: int) -> None:
+        longest = max(map(len, prompts.ids))
+        if min(map(len, prompts.ids)) == 0:
+            raise invalid("empty_prompt", "a prompt has no token", prompts.param)
         if longest + most > self._limits.context:
             what = f"{longest} tokens of prompt and {most} of completion; the context has {self._limits.context}"
-            raise invalid("context_length_exceeded", what, param)
+            raise invalid("context_length_exceeded", what, prompts.param)
 
     def _stop_ids(self, further: list[int]) -> tuple[int, ...]:
         if len(further) > MAX_STOPS:
@@ -247,9 +266,9 @@ class Reader:
         self._check_ids(further, "stop_token_ids")
         return tuple(dict.fromkeys((*self._tokenizer.eos_token_ids, *further)))
 
-    def _ids(self, prompt: str | list[int]) -> IntArray:
+    def _ids(self, prompt: str | list[int], memory: Memory) -> IntArray:
         if isinstance(prompt, str):
-            return self._encoded(prompt, "prompt", add_special_tokens=True)
+            return self._encoded(prompt, "prompt", memory, add_special_tokens=True)
         self._check_ids(prompt, "prompt")
         return np.array(prompt, np.int32)
 
@@ -258,11 +277,13 @@ class Reader:
             what = f"{max(ids)} is no id of a token; they are below {self._limits.vocab_size}"
             raise invalid("token_out_of_range", what, param)
 
-    def _encoded(self, text: str, param: str, *, add_special_tokens: bool) -> IntArray:
+    def _encoded(self, text: str, param: str, memory: Memory, *, add_special_tokens: bool) -> IntArray:
+        begun, rest = memory.begun(text)
         try:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            encoded = self._tokenizer.encode(rest, add_special_tokens=add_special_tokens and not begun)
         except ConfigError as error:
             raise invalid("not_encodable", ascii(str(error)), param) from error
+        return np.array([*begun, *encoded], np.int32)
 
 
 def _prompts_of(prompt: Any) -> list[str | list[int]]:
@@ -278,7 +299,21 @@ def _plain(message: Message) -> dict[str, Any]:
     plain = message.model_dump(exclude_unset=True)
     if isinstance(message.content, list):
         plain["content"] = "".join(part.text for part in message.content)
+    if isinstance(plain.get("tool_calls"), list):
+        plain["tool_calls"] = [_with_arguments(call) for call in plain["tool_calls"]]
     return plain
+
+
+def _with_arguments(call: Any) -> Any:
+    """The same with its arguments as an object, where they are the text of one."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(function["arguments"] or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _sampling(body: _Request, most: int) -> SamplingParams:

@@ -4,18 +4,33 @@ Guarantees: a request whose answer did not become whole leaves nothing in its se
 its first attempt leaves nothing.
 """
 
+import numpy as np
+
 from streamrl.gateway.asked import Asked
 from streamrl.gateway.choice import Delta, joined
 from streamrl.gateway.sessions import Call, Sessions
+from streamrl.gateway.tool_calls import Said, ToolCallReader
+from streamrl.models.tokenizer import TextTokenizer
+from streamrl.types import IntArray
 
 
 class Capture:
-    """One request of a session: takes what its choices come to, and hands it over when all of them are whole."""
+    """One request of a session: takes what its choices come to, and hands it over when all of them are whole. reader:
+    of the tool calls in its answer, where they are read."""
 
-    def __init__(self, sessions: Sessions, name: str, asked: Asked) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        name: str,
+        asked: Asked,
+        tokenizer: TextTokenizer,
+        reader: ToolCallReader | None = None,
+    ) -> None:
         self._sessions = sessions
         self._name = name
         self._asked = asked
+        self._tokenizer = tokenizer
+        self._reader = reader
         self._deltas: dict[int, list[Delta]] = {}
 
     def begin(self) -> None:
@@ -30,13 +45,29 @@ class Capture:
 
     def whole(self) -> None:
         """Every choice has ended."""
-        calls = []
-        for index, deltas in sorted(self._deltas.items()):
-            prompt = self._asked.prompts[index // self._asked.n].tolist()
-            one = joined(deltas)
-            calls.append(Call(prompt, one.token_ids, one.logprobs, one.spans, one.finish_reason))
+        calls = [self._call(index, joined(deltas)) for index, deltas in sorted(self._deltas.items())]
         self._sessions.add(self._name, calls)
 
     def end(self) -> None:
         """Nothing more comes, whether it is whole or not."""
         self._sessions.end(self._name)
+
+    def _call(self, index: int, one: Delta) -> Call:
+        prompt, text = self._asked.prompts[index // self._asked.n], self._asked.texts[index // self._asked.n]
+        if text is not None:
+            text += _shown(self._tokenizer, np.array(one.token_ids, np.int32))
+        answer = self._answer(index, one)
+        return Call(prompt.tolist(), one.token_ids, one.logprobs, one.spans, one.finish_reason, text, answer)
+
+    def _answer(self, index: int, one: Delta) -> tuple[Said, str] | None:
+        """Of a choice whose tool calls were read."""
+        if self._reader is None:
+            return None
+        said = self._reader.said(index, one.text, one.finish_reason)
+        return (said, one.text) if said.calls else None
+
+
+def _shown(tokenizer: TextTokenizer, ids: IntArray) -> str:
+    """What a client saw of sampled ids, and behind it the token that ended them: a template writes that one itself."""
+    text, last = tokenizer.decode(ids), ids[-1:]
+    return text if tokenizer.decode(last) else text + tokenizer.decode(last, special_tokens=True)

@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from streamrl.errors import ConfigError
 from streamrl.gateway.refusal import Refusal, invalid
+from streamrl.gateway.tool_calls import BEGIN
 from streamrl.models.folders import read_json
 
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -41,6 +42,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         self.supports_tools = "tools" in wanted
         """Whether it looks at tools at all."""
+        self.tool_calls_are_read = self.supports_tools and BEGIN in source
+        """Whether it asks for calls in a form that is read here."""
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """The prompt of a conversation whose next turn is the model's. Raises Refusal for one that the template does

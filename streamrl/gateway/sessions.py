@@ -12,13 +12,16 @@ Guaranteed: what is held is bounded in bytes; a session that nobody used for `id
 as its id is among the newest `GONE_KEPT` that ended.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
 from streamrl.clock import Clock
+from streamrl.gateway.memory import NOTHING, Memory, SaidKey, SoFar, said_key
 from streamrl.gateway.refusal import Refusal
+from streamrl.gateway.tool_calls import Said
 from streamrl.gateway.trajectory import Branch, Span, Turn
 
 GONE_KEPT: Final = 10_000
@@ -30,13 +33,16 @@ TOKEN_BYTES: Final = 80
 
 class Call(NamedTuple):
     """One completion. prompt_ids: of its request. spans: `start` counted from the first sampled token. finish_reason:
-    "stop" or "length"."""
+    "stop" or "length". text: of prompt and completion, as `SoFar` has it; None where the prompt came as ids. answer:
+    where its message had tool calls, that message and the text which was sampled."""
 
     prompt_ids: Sequence[int]
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     spans: Sequence[Span]
     finish_reason: str
+    text: str | None = None
+    answer: tuple[Said, str] | None = None
 
 
 class Ended(StrEnum):
@@ -48,14 +54,13 @@ class Ended(StrEnum):
 
 @dataclass(slots=True)
 class _Branch:
-    ids: list[int]
-    """All of it so far."""
+    so_far: SoFar
     turns: list[Turn]
     finish_reason: str
 
     def continued_by(self, call: Call) -> bool:
-        older = call.spans[0][1:] < self.turns[-1].spans[-1][1:]
-        return not older and list(call.prompt_ids[: len(self.ids)]) == self.ids
+        older, ids = call.spans[0][1:] < self.turns[-1].spans[-1][1:], self.so_far.ids
+        return not older and list(call.prompt_ids[: len(ids)]) == ids
 
 
 class Session:
@@ -70,28 +75,43 @@ class Session:
 
     def __init__(self) -> None:
         self._branches: list[_Branch] = []
+        self._answers: dict[SaidKey, str] = {}
         self.num_tokens = 0
+        self._text_bytes = 0
 
     @property
     def first_prompt(self) -> Sequence[int]:
         """Ids of the prompt that it began with; empty before the first call."""
         return self._branches[0].turns[0].prompt_ids if self._branches else ()
 
+    @property
+    def num_bytes(self) -> int:
+        """An estimate of what it takes."""
+        return TOKEN_BYTES * self.num_tokens + self._text_bytes
+
     def add(self, call: Call) -> None:
         """Take a call; one that sampled nothing leaves no trace."""
         if not call.token_ids:
             return
-        branch = max(
-            (one for one in self._branches if one.continued_by(call)), key=lambda one: len(one.ids), default=None
-        )
+        continued = [one for one in self._branches if one.continued_by(call)]
+        branch = max(continued, key=lambda one: len(one.so_far.ids), default=None)
         if branch is None:
-            branch = _Branch([], [], "")
+            branch = _Branch(SoFar([], None), [], "")
             self._branches.append(branch)
-        between = list(call.prompt_ids[len(branch.ids) :])
+        between = list(call.prompt_ids[len(branch.so_far.ids) :])
         branch.turns.append(Turn(between, list(call.token_ids), list(call.logprobs), list(call.spans)))
-        branch.ids += [*between, *call.token_ids]
+        self._text_bytes += sys.getsizeof(call.text) - sys.getsizeof(branch.so_far.text)
+        branch.so_far = SoFar([*branch.so_far.ids, *between, *call.token_ids], call.text)
         branch.finish_reason = call.finish_reason
         self.num_tokens += len(between) + len(call.token_ids)
+        if call.answer is not None:
+            said, sampled = call.answer
+            self._text_bytes += sys.getsizeof(said.content) + 2 * sys.getsizeof(sampled)
+            self._answers[said_key(said)] = sampled
+
+    def memory(self) -> Memory:
+        """As it is now."""
+        return Memory([one.so_far for one in self._branches], dict(self._answers))
 
     def branches(self) -> list[Branch]:
         return [Branch(list(one.turns), one.finish_reason) for one in self._branches]
@@ -149,10 +169,15 @@ class Sessions:
     def add(self, name: str, calls: Sequence[Call]) -> None:
         """Completions of a call that was begun, in the order of its choices."""
         session = self._held[name].session
-        before = session.num_tokens
+        before = session.num_bytes
         for call in calls:
             session.add(call)
-        self.num_bytes += TOKEN_BYTES * (session.num_tokens - before)
+        self.num_bytes += session.num_bytes - before
+
+    def memory(self, name: str) -> Memory:
+        """Of a session, as it is now; nothing where it is not there."""
+        held = self._held.get(name)
+        return NOTHING if held is None else held.session.memory()
 
     def end(self, name: str) -> None:
         """A call that was begun is over, whether anything came of it or not."""
@@ -198,7 +223,7 @@ class Sessions:
                 self._leaves(name, Ended.FORGOTTEN)
 
     def _leaves(self, name: str, how: Ended) -> None:
-        self.num_bytes -= SESSION_BYTES + TOKEN_BYTES * self._held.pop(name).session.num_tokens
+        self.num_bytes -= SESSION_BYTES + self._held.pop(name).session.num_bytes
         self._gone[name] = how
         if len(self._gone) > GONE_KEPT:
             del self._gone[next(iter(self._gone))]

@@ -64,9 +64,9 @@ class TextTokenizer:
         """`encode` for many texts at once."""
         return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
-    def decode(self, token_ids: IntArray) -> str:
-        """The text of one row, special tokens left out."""
-        text: str = self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
+    def decode(self, token_ids: IntArray, *, special_tokens: bool = False) -> str:
+        """The text of one row, special tokens left out unless `special_tokens`."""
+        text: str = self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=not special_tokens)
         return text
 
     def decode_batch(self, token_ids_T: IntArray, offsets: LongArray) -> list[str]:

@@ -1,12 +1,14 @@
-"""The commands of docs/gateway.md and docs/trajectories.md are answered: typed as they stand, at a live gateway."""
+"""The examples of docs/gateway.md and docs/trajectories.md, as they stand, at a live gateway."""
 
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
-from docs_examples import Page, typed
+from agent_sessions import CALLS, gateway_of
+from docs_examples import Page, said, typed
 
 COMMANDS = [*Page("gateway.md").commands(), *Page("trajectories.md").commands()]
 
@@ -25,5 +27,18 @@ async def test_a_command_is_answered(number: int, tmp_path: Path) -> None:
         assert "error" not in json.loads(told)
 
 
-def test_no_command_is_left_out() -> None:
+def test_nothing_is_left_out() -> None:
     assert len(COMMANDS) == 5
+
+
+async def test_completions_carry_what_was_sampled(tmp_path: Path) -> None:
+    (program,) = Page("gateway.md").blocks("python")
+    assert "[0, '0.1']" in await said(program, tmp_path)
+
+
+async def test_an_agent_with_tools_is_rewarded(tmp_path: Path) -> None:
+    (program,) = Page("trajectories.md").blocks("python")
+    for text in ("12+30=", "42"):  # in the letters of the model
+        program = program.replace(text, "12")
+    told = await said(program, tmp_path, partial(gateway_of, most=256, **CALLS))
+    assert "branches=1" in told
