@@ -181,11 +181,16 @@ class Retention:
         found: list[tuple[int, LogFile]] = []
         for folder in _FOLDERS:
             for path in (self._run_folder / folder).glob("*.arrow"):
-                name, stat = SEGMENT_NAME.fullmatch(path.name), path.stat()
-                if name is not None:
-                    size = stat.st_size + _size_of(path.with_suffix(".idx"))
-                    numbers = int(name["epoch"]), int(name["number"])
-                    found.append((stat.st_mtime_ns, LogFile(f"{folder}/{path.name}", name["writer"], *numbers, size)))
+                name = SEGMENT_NAME.fullmatch(path.name)
+                if name is None:
+                    continue
+                try:
+                    stat = path.stat()
+                except FileNotFoundError:  # its writer had no room for it, or keeps the memory for the next one
+                    continue
+                size = stat.st_size + _size_of(path.with_suffix(".idx"))
+                numbers = int(name["epoch"]), int(name["number"])
+                found.append((stat.st_mtime_ns, LogFile(f"{folder}/{path.name}", name["writer"], *numbers, size)))
         return [file for _, file in sorted(found, key=lambda pair: (pair[0], pair[1].path))]
 
 

@@ -5,6 +5,7 @@ longer loses its end. One whose name is there is whole.
 """
 
 import time
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -21,15 +22,21 @@ def write_report(folder: Path, kind: str, text: str, budget: int, subject: str =
         note = f"\n... and {len(content)} bytes in all, more than their share of observe.log_bytes\n".encode()
         content = content[: max(0, budget - len(note))] + note[:budget]
     room = budget - len(content)
-    for path in sorted(_reports(folder), key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True):
-        room -= path.stat().st_size
+    for _, num_bytes, path in sorted(_reports(folder), reverse=True):
+        room -= num_bytes
         if room < 0:
-            path.unlink()
+            path.unlink(missing_ok=True)
     when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     path = folder / f"{'-'.join(filter(None, (kind, when, subject)))}.txt"
     write_whole(path, content)
     return path
 
 
-def _reports(folder: Path) -> list[Path]:
-    return list(chain.from_iterable(folder.glob(f"{kind}-*.txt") for kind in (STACKS, DEATH)))
+def _reports(folder: Path) -> list[tuple[int, int, Path]]:
+    """(when it was written, bytes, path) of each."""
+    found = []
+    for path in chain.from_iterable(folder.glob(f"{kind}-*.txt") for kind in (STACKS, DEATH)):
+        with suppress(FileNotFoundError):  # another process may have needed the room
+            stat = path.stat()
+            found.append((stat.st_mtime_ns, stat.st_size, path))
+    return found

@@ -123,7 +123,11 @@ class VersionFiles:
     @property
     def version_bytes(self) -> int:
         """Of all versions in the folder, whoever wrote them."""
-        return sum(path.stat().st_size for path in self._folder.glob(f"*{WHOLE}"))
+        total = 0
+        for path in self._folder.glob(f"*{WHOLE}"):
+            with contextlib.suppress(FileNotFoundError):  # another process may have removed it
+                total += path.stat().st_size
+        return total
 
     @property
     def spare_bytes(self) -> int:

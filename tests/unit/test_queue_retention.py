@@ -102,6 +102,14 @@ class Files:
         return [Path(path).stem for path in paths]
 
 
+def test_a_file_that_its_writer_takes_back_while_it_is_looked_at_is_none(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    files.note(files.rows("r-0-0", 0), files.rows("r-0-1", 1), Step(0, [0]), Step(1, [1]))
+    # The name is listed, and there is no file any more.
+    (tmp_path / COMPLETIONS_DIR / "r-0-2.arrow").symlink_to(tmp_path / "gone")
+    assert files.going(2) == ["r-0-0"]
+
+
 FAR = "nodes/0123456789ab"
 
 

@@ -28,3 +28,9 @@ def test_a_text_that_is_longer_than_the_share_loses_its_end_and_says_so(tmp_path
     assert path.read_text().startswith("yyy")
     assert "5000 bytes in all" in path.read_text()
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_report_that_another_process_removes_meanwhile_is_none(tmp_path: Path) -> None:
+    # The name is listed, and there is no file any more.
+    (tmp_path / "death-20260101T000000Z.txt").symlink_to(tmp_path / "gone")
+    assert write_report(tmp_path, DEATH, "x", budget=1000).read_text() == "x"
