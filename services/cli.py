@@ -1,8 +1,8 @@
 """The command line: parses, delegates, prints, and turns an error into one message and an exit code.
 
-Guarantees: `--help` imports nothing beyond the parser; no command but `doctor`, `export`, `replay`, `reward-model`,
-`sql` and `queue` imports torch, Ray or Arrow; a StreamRLError is a message without a traceback. Exit codes: 0 done, 2
-configuration, 3 resources, 4 a part failed, 130 interrupted.
+Guarantees: `--help` imports nothing beyond the parser; no command but `doctor`, `dpo`, `export`, `replay`,
+`reward-model`, `sql` and `queue` imports torch, Ray or Arrow; a StreamRLError is a message without a traceback. Exit
+codes: 0 done, 2 configuration, 3 resources, 4 a part failed, 130 interrupted.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
+from services.cli_dpo import dpo
 from services.cli_look import queue, sql
 from services.cli_page import page
 from services.cli_reward_model import reward_model
@@ -38,6 +39,7 @@ app.command(doctor)
 app.command(queue)
 app.command(sql)
 app.command(reward_model)
+app.command(dpo)
 app.command(submit)
 app.command(page)
 

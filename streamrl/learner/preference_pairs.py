@@ -131,14 +131,30 @@ def pair_rows(pairs: Sequence[EncodedPair]) -> RolloutRows:
     row's true last token, where the score is read. Rewards: the margin of the chosen one, 0 of the other.
     """
     rows = [(pair.prompt, answer, _BEHIND) for pair in pairs for answer in (pair.chosen, pair.rejected)]
+    # An answer is context here: nothing of it is predicted.
+    return _rows(pairs, rows, (TokenOrigin.PROMPT, TokenOrigin.ENVIRONMENT, TokenOrigin.SAMPLED))
+
+
+def answer_rows(pairs: Sequence[EncodedPair]) -> RolloutRows:
+    """The same rows, of which the answers are what is trained, end tokens included."""
+    rows = [(pair.prompt, answer) for pair in pairs for answer in (pair.chosen, pair.rejected)]
+    return _rows(pairs, rows, (TokenOrigin.PROMPT, TokenOrigin.SAMPLED))
+
+
+_BEHIND = np.zeros(1, np.int32)
+
+
+def _rows(
+    pairs: Sequence[EncodedPair], rows: Sequence[Sequence[IntArray]], origins: Sequence[TokenOrigin]
+) -> RolloutRows:
+    """origins: of the parts of a row."""
     parts = [part for row in rows for part in row]
     lengths = np.array([len(part) for part in parts], dtype=np.int64)
-    origins = np.tile(np.array(_ORIGINS, np.uint8), 2 * len(pairs))
-    tokens = np.concatenate(parts)
+    tokens, ends = np.concatenate(parts), np.cumsum(lengths)[len(origins) - 1 :: len(origins)]
     return RolloutRows(
-        offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)[2::3]]),
+        offsets=np.concatenate([np.zeros(1, np.int64), ends]),
         token_ids=tokens,
-        token_origin=np.repeat(origins, lengths),
+        token_origin=np.repeat(np.tile(np.array(origins, np.uint8), len(rows)), lengths),
         rollout_logprobs=np.zeros(len(tokens), np.float32),
         token_steps=np.full(len(tokens), -1, np.int64),
         group=np.repeat(np.arange(len(pairs)), 2),
@@ -146,8 +162,3 @@ def pair_rows(pairs: Sequence[EncodedPair]) -> RolloutRows:
         rewards=np.array([margin for pair in pairs for margin in (pair.margin, 0.0)]),
         valid=np.ones(2 * len(pairs), bool),
     )
-
-
-_BEHIND = np.zeros(1, np.int32)
-# An answer is context here: nothing of it is predicted.
-_ORIGINS = (TokenOrigin.PROMPT, TokenOrigin.ENVIRONMENT, TokenOrigin.SAMPLED)

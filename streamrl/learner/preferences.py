@@ -2,7 +2,7 @@
 
 Rows 2 i and 2 i + 1 of a batch are the chosen and the rejected answer to one prompt. Guarantees: both are in one pack,
 so what a pair costs does not depend on how the batch is cut; pack by pack the losses add up to the mean over all pairs.
-No key of the configuration chooses it: a run samples, and pairs come from files.
+No key of the configuration chooses it: a run samples, and pairs come from files (`streamrl dpo`).
 """
 
 import numpy as np
@@ -39,6 +39,13 @@ def dpo_loss(
     loss_P = dpo(ours_R[::2], ours_R[1::2], theirs_R[::2], theirs_R[1::2], beta, label_smoothing)
     loss = loss_P.sum() / max(total.rows / 2, 1)
     return loss, supervised_sums(loss, pack, entropy_K)
+
+
+@torch.no_grad()
+def implicit_rewards(policy: PolicyModel, pack: PackedBatch, reference: Reference, beta: float) -> torch.Tensor:
+    """float32 [R], beta x (log-prob of a row's answer - the reference's): what DPO takes for a reward. Source: Rafailov
+    et al. 2023, equation 5, without the part that a prompt's answers share."""
+    return beta * _row_sums(policy(pack, 1.0)[0] - reference(pack, 1.0)[0], pack)
 
 
 def pack_pairs(rows: RolloutRows, max_tokens: int) -> list[PackedBatch]:

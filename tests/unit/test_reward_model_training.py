@@ -17,9 +17,10 @@ from streamrl.algorithms.aggregation import Denominators
 from streamrl.algorithms.supervised import bradley_terry
 from streamrl.config.schema import RewardModelConfig
 from streamrl.errors import ConfigError, NonFiniteError
+from streamrl.learner.pair_training import PairProgress
 from streamrl.learner.preference_pairs import EncodedPair, encode_pairs, read_pairs, split_pairs
 from streamrl.learner.reward_model import compare, pack_scored, reward_model_loss
-from streamrl.learner.reward_training import RewardProgress, RewardTraining, trainer
+from streamrl.learner.reward_training import RewardTraining, trainer
 from streamrl.learner.value_model import ValueModel
 from streamrl.models.classifier import write_classifier
 from streamrl.models.load import load_classifier, load_model
@@ -91,15 +92,15 @@ def test_a_tie_is_half_right() -> None:
 
 def trained(
     source: Path, pairs: list[EncodedPair], settings: RewardTraining
-) -> tuple[list[RewardProgress], dict[str, torch.Tensor]]:
-    looks: list[RewardProgress] = []
+) -> tuple[list[PairProgress], dict[str, torch.Tensor]]:
+    looks: list[PairProgress] = []
     with trainer(load_model(source, "float32"), settings, *split_pairs(pairs, settings.held_out)) as training:
         training.run(looks.append)
         return looks, {name: weight.clone() for name, weight in training.weights()}
 
 
 @pytest.fixture(scope="module")
-def learned(source: Path, pairs: list[EncodedPair]) -> tuple[list[RewardProgress], dict[str, torch.Tensor]]:
+def learned(source: Path, pairs: list[EncodedPair]) -> tuple[list[PairProgress], dict[str, torch.Tensor]]:
     """A training that gets somewhere."""
     return trained(source, pairs, QUICK)
 
