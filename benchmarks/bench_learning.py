@@ -3,9 +3,11 @@
     make bench-learning                            two tasks, three seeds, thirteen settings: hours
     make bench-learning ARGS=--quick               one task and seed, staleness 0 and 4, fewer steps: for a look
     make bench-learning ARGS='--staleness 0 4'     a part of it
+    make bench-learning ARGS='--keep FILE'         with results in FILE, and in no other place
 
 Real runs, one after the other. Those of one task and seed begin from one warm model and take equally many rollouts.
-The runs stay in benchmarks/out/learning: what is finished is not made again, and what was cut off goes on. Wanted: at
+What a run came to is kept in benchmarks/out/learning.jsonl, and its folder in benchmarks/out/learning: what is finished
+is not made again, and what was cut off goes on. Wanted: at
 staleness 4, with the default correction, a score at most 0.02 below that of staleness 0, for each task. Writes
 learning.json, learning.txt (the table) and learning.svg (the curves) in benchmarks/out.
 """
@@ -14,10 +16,12 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from learning_curves import Result, read_result
+from learning_kept import KeptResults
 from learning_picture import draw
 from learning_runs import TASKS, Run, arguments, plan
 from learning_table import Line, add_rows, as_table, table_lines
@@ -35,7 +39,8 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     report = Report(options.name)
     runs = list(plan(options.tasks, options.seeds, options.staleness))
-    lines = table_lines(list(made(runs, options.steps, folder)))
+    kept = KeptResults(options.keep or folder.with_suffix(".jsonl"), options.steps, HERE)
+    lines = table_lines(list(made(runs, kept, partial(made_in, folder, options.steps))))
     add_rows(report, lines)
     code = report.finish()
     show(lines, folder)
@@ -50,6 +55,7 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="how many, from 0; 3 unless given")
     parser.add_argument("--staleness", nargs="+", type=int, help="bounds; 0 1 2 4 8 unless given")
     parser.add_argument("--steps", type=int, help="of each run; 300 unless given")
+    parser.add_argument("--keep", type=Path, help="the file of results; benchmarks/out/NAME.jsonl unless given")
     options = parser.parse_args(given)
     usual = {"tasks": list(TASKS), "seeds": 3, "staleness": [0, 1, 2, 4, 8], "steps": 300}
     if options.quick:
@@ -61,15 +67,24 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def made(runs: Sequence[Run], steps: int, folder: Path) -> Iterator[Result]:
-    """The results of all runs but the warm-ups, each when its run is finished."""
+def made(runs: Sequence[Run], kept: KeptResults, result_of: Callable[[Run], Result | None]) -> Iterator[Result]:
+    """The results of all runs but the warm-ups, in order. Made, by `result_of`, are those that are not kept, and the
+    warm-ups that these begin from."""
+    missing = {run for run in runs if run.setting is not None and kept.find(run) is None}
+    wanted = missing | {run.warm for run in missing}
     for number, run in enumerate(runs, start=1):
         print(f"{number}/{len(runs)} {run.name}", flush=True)
-        make(run, steps, folder)
-        if run.setting is not None:
-            result = read_result(run, folder / run.name)
+        if run in wanted and (result := result_of(run)) is not None:
+            kept.add(run, result)
+        if (result := kept.find(run)) is not None:
             print(f"    score {result.score:.3f}, staleness {result.staleness:.2f}", flush=True)
             yield result
+
+
+def made_in(folder: Path, steps: int, run: Run) -> Result | None:
+    """Make a run; what it came to, None of a warm-up."""
+    make(run, steps, folder)
+    return None if run.setting is None else read_result(run, folder / run.name)
 
 
 def make(run: Run, steps: int, folder: Path) -> None:
