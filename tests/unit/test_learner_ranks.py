@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from rank_processes import run_ranks
 
 from streamrl.learner.checkpoint import find_newest
 from streamrl.learner.digest import tensor_digest
 
 PROGRAM = Path(__file__).with_name("learner_rank.py")
+BFLOAT16 = Path(__file__).with_name("bfloat16_rank.py")
 RESHARDS = Path(__file__).with_name("reshard_rank.py")
 COMPARED = ("loss/policy", "loss/entropy", "grad/norm", "ratio/mean", "mismatch/kl", "mismatch/logprob_abs_max")
 
@@ -120,3 +122,14 @@ def test_several_updates_a_step_make_equal_weights_on_one_rank_and_two(runs: Run
 def test_on_two_shares_a_warm_up_leaves_equal_weights_on_one_rank_and_two(runs: Runs) -> None:
     first, second = runs.two
     assert runs.one["warm_digest"] == first["warm_digest"] == second["warm_digest"]
+
+
+def test_ranks_that_compute_in_bfloat16_add_their_gradients_in_float32(tmp_path: Path) -> None:
+    (one,), two = (run_ranks(BFLOAT16, tmp_path, world) for world in (1, 2))
+    assert two[0] == two[1]
+    for name, got in two[0]["together"].items():
+        alone = torch.tensor([part[name] for part in one["alone"]])
+        assert torch.equal(alone, alone.bfloat16().float())
+        expected, got = alone.sum(0) / 2, torch.tensor(got)  # the mean over the ranks
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()))
+        assert name.endswith("norm.weight") or not torch.equal(got, got.bfloat16().float()), name
