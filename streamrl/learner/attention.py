@@ -76,7 +76,7 @@ def _attend_all(
     scaling: float | None,
 ) -> torch.Tensor:
     """[T, heads, head_dim], the outputs of all tokens."""
-    name = kernel_for(query_THD.device, query_THD.dtype, installed_kernels())
+    name = kernel_for(query_THD.device, query_THD.dtype, installed_kernels)
     if name != "segments":
         return attend_at_once(kernel(name), query_THD, key_THD, value_THD, segments, scaling)
     return torch.cat([_attend(run, query_THD, key_THD, value_THD, segments, scaling) for run in segments.runs])

@@ -8,6 +8,7 @@ nothing of how a pack is laid out.
 
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -32,17 +33,31 @@ Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Lengths, float | No
 """query [T, heads, head_dim], key and value [K, kv_heads, head_dim], their lengths, the scale; [T, heads, head_dim]."""
 
 
-def kernel_for(device: torch.device, dtype: torch.dtype, installed: tuple[str, ...]) -> str:
-    """What computes: one of `installed` (names of FLASH_MODULES), "torch", or "segments"."""
+def kernel_for(device: torch.device, dtype: torch.dtype, installed: Callable[[], tuple[str, ...]]) -> str:
+    """What computes: one of `installed` (names of FLASH_MODULES), "torch", or "segments". Asks for what is installed
+    only where that can compute."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return "segments"
-    return next((name for name in FLASH_MODULES if name in installed), "torch")
+    there = installed()
+    return next((name for name in FLASH_MODULES if name in there), "torch")
 
 
 @cache
 def installed_kernels() -> tuple[str, ...]:
-    """Those of FLASH_MODULES that can be imported here."""
-    return tuple(name for name in FLASH_MODULES if importlib.util.find_spec(name) is not None)
+    """Those of FLASH_MODULES that can be imported here. One that is there and cannot, as after another torch was
+    installed, is warned of once."""
+    found = []
+    for name in FLASH_MODULES:
+        if importlib.util.find_spec(name) is None:
+            continue
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            what = f"{name} is installed and cannot be imported, so attention goes on without it: {error}"
+            warnings.warn(f"{what}; install the build for torch {torch.__version__}, or remove it", stacklevel=2)
+        else:
+            found.append(name)
+    return tuple(found)
 
 
 def kernel(name: str) -> Kernel:

@@ -56,7 +56,7 @@ def look_again() -> Iterator[None]:
 def test_flash_attn_computes_where_it_can_then_torch_then_segment_by_segment(
     device: torch.device, dtype: torch.dtype, installed: tuple[str, ...], expected: str
 ) -> None:
-    assert varlen.kernel_for(device, dtype, installed) == expected
+    assert varlen.kernel_for(device, dtype, lambda: installed) == expected
 
 
 @pytest.mark.parametrize("returned", ["torch.cat(found)", "(torch.cat(found), None)"])
@@ -79,6 +79,17 @@ def test_an_installed_flash_attn_is_found_and_given_what_attention_by_segments_i
     got = attend_at_once(varlen.kernel(name), *parts, layout, scale)
     torch.testing.assert_close(got, expected[0], rtol=1e-5, atol=1e-5)
     sys.modules.pop(name)
+
+
+def test_a_flash_attn_that_cannot_be_imported_is_warned_of_and_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol: _ZN3c105Error')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.warns(UserWarning, match="flash_attn is installed and cannot be imported.*undefined symbol") as told:
+        assert varlen.installed_kernels() == varlen.installed_kernels() == ()
+    assert len(told) == 1
+    assert varlen.kernel_for(CPU, torch.bfloat16, pytest.fail) == "segments"
 
 
 def test_a_cpu_without_flash_attn_has_none() -> None:
