@@ -138,12 +138,14 @@ def judged(rows: RolloutRows) -> JudgedRows:
 
 
 def pairs(quick: bool) -> Iterator[tuple[str, str]]:
-    """Advantage and loss of each run; a loss that has no use for advantages runs once."""
+    """Advantage and loss of each run that a configuration may have: a row's one ratio cannot take a token's own
+    advantage. A loss that has no use for advantages runs once."""
     (named,) = (leaf.type for leaf in fields.leaves() if leaf.name == "learner.algorithm.advantage")
     advantages, losses = sorted(fields.literals(named)), sorted(set(LOSSES) - TEACHER_LOSSES)
     for advantage in advantages:
         for loss in losses:
-            if not quick or advantage == "grpo" or loss == "ppo":
+            refused = loss in ROW_LOSSES and settings(advantage, loss).has_judge
+            if not refused and (not quick or advantage == "grpo" or loss == "ppo"):
                 yield advantage, loss
 
 

@@ -11,7 +11,7 @@ from streamrl.gateway.choice import Delta, joined
 from streamrl.gateway.sessions import Call, Sessions
 from streamrl.gateway.tool_calls import Said, ToolCallReader
 from streamrl.models.tokenizer import TextTokenizer
-from streamrl.types import IntArray
+from streamrl.types import FinishReason, IntArray
 
 
 class Capture:
@@ -55,7 +55,7 @@ class Capture:
     def _call(self, index: int, one: Delta) -> Call:
         prompt, text = self._asked.prompts[index // self._asked.n], self._asked.texts[index // self._asked.n]
         if text is not None:
-            text += _shown(self._tokenizer, np.array(one.token_ids, np.int32))
+            text += _shown(self._tokenizer, np.array(one.token_ids, np.int32), one.finish_reason)
         answer = self._answer(index, one)
         return Call(prompt.tolist(), one.token_ids, one.logprobs, one.spans, one.finish_reason, text, answer)
 
@@ -67,7 +67,8 @@ class Capture:
         return (said, one.text) if said.calls else None
 
 
-def _shown(tokenizer: TextTokenizer, ids: IntArray) -> str:
+def _shown(tokenizer: TextTokenizer, ids: IntArray, finish_reason: str) -> str:
     """What a client saw of sampled ids, and behind it the token that ended them: a template writes that one itself."""
     text, last = tokenizer.decode(ids), ids[-1:]
-    return text if tokenizer.decode(last) else text + tokenizer.decode(last, special_tokens=True)
+    ended = finish_reason == FinishReason.STOP and not tokenizer.decode(last)
+    return text + tokenizer.decode(last, special_tokens=True) if ended else text

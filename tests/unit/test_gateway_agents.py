@@ -52,9 +52,13 @@ def has(text: str) -> Callable[[Any], bool]:
     return lambda choice: text in choice.message.content
 
 
-def has_hidden_tokens(choice: Any) -> bool:
-    """Special tokens, which no text shows, and not at its end alone."""
-    return any(token_id < len(SPECIAL_TOKENS) for token_id in choice.streamrl["token_ids"][:-1])
+def hides(place: int) -> Callable[[Any], bool]:
+    """A special token there, which no text shows, in an answer that was cut off: it did not end it."""
+
+    def found(choice: Any) -> bool:
+        return choice.finish_reason == "length" and choice.streamrl["token_ids"][place] < len(SPECIAL_TOKENS)
+
+    return found
 
 
 def other_when_encoded_again(tokenizer: TextTokenizer) -> Callable[[Any], bool]:
@@ -109,7 +113,7 @@ async def accumulated(client: openai.AsyncOpenAI, messages: list[Any], seed: int
 async def test_a_conversation_with_tools_stays_one_branch_of_the_very_ids_that_were_sampled(tmp_path: Path) -> None:
     async with agent_at(tmp_path, most=64) as (gateway, client):
         tokenizer = load_tokenizer(tmp_path / "model")
-        wanted = has(COMPACT), has(CODERS), has(BROKEN), other_when_encoded_again(tokenizer), has_hidden_tokens
+        wanted = has(COMPACT), has(CODERS), has(BROKEN), other_when_encoded_again(tokenizer), hides(0), hides(-1)
         seeds = await seeds_of(client, *wanted)
         messages, before = [{"role": "user", "content": "1"}], list[int]()
         for seed in seeds:
