@@ -20,7 +20,7 @@ from streamrl.weights.shelf import Item, VersionShelf
 
 PIECE = 5000
 SEEDS = 1000
-LIMIT_S = 20
+LIMIT_S = 120
 
 
 @pytest.fixture(scope="module")
