@@ -1,6 +1,5 @@
 """`streamrl dpo`: what a training on preference pairs comes to, and the folder that it leaves."""
 
-import json
 import math
 from functools import partial
 from pathlib import Path
@@ -86,60 +85,12 @@ def test_the_same_seed_makes_the_same_weights_and_another_seed_or_option_others(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_command_prints_each_look_and_writes_a_model_of_transformers(
-    dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_a_model_of_transformers(dtype: str, tmp_path: Path) -> None:
     path = write_pairs(tmp_path / "pairs.jsonl", copies(60, 5))
-    arguments = ["dpo", str(path), "--model", "tiny-qwen3", "--out", str(tmp_path / "out"), "--dtype", dtype]
-    settings = ["--steps", "5", "--eval-every", "2", "--batch-size", "8", "--lr", "1e-3", "--held-out", "0.25"]
-    assert run_app([*arguments, *settings]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines[:4]] == ["0/5", "2/5", "4/5", "5/5"]
-    assert lines[0] == "step 0/5  held-out accuracy 0.500, chosen above rejected by 0.000"
-    assert run_app([*arguments, *settings, "--json"]) == 0
-    *looks, end = map(json.loads, capsys.readouterr().out.splitlines())
-    assert [look["step"] for look in looks] == [0, 2, 4, 5]
-    assert (end["pairs_trained"] + end["pairs_held_out"], end["pairs_left_out"]) == (60, 0)
-    assert end["held_out_accuracy"] == looks[-1]["accuracy"]
-    model = AutoModelForCausalLM.from_pretrained(end["folder"])
+    words = ["--model", "tiny-qwen3", "--out", str(tmp_path / "out"), "--steps", "5", "--lr", "1e-3", "--dtype", dtype]
+    assert run_app(["dpo", str(path), *words]) == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.dtype == getattr(torch, dtype)
     begin = load_model(policy_folder(tmp_path), dtype)
     assert not torch.equal(model.get_input_embeddings().weight, begin.get_input_embeddings().weight)
-    load_tokenizer(end["folder"])
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (["--beta", "0"], "--beta: expected `float` > 0.0"),
-        (["--label-smoothing", "0.5"], "--label-smoothing: expected `float` < 0.5"),
-        (["--model", "nothing"], "--model: nothing is no folder and no preset; there is tiny-qwen3"),
-        (["--out", "TAKEN"], "was not written by streamrl"),
-        ([], "line 3: 70 tokens, and the model takes 64. Shorten these, or leave them out with --skip-long"),
-    ],
-)
-def test_a_mistake_is_one_message_before_anything_is_computed(
-    more: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "mine.txt").write_text("mine")
-    long = {"prompt": "1=", "chosen": "1" * 66, "rejected": "2"}
-    path = write_pairs(tmp_path / "pairs.jsonl", [*copies(2, 5), long])
-    given = {"--model": "tiny-qwen3", "--out": str(tmp_path / "out"), **dict(zip(more[::2], more[1::2], strict=True))}
-    words = [word for pair in given.items() for word in pair]
-    code = run_app(["dpo", str(path), *(word.replace("TAKEN", str(tmp_path / "taken")) for word in words)])
-    out, err = capsys.readouterr()
-    assert code == 2
-    assert says in err
-    assert "step" not in out
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_training_that_diverges_writes_nothing_and_names_the_rate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_pairs(tmp_path / "pairs.jsonl", copies(40, 5))
-    words = ["--model", "tiny-qwen3", "--out", str(tmp_path / "out"), "--steps", "5", "--lr", "inf"]
-    assert run_app(["dpo", str(path), *words]) == 4
-    assert "nothing was written; take a lower --lr than inf" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    load_tokenizer(tmp_path / "out")

@@ -12,7 +12,6 @@ import torch
 from reward_models import copies, item_of, policy_folder, random_reward_model, write_pairs
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from services.cli import run_app
 from streamrl.algorithms.aggregation import Denominators
 from streamrl.algorithms.supervised import bradley_terry
 from streamrl.config.schema import RewardModelConfig
@@ -192,69 +191,3 @@ def test_a_folder_of_somebody_else_is_not_replaced(learned, source: Path, tmp_pa
     with pytest.raises(ConfigError, match="was not written by streamrl"):
         write_classifier(learned[1], source, tmp_path)
     assert (tmp_path / "mine.txt").read_text() == "mine"
-
-
-# ---- the command
-
-
-def test_the_command_prints_each_look_and_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_pairs(tmp_path / "pairs.jsonl", copies(60, 5))
-    arguments = ["reward-model", str(path), "--model", "tiny-qwen3", "--out", str(tmp_path / "out")]
-    settings = ["--steps", "5", "--eval-every", "2", "--batch-size", "8", "--lr", "1e-3", "--held-out", "0.25"]
-    assert run_app([*arguments, *settings]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines[:4]] == ["0/5", "2/5", "4/5", "5/5"]
-    assert lines[0] == "step 0/5  held-out accuracy 0.500, chosen above rejected by 0.000"
-    assert run_app([*arguments, *settings, "--json"]) == 0
-    *looks, end = map(json.loads, capsys.readouterr().out.splitlines())
-    assert [look["step"] for look in looks] == [0, 2, 4, 5]
-    assert looks[0]["loss"] is None
-    assert (end["pairs_trained"] + end["pairs_held_out"], end["pairs_left_out"]) == (60, 0)
-    assert end["held_out_accuracy"] == looks[-1]["accuracy"]
-    assert load_classifier(end["folder"]).config.num_labels == 1
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (["--steps", "0"], "--steps: expected `int` >= 1"),
-        (["--held-out", "1"], "--held-out: expected `float` < 1.0"),
-        (["--batch-size", "-3"], "--batch-size: expected `int` >= 1"),
-        (["--model", "nothing"], "--model: nothing is no folder and no preset; there is tiny-qwen3"),
-        (["--out", "TAKEN"], "was not written by streamrl"),
-        ([], "line 3: 70 tokens, and the model takes 64. Shorten these, or leave them out with --skip-long"),
-    ],
-)
-def test_a_mistake_is_one_message_before_anything_is_computed(
-    more: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "mine.txt").write_text("mine")
-    long = {"prompt": "1=", "chosen": "1" * 66, "rejected": "2"}
-    path = write_pairs(tmp_path / "pairs.jsonl", [*copies(2, 5), long])
-    given = {"--model": "tiny-qwen3", "--out": str(tmp_path / "out"), **dict(zip(more[::2], more[1::2], strict=True))}
-    words = [word for pair in given.items() for word in pair]
-    code = run_app(["reward-model", str(path), *(word.replace("TAKEN", str(tmp_path / "taken")) for word in words)])
-    out, err = capsys.readouterr()
-    assert code == 2
-    assert says in err
-    assert "step" not in out
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_training_that_diverges_writes_nothing_and_names_the_rate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_pairs(tmp_path / "pairs.jsonl", copies(40, 5))
-    words = ["--model", "tiny-qwen3", "--out", str(tmp_path / "out"), "--steps", "5", "--lr", "inf"]
-    assert run_app(["reward-model", str(path), *words]) == 4
-    assert "nothing was written; take a lower --lr than inf" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_long_pairs_are_left_out_when_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    long = {"prompt": "1=", "chosen": "1" * 66, "rejected": "2"}
-    path = write_pairs(tmp_path / "pairs.jsonl", [*copies(20, 5), long])
-    words = ["--model", "tiny-qwen3", "--out", str(tmp_path / "out"), "--steps", "1", "--skip-long", "--json"]
-    assert run_app(["reward-model", str(path), *words]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["pairs_left_out"] == 1
