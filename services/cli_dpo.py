@@ -61,16 +61,7 @@ def dpo(
     """
     from services.dpo_training import train
 
-    options = {
-        "steps": steps,
-        "batch_size": batch_size,
-        "lr": lr,
-        "beta": beta,
-        "label_smoothing": label_smoothing,
-        "held_out": held_out,
-        "eval_every": eval_every,
-        "seed": seed,
-        "threads": threads,
-    }
+    course = {"steps": steps, "batch_size": batch_size, "lr": lr, "eval_every": eval_every, "threads": threads}
+    options = {**course, "beta": beta, "label_smoothing": label_smoothing, "held_out": held_out, "seed": seed}
     train(Path(preferences), model, Path(out), options, dtype=dtype, skip_long=skip_long, as_json=as_json)
     return 0

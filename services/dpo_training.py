@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from services.pair_training import Sides, print_look, settings_of, source_of
+from services.pair_training import Sides, run_told, settings_of, source_of
 from services.printed import print_facts
-from streamrl.errors import NonFiniteError
 from streamrl.learner.dpo_training import DpoTraining, trainer
 from streamrl.models.export import export_hf
 from streamrl.models.folders import require_ours
@@ -34,10 +33,6 @@ def train(
         load = partial(load_model, source, "float32")
         sides = Sides(preferences, source, load(), settings.held_out, skip_long)
         with trainer(load, settings, sides.trained, sides.held_out) as training:
-            try:
-                last = training.run(lambda progress: print_look(progress, settings.steps, as_json))
-            except NonFiniteError as error:
-                way_out = f"nothing was written; take a lower --lr than {settings.lr:g}"
-                raise NonFiniteError(f"the training diverged, and {way_out} ({error})") from error
+            last = run_told(training.run, settings, "the training", as_json)
             export_hf(((name, weight.to(DTYPES[dtype])) for name, weight in training.weights()), source, out)
     print_facts({"folder": str(out), **sides.counts(), "held_out_accuracy": last.accuracy}, as_json)

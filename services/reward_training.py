@@ -4,9 +4,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from services.pair_training import Sides, print_look, settings_of, source_of
+from services.pair_training import Sides, run_told, settings_of, source_of
 from services.printed import print_facts
-from streamrl.errors import NonFiniteError
 from streamrl.learner.reward_training import RewardTraining, trainer
 from streamrl.models.classifier import write_classifier
 from streamrl.models.folders import require_ours
@@ -25,10 +24,6 @@ def train(
         begin = load_model(source, "float32")
         sides = Sides(preferences, source, begin, settings.held_out, skip_long)
         with trainer(begin, settings, sides.trained, sides.held_out) as training:
-            try:
-                last = training.run(lambda progress: print_look(progress, settings.steps, as_json))
-            except NonFiniteError as error:
-                way_out = f"nothing was written; take a lower --lr than {settings.lr:g}"
-                raise NonFiniteError(f"the training of the reward model diverged, and {way_out} ({error})") from error
+            last = run_told(training.run, settings, "the training of the reward model", as_json)
             write_classifier(dict(training.weights()), source, out)
     print_facts({"folder": str(out), **sides.counts(), "held_out_accuracy": last.accuracy}, as_json)
