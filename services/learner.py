@@ -286,13 +286,15 @@ class LearnerRank:
         await self._saver.begin(self._compute)
 
     async def _room_for_checkpoint(self) -> None:
-        """Wait until the disk has room for all of it: every rank for itself, before the first of them gathers, since
-        one that waits in a collective cannot be told why. Looks on a clock, as `streamrl.disk_room` does."""
+        """Wait on rank 0, which writes it, until the disk has room for all of it; the others wait for rank 0. It looks
+        on a clock, as `streamrl.disk_room` does."""
+        if self._rank:
+            return
         needed, said = self._core.state_bytes(), False
         while (free := free_bytes(self._run.path)) < needed:
             figures = f"{free / 1e6:.0f} MB free, needs {needed / 1e6:.0f} MB"
             self._waits_for_disk = f"the checkpoint of step {self._core.step} waits for the disk: {figures}"
-            if not said and self._rank == 0:
+            if not said:
                 self._tell("notice", {"text": self._waits_for_disk})
             said = True
             await asyncio.sleep(LOOK_EVERY_S)

@@ -52,7 +52,7 @@ from streamrl.tasks.base import is_demonstrated
 from streamrl.tasks.load import load_task
 from streamrl.timeline import StepTimer
 from streamrl.types import RolloutRows, Version
-from streamrl.weights.tensors import weights_digest
+from streamrl.weights.tensors import snapshot, weights_digest
 
 
 class LearnerCore:
@@ -90,7 +90,7 @@ class LearnerCore:
         if self._rank == 0:
             prepare_model_folder(self._config.model, self._config.seed, model_folder(self._run.path, self._config))
         self._group = self._join()
-        self._group.barrier()
+        self._group.wait_for_first()
         model = load_model(model_folder(self._run.path, self._config), self._config.model.dtype)
         self._load_task(model.config.get_text_config().max_position_embeddings)
         self._policy = self._make_policy(model)
@@ -132,13 +132,15 @@ class LearnerCore:
             ).run(report)
         torch.set_num_threads(self._config.learner.threads)
         self._export(start_folder(self._run.path, self._config))
-        self._group.barrier()
+        self._group.wait_for_first()
+        self._judge = None  # two at once would take the memory of two
         self._judge = self._make_judge()
 
     # ---- a step
 
     def plan(self, lease: Lease | None, otherwise: StepPlan = STOP) -> StepPlan:
-        """Collective. The plan that rank 0 makes of its lease, on every rank; what rank 0 says `otherwise`."""
+        """Collective. The plan that rank 0 makes of its lease, on every rank; what rank 0 says `otherwise`. The others
+        wait here for as long as rank 0 has no lease."""
         plan = otherwise if lease is None else make_plan(lease, self._config, self._policy.hidden_size)
         if self._group.world_size == 1:
             return plan
@@ -181,6 +183,10 @@ class LearnerCore:
         """A copy of this rank's part of what a version holds, in its number format. The next one is written over it."""
         return WeightSnapshot(self.version, self._policy.snapshot())
 
+    def wait_to_publish(self) -> None:
+        """Collective, in the thread of `publish` and before it. The others wait until rank 0 has room for a version."""
+        self._group.wait_for_first(beside=True)
+
     def publish(self, snapshot: WeightSnapshot, span: Callable[[str], Span] = untold) -> Written | None:
         """Collective. Write the weights of a snapshot as its version to shared memory. None on the ranks that only take
         part. May run beside the other methods, in a thread of its own, until the next snapshot.
@@ -222,10 +228,12 @@ class LearnerCore:
             self.commit(snapshot)
 
     def snapshot(self) -> checkpoint.Snapshot | None:
-        """Collective. A copy of everything that a resumed run needs, which later steps leave as it is.
+        """Collective. A copy of everything that a resumed run needs, which later steps leave as it is. The others wait
+        here until rank 0 has written the one before and has room for this one.
 
         None on the ranks that only take part.
         """
+        self._group.wait_for_first()
         tensors = self._state_tensors()
         if self._rank != 0:
             for _ in tensors:
@@ -248,7 +256,8 @@ class LearnerCore:
         return oldest_step(folder)
 
     def export(self) -> None:
-        """Collective. The weights as a Hugging Face folder."""
+        """Collective. The weights as a Hugging Face folder. The others wait here until rank 0 has put away the rest."""
+        self._group.wait_for_first()
         self._export(self._run.export_path)
 
     def close(self) -> None:
@@ -269,9 +278,11 @@ class LearnerCore:
     # ---- inside
 
     def _export(self, folder: Path) -> None:
-        weights = [(name, tensor.clone()) for name, tensor in self._backend.iter_hf_weights()]
+        weights = self._backend.iter_hf_weights()
         if self._rank == 0:
-            export_hf(weights, model_folder(self._run.path, self._config), folder)
+            export_hf(snapshot(weights), model_folder(self._run.path, self._config), folder)
+        for _ in weights:  # the others only take part
+            pass
 
     def _join(self) -> LearnerGroup:
         learner = self._config.learner

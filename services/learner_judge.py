@@ -44,7 +44,7 @@ def _make_critic(
     if learner.critic.path is not None:
         start = Path(learner.critic.path).expanduser().resolve()
         require_same_vocabulary(start, tokenizer)
-    model = ShardedCritic(decoder_of(load_model(start, dtype)), group, DTYPES[dtype])
+    model = ShardedCritic(decoder_of(load_model(start, dtype)), group, DTYPES[dtype], learner.execution)
     divergences = None
     if learner.algorithm.kl_in_reward:
         assert reference is not None

@@ -96,9 +96,11 @@ class Publisher:
         copied, version = self._clock.now(), snapshot.version
         if self._rank == 0:
             await self._room(snapshot)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._core.wait_to_publish)
         begun = self._clock.now()
         with self._observer.span("publish", "weights"):
-            writing = asyncio.get_running_loop().run_in_executor(self._thread, self._core.publish, snapshot, self._span)
+            writing = loop.run_in_executor(self._thread, self._core.publish, snapshot, self._span)
             written = await within(
                 self._config.deadlines.step_s, writing, who=self._who, what=f"publishing version {version}"
             )

@@ -1,6 +1,6 @@
 """A real run on a small disk that another program fills to the last byte, and empties when the run has paused a while:
-`python full_disk_run.py FOLDER`, where FOLDER is a disk of its own. Prints one JSON object: exit code, notices, steps,
-trained groups.
+`python full_disk_run.py FOLDER RANKS`, where FOLDER is a disk of its own and RANKS the number of learner ranks. Prints
+one JSON object: exit code, notices, steps, trained groups.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ def fill(path: Path) -> None:
                     pass
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, ranks: str) -> None:
     prepare(folder)
     ballast = folder / "ballast"
-    with live_run(folder, STREAMRL, "full", *OVERRIDES) as run:
+    with live_run(folder, STREAMRL, "full", *OVERRIDES, "--learner.num_workers", ranks) as run:
         run.until_step(10)
         fill(ballast)
         for _ in range(HEARTBEATS):
@@ -58,4 +58,4 @@ def trained(folder: Path) -> list[int]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

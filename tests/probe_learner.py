@@ -109,6 +109,23 @@ def layer_passes(config: Config, folder: Path) -> int:
         return len(passes)
 
 
+def gradients_kept_back(config: Config, folder: Path) -> int:
+    """Packs of a step after which a rank's own parts of the gradients are not there yet."""
+    with built(config, folder) as core:
+        written = asyncio.run(write_rows(config, folder, 1))
+        timer = StepTimer(SystemClock(), ("read", "pack", "forward_backward", "optimizer"))
+        packs: list[bool] = []
+        policy, tell = core._policy, core._policy.set_gradient_sync
+
+        def look(last: bool) -> None:
+            packs.append(all(param.grad is None for param in policy.module.parameters()))
+            tell(last)
+
+        policy.set_gradient_sync = look  # type: ignore[method-assign]
+        core.train(core.plan(lease(0, written)), timer)
+        return sum(packs) - 1
+
+
 def built_without_compiler(config: Config, folder: Path) -> str:
     """What a learner says that is built where no C++ compiler is found."""
     path, compiler = os.environ.get("PATH", ""), os.environ.pop("CXX", None)

@@ -42,6 +42,9 @@ class ExecutionConfig(Table, frozen=True):
     offload: bool = False
     """Keep parameters, gradients and optimizer states in the CPU's memory, and step there; a layer's parameters are on
     the GPU while it computes. Of use with `learner.device = "cuda"` alone."""
+    reduce_every_pack: bool = False
+    """Add the gradients over the ranks after each pack, and not once for all packs of a share. Between packs a rank
+    then holds its part of the gradients, and not the whole of them: less memory on many ranks, more to send."""
 
 
 Level = Literal["token", "sequence", "geometric"]

@@ -57,7 +57,8 @@ class ShardedPolicy:
                 f"the learner found no list of layers in {type(model).__name__}; use a decoder-only model of "
                 "the Llama family (Qwen2, Qwen3, Llama)"
             )
-        policy = self._wrapped(model.to(device=group.device, dtype=torch.float32))
+        # Still in the CPU's memory: what goes to the device goes there a layer at a time, and as this rank's shard.
+        policy = self._wrapped(model.to(dtype=torch.float32))
         precision = MixedPrecisionPolicy(
             param_dtype=None if dtype == torch.float32 else dtype,
             reduce_dtype=None if dtype == torch.float32 else torch.float32,
@@ -68,12 +69,14 @@ class ShardedPolicy:
             require_heads(model.config.get_text_config(), group.sequence.size, group.tensor_size)
         offload, over = offload_policy(execution, group.device), group.mesh["shard"]
         for layer in layers:
+            layer.to(group.device)
             if group.tensor_size > 1:
                 spread(layer, group.mesh["tensor"])
             prepare(layer, execution, group.device)
             fully_shard(layer, mesh=over, mp_policy=precision, offload_policy=offload)
         fully_shard(policy, mesh=over, mp_policy=precision, offload_policy=offload)
         self.module = policy
+        self._reduces_every_pack = execution.reduce_every_pack
         self._copies: dict[str, torch.Tensor] = {}
         named = {self._name(name.removeprefix(PREFIX)): param for name, param in policy.named_parameters()}
         self._params = {name: param for name, param in named.items() if param.requires_grad}
@@ -106,9 +109,10 @@ class ShardedPolicy:
     def num_base_tensors(self) -> int:
         return len(self._frozen)
 
-    def set_gradient_sync(self, on: bool) -> None:
-        """Whether the next backward adds its gradients over the ranks, with those kept back before."""
-        self.module.set_requires_gradient_sync(on)
+    def set_gradient_sync(self, last: bool) -> None:
+        """Before each backward. last: whether it is the last one of a share. Its gradients are added over the ranks,
+        with those kept back before it; with `reduce_every_pack` nothing is kept back."""
+        self.module.set_requires_gradient_sync(last or self._reduces_every_pack)
 
     def collect_gradients(self) -> None:
         """Give every shard the gradient that the backward left at its parameter."""
@@ -116,8 +120,9 @@ class ShardedPolicy:
             if param.grad is None:
                 raise ConfigError(f"parameter {name} got no gradient: the model has a part that the loss does not use")
             self.shards[name].grad = param.grad.to_local()
-            if name.endswith(OF_HEADS):
-                self.group.sum_over_tensor(self.shards[name].grad)
+            if self.group.tensor_size > 1 and name.endswith(OF_HEADS):
+                gradient = self.shards[name].grad  # the ranks meet on the device, wherever it lies
+                gradient.copy_(self.group.sum_over_tensor(gradient.to(self.group.device)))
 
     def counted(self) -> list[float]:
         """Of each shard, the share that this rank answers for in a sum over all ranks."""
@@ -136,8 +141,8 @@ class ShardedPolicy:
     def _whole(self, like: DTensor, shard: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         if self.group.world_size == 1:
             return shard.detach()
-        # The ranks meet on the device, wherever their shards lie.
-        shard = shard.detach().to(self.group.device)
+        # The ranks meet where the mesh is, wherever their shards lie.
+        shard = shard.detach().to(self.group.device if mesh is self.group.mesh else mesh.device_type)
         if is_spread(like):
             return whole_of(shard, like, mesh)
         mesh = mesh["shard"]
@@ -160,9 +165,9 @@ class ShardedPolicy:
     def gather(self, snapshot: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         """Collective, on a group of its own: a thread may gather a snapshot while another one trains. What
         `iter_version` gave at the moment of the snapshot, or would have refused: whoever publishes it looks whether it
-        is finite, in the pass that copies it."""
+        is finite, in the pass that copies it. In the memory of the CPU, which has room for a whole version."""
         for name, shard in snapshot.items():
-            yield name, self._whole(self._params[name], shard, self.group.beside)
+            yield name, self._whole(self._params[name], shard, self.group.beside).cpu()
 
     def gather_base(self, beside: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         """Collective. The parameters that are not trained, whole and in `dtype`; on the group of `gather`, or else on

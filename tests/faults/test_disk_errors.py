@@ -69,12 +69,14 @@ def test_invariant_1_a_real_disk_that_is_full_pauses_a_run_which_goes_on_by_itse
 @pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(LIMIT_S)
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_whose_disk_another_program_fills_says_so_and_goes_on_when_there_is_room(
-    tmp_path: Path, small_disk: tuple[str, ...]
+    tmp_path: Path, small_disk: tuple[str, ...], ranks: int
 ) -> None:
+    """Of two ranks, one waits for the other, which waits for rows: longer than a collective may take."""
     script = SCRIPT.with_name("full_disk_run.py")
     done = subprocess.run(
-        [*small_disk, sys.executable, "-P", str(script), str(tmp_path)],
+        [*small_disk, sys.executable, "-P", str(script), str(tmp_path), str(ranks)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parent)},
         capture_output=True,
         text=True,

@@ -27,6 +27,7 @@ WAYS = {
     "activation_checkpointing": ExecutionConfig(activation_checkpointing=True),
     "offload": ExecutionConfig(offload=True),
     "both": ExecutionConfig(activation_checkpointing=True, offload=True),
+    "every pack": ExecutionConfig(reduce_every_pack=True),
 }
 COMPILED = {"plain": ExecutionConfig(), "compiled": ExecutionConfig(compile=True, activation_checkpointing=True)}
 ADAPTERS = AdapterSettings(rank=2, alpha=4.0, targets=("q_proj", "down_proj"), seed=1)
@@ -49,14 +50,27 @@ def count_calls(policy: ShardedPolicy) -> list[None]:
     return calls
 
 
+def look_before_packs(policy: ShardedPolicy) -> list[bool]:
+    """Before each backward, whether this rank's own parts of the gradients hold those of an earlier one."""
+    found, told = [], policy.set_gradient_sync
+
+    def look(last: bool) -> None:
+        found.append(all(param.grad is not None for param in policy.module.parameters() if param.requires_grad))
+        told(last)
+
+    policy.set_gradient_sync = look
+    return found
+
+
 def run(policy: ShardedPolicy) -> dict[str, Any]:
-    backend, calls = make_backend(policy), count_calls(policy)
+    backend, calls, reduced = make_backend(policy), count_calls(policy), look_before_packs(policy)
     metrics = train_on_two_shares(backend, 2)
     graphs = [counters["stats"]["unique_graphs"]]
     metrics += train_on_two_shares(backend, STEPS - 2)
     graphs.append(counters["stats"]["unique_graphs"])
     names = [name for name, _ in backend.iter_hf_weights()]
     facts = {"digest": backend.weight_digest(), "calls": len(calls), "names": names, "graphs": graphs}
+    facts |= {"reduced": sum(reduced), "packs": len(reduced)}
     return {"metrics": metrics, **facts}
 
 

@@ -231,7 +231,7 @@ def save(backend: FsdpBackend, root: Path) -> None:
     )
     if backend.group.rank == 0:
         checkpoint.save(root, snapshot, keep=1)
-    backend.group.barrier()
+    backend.group.wait_for_first()
 
 
 def main(store: str, rank: str, world: str, checkpoints: str, out: str) -> None:

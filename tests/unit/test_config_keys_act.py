@@ -514,6 +514,9 @@ KEYS: dict[str, Key] = {
     "learner.execution.activation_checkpointing": Key(learner.layer_passes, False, True),
     "learner.execution.compile": Key(learner.built_without_compiler, False, True),
     "learner.execution.offload": Key(held_by, False, True),
+    "learner.execution.reduce_every_pack": Key(
+        learner.gradients_kept_back, False, True, {"learner.micro_batch_tokens": 64}
+    ),
     "learner.lora.rank": Key(learner.learn, 0, 2, RATE),
     "learner.lora.alpha": Key(learner.learn, 2.0, 16.0, {**RATE, "learner.lora.rank": 2}),
     "learner.lora.targets": Key(learner.learn, ("q_proj",), ("v_proj",), {**RATE, "learner.lora.rank": 2}),

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from probe_learner import built, open_run, rows_in, train
 from turns import make_model
 
@@ -13,7 +14,13 @@ from services.export import export_newest
 from services.learner_core import LearnerCore
 from services.run_folder import RunFolder
 from streamrl.config import dump
-from streamrl.config.learner_tables import AlgorithmConfig, CriticConfig, LearnerConfig, OptimizerConfig
+from streamrl.config.learner_tables import (
+    AlgorithmConfig,
+    CriticConfig,
+    ExecutionConfig,
+    LearnerConfig,
+    OptimizerConfig,
+)
 from streamrl.config.schema import CheckpointConfig, Config, ModelConfig, WarmupConfig
 from streamrl.errors import ConfigError, DataError
 from streamrl.learner.checkpoint import CheckpointInfo, find_newest
@@ -68,6 +75,24 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         core.save()
         later = train(core, written, range(3, 6))
         return Trained(folder, written, later, [core.weight_digest(), core._judge._model.weight_digest()])
+
+
+def critic_passes(folder: Path, execution: ExecutionConfig) -> int:
+    """How often attention is computed in a layer of the critic, in one step of two mini-batches and two epochs."""
+    config = config_of()
+    config = replace(config, learner=replace(config.learner, execution=execution))
+    with built(config, folder) as core:
+        passes: list[None] = []
+        layer = core._judge._model.module.model.layers[0]
+        layer.self_attn.o_proj.register_forward_hook(lambda *_: passes.append(None))
+        train(core, rows_in(config, folder), range(1))
+        return len(passes)
+
+
+def test_the_critic_is_computed_as_the_policy_is(tmp_path: Path) -> None:
+    once = critic_passes(tmp_path / "once", ExecutionConfig())
+    again = critic_passes(tmp_path / "again", ExecutionConfig(activation_checkpointing=True))
+    assert again == once + 2 * 2  # in the backward of each update
 
 
 def test_a_checkpoint_holds_policy_and_critic_with_their_moments_and_counts_both(trained: Trained) -> None:

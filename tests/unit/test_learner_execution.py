@@ -52,6 +52,21 @@ def test_a_checkpointed_layer_is_computed_twice_and_others_once(runs: dict[int, 
     assert found["offload"]["calls"] == found["plain"]["calls"] > 0
 
 
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("trained", ["", "adapters, "])
+def test_gradients_that_are_added_over_the_ranks_after_each_pack_are_the_same_to_rounding(
+    trained: str, world: int, runs: dict[int, list[dict[str, Any]]]
+) -> None:
+    for rank in runs[world]:
+        plain, other = rank[f"{trained}plain"], rank[f"{trained}every pack"]
+        for a, b in zip(other["metrics"], plain["metrics"], strict=True):
+            for key in ("loss/policy", "grad/norm"):
+                assert a[key] == pytest.approx(b[key], rel=1e-5, abs=1e-6), key
+        # All packs of a step but the first find what those before them left, and not those of a later share alone.
+        assert other["packs"] == plain["packs"]
+        assert other["reduced"] == other["packs"] - len(other["metrics"]) > plain["reduced"]
+
+
 @pytest.mark.long  # a compiler runs for each piece of a layer: a minute and a half of one processor
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("world", [1, 2])

@@ -13,6 +13,7 @@ from streamrl.learner.digest import tensor_digest
 PROGRAM = Path(__file__).with_name("learner_rank.py")
 BFLOAT16 = Path(__file__).with_name("bfloat16_rank.py")
 RESHARDS = Path(__file__).with_name("reshard_rank.py")
+LATE = Path(__file__).with_name("late_rank.py")
 COMPARED = ("loss/policy", "loss/entropy", "grad/norm", "ratio/mean", "mismatch/kl", "mismatch/logprob_abs_max")
 
 
@@ -133,3 +134,8 @@ def test_ranks_that_compute_in_bfloat16_add_their_gradients_in_float32(tmp_path:
         expected, got = alone.sum(0) / 2, torch.tensor(got)  # the mean over the ranks
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()))
         assert name.endswith("norm.weight") or not torch.equal(got, got.bfloat16().float()), name
+
+
+def test_ranks_wait_for_the_first_one_longer_than_a_collective_may_take(tmp_path: Path) -> None:
+    for rank in run_ranks(LATE, tmp_path, 2):
+        assert rank == {"heard": "a plan", "everyone": 2.0}
