@@ -229,7 +229,7 @@ class LearnerRank:
 
     def _watch_share(self, metrics: dict[str, float]) -> None:
         """Tell of it, and stop after the step where the guard says so."""
-        if text := self._guard.look(self._core.step, metrics.get("correction/effective_share", 1.0)):
+        if text := self._guard.look(self._core.step, metrics):
             self._tell("notice", {"text": text})
         if self._guard.pause:
             self._stop.set()

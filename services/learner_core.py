@@ -7,6 +7,7 @@ what it publishes.
 
 import gc
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from streamrl.disk_room import DiskRoom
 from streamrl.errors import ConfigError, NonFiniteError
 from streamrl.learner import checkpoint
 from streamrl.learner.averaged import AveragedPolicy
-from streamrl.learner.blame import with_its_row
+from streamrl.learner.blame import Logprobs, with_its_row
 from streamrl.learner.checkpoint_retention import oldest_step
 from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.fsdp import FsdpBackend, on_policy
@@ -41,6 +42,7 @@ from streamrl.learner.judged import Part
 from streamrl.learner.mini_batches import MiniBatch
 from streamrl.learner.packing import PackedBatch, pack
 from streamrl.learner.process_group import LearnerGroup, open_group
+from streamrl.learner.reference_rewards import referred
 from streamrl.learner.sharding import ShardedPolicy
 from streamrl.learner.sources import Sources
 from streamrl.learner.warmup import Warmup, WarmupProgress
@@ -177,7 +179,15 @@ class LearnerCore:
                 return self._backend.step_batch(mini_batches, epochs)
             return step_of_both(self._backend, self._judge, mini_batches, parts, epochs)
         except NonFiniteError as error:
-            raise with_its_row(error, self._backend, mini_batches, parts) from error
+            raise with_its_row(error, self._backend, mini_batches, parts, self._reference_logprobs) from error
+
+    @property
+    def _reference_logprobs(self) -> Logprobs | None:
+        """What gives those of the reference; None where there is none."""
+        if self._held is None:
+            return None
+        temperature = self._config.rollout.sampling.temperature
+        return partial(referred, self._held, temperature=temperature, group=self._group)
 
     def snapshot_weights(self) -> WeightSnapshot:
         """A copy of this rank's part of what a version holds, in its number format. The next one is written over it."""

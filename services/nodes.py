@@ -23,6 +23,7 @@ from services.run_folder import RunFolder
 from services.stack_dump import DUMP_S
 from services.supply import supply
 from streamrl.config import Config
+from streamrl.config.gpus import replica_demand
 from streamrl.errors import DeadlineError, ProcessDiedError
 from streamrl.placement import Supply, standing
 
@@ -135,7 +136,7 @@ class Nodes:
 
     async def _standing(self) -> str:
         """What a replica takes against what each node has."""
-        return standing(self._config.rollout.resources or {}, await asyncio.to_thread(self._supply))
+        return standing(replica_demand(self._config) or {}, await asyncio.to_thread(self._supply))
 
     async def _seat_on(self, ray_node: str) -> NodeSeat:
         async with self._one:

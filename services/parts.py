@@ -2,7 +2,8 @@
 
 All parts of a run are Ray actors that the controller owns: they end with it. Each runs in a process of its own with
 a fixed number of threads, since two cores and eight processes with two threads each crawl. All run on the controller's
-node, where the run folder is, but for the replicas, if the configuration says what their nodes have.
+node, where the run folder is, but for the replicas, if the configuration says what their nodes have. A part that
+computes on GPUs asks Ray for them, and sees those that it is given alone (`CUDA_VISIBLE_DEVICES`), the first as cuda:0.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from services.rollout import RolloutReplica
 from services.supply import Placer
 from services.weights import WeightStoreActor
 from streamrl.config import Config
+from streamrl.config.gpus import gpus_of_a_rank
 from streamrl.replica_names import replica_name
 
 # Ray starts it again, for as long as its node is up, and calls it again: all its calls may be made twice.
@@ -68,7 +70,8 @@ class Parts:
     ) -> ActorHandle:
         """meeting: path of the file at which the ranks find each other; it may not exist yet."""
         told = rank, self._run_folder, self._data, meeting, queue, store, home
-        return self._make(f"learner-{rank}", LearnerRank, self._config.learner.threads, *told)
+        gpus = {"num_gpus": gpus_of_a_rank(self._config)}
+        return self._make(f"learner-{rank}", LearnerRank, self._config.learner.threads, *told, **gpus)
 
     def gateway(
         self, controller: ActorHandle, queue: ActorHandle, store: ActorHandle, home: ActorHandle | None

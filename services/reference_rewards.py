@@ -13,10 +13,10 @@ import torch
 from services.step_plan import Share, StepPlan, penalised
 from streamrl.config import Config
 from streamrl.learner.frozen import FrozenPolicy
-from streamrl.learner.fsdp import padded
+from streamrl.learner.judged import Judged, Part
 from streamrl.learner.packing import pack
 from streamrl.learner.process_group import LearnerGroup
-from streamrl.learner.reference_rewards import row_divergences
+from streamrl.learner.reference_rewards import referred, require_finite_reference, row_divergences
 from streamrl.learner.row_parts import in_place
 from streamrl.types import RolloutRows
 
@@ -30,21 +30,20 @@ def pay_divergence(
 ) -> tuple[StepPlan, dict[str, float]]:
     """Collective. The plan with the advantages of rewards less `kl_coef` times the divergence, and its metrics.
 
-    parts: the rows of this rank, by share. Rows that are cut off count too: they are in the baselines.
+    parts: the rows of this rank, by share. Rows that are cut off count too: they are in the baselines. Raises
+    NonFiniteError, on every rank, for a log-prob of the reference that is not finite, with its row.
     """
     learner = config.learner
-    divergences = []
+    divergences, judged = [], []
     for rows, share in parts:
         scored = replace(rows, valid=share.scored)
         packs = pack(scored, np.zeros(rows.num_rows), learner.micro_batch_tokens, step=plan.step)
-        found = [_logprobs(one, config, reference, group) for one in padded(packs, group)][: len(packs)]
+        found = referred(reference, packs, config.rollout.sampling.temperature, group)
+        judged += [Judged(one, given, Part(rows, share.place)) for one, given in zip(packs, found, strict=True)]
         divergences.append(row_divergences(packs, found, learner.algorithm.kl_estimator, rows.num_rows))
+    require_finite_reference(judged, group, plan.step + 1)
     total_N = in_place(divergences, [share.place for _, share in parts], num_rows=len(plan.rewards) // 8)
     total_N = group.sum(torch.from_numpy(total_N).to(group.device)).cpu().numpy()
     tokens = np.frombuffer(plan.tokens, np.int64)[np.frombuffer(plan.scored, np.uint8) > 0].sum()
     metrics = {"reward/kl": float(total_N.sum() / max(tokens, 1))}
     return penalised(plan, learner.algorithm.kl_coef * total_N, learner.algorithm.advantage), metrics
-
-
-def _logprobs(pack_, config: Config, reference: FrozenPolicy, group: LearnerGroup) -> torch.Tensor:
-    return reference(pack_.to(group.device), config.rollout.sampling.temperature)[0].cpu()

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -10,6 +10,7 @@ from ray._private.state import available_resources_per_node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from streamrl.config import Config
+from streamrl.config.gpus import GPU, asks_most, gpus_at_home, gpus_of_a_replica, replica_demand, too_few
 from streamrl.errors import ResourceError
 from streamrl.placement import Supply, fullest, impossible
 
@@ -29,27 +30,41 @@ def supply() -> list[Supply]:
 
 
 def require_possible(config: Config) -> None:
-    """Raises ResourceError where no node could ever have a replica. Blocks as `supply` does."""
-    demand = config.rollout.resources
-    why = impossible(demand, supply()) if demand is not None else ""
+    """Raises ResourceError where no node could ever have a replica, or the run's own node never what is asked of it.
+    Blocks as `supply` does."""
+    why = cannot_be_placed(config, supply(), ray.get_runtime_context().get_node_id())
     if why:
-        raise ResourceError(f"rollout.resources: {why}; ask for less, or start Ray on a node that has it")
+        raise ResourceError(why)
+
+
+def cannot_be_placed(config: Config, nodes: Sequence[Supply], home: str) -> str:
+    """Why these nodes can never have all parts of a run, whoever else leaves, in words; "" where they can. home: Ray's
+    id of the run's own node. Pure."""
+    demand = replica_demand(config)
+    if demand is not None and (why := impossible(demand, nodes)):
+        return f"rollout.resources: {why}; ask for less, or start Ray on a node that has it"
+    demands = gpus_at_home(config)
+    there = sum(int(node.total.get(GPU, 0)) for node in nodes if node.node == home)
+    why = too_few(demands, there)
+    return f"this node: {asks_most(demands)}: {why}" if why else ""
 
 
 class Placer:
-    """Ray's options for each replica of one run that takes these of its node."""
+    """Ray's options for each replica of one run, by what it takes of its node."""
 
     def __init__(self, config: Config, supply: Callable[[], list[Supply]] = supply) -> None:
         self._supply = supply
-        self._demand = config.rollout.resources
+        self._demand = replica_demand(config)
+        self._gpus = gpus_of_a_replica(config)
         self._pack = config.rollout.placement == "pack"
         self._sent: deque[tuple[float, str]] = deque()
         """(when, node) of those that were made lately."""
 
     def options(self) -> dict[str, Any]:
-        """For the next one; none where replicas run on the run's own node. Blocks as `supply` does, to pack."""
+        """For the next one; its GPUs alone where replicas run on the run's own node. Blocks as `supply` does, to
+        pack."""
         if self._demand is None:
-            return {}
+            return {"num_gpus": self._gpus}
         node = self._fullest(self._demand) if self._pack else None
         return {**placement(self._demand), **({} if node is None else _preferred(node))}
 
@@ -66,10 +81,10 @@ class Placer:
 def placement(resources: dict[str, float]) -> dict[str, Any]:
     """Ray's options for a part that takes these of its node: on any node that has them free, on as many nodes as there
     are."""
-    own = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")}
+    own = {name: amount for name, amount in resources.items() if name not in ("CPU", GPU)}
     return {
         "num_cpus": resources.get("CPU", 0),
-        "num_gpus": resources.get("GPU", 0),
+        "num_gpus": resources.get(GPU, 0),
         "resources": own,
         "scheduling_strategy": "SPREAD",
     }

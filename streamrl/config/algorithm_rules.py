@@ -11,6 +11,9 @@ from streamrl.config.toml_text import quoted
 ROW_LOSSES = ("gspo", "gmpo")
 """As `streamrl.algorithms.losses` has them, which needs torch."""
 
+MASKS = ("icepop", "mis")
+"""Corrections that make the weight 0 beyond a bound, and so reject."""
+
 WITHOUT_GROUPS = ("reinforce_pp", "gae")
 """Advantages that compare a rollout with the batch, or with a critic's values, and not with its group."""
 
@@ -18,6 +21,15 @@ TEACHER_LOSSES = ("opd",)
 """As `streamrl.algorithms.losses` has them: advantages have no part."""
 
 _HERE = "learner.algorithm"
+_SEES_DISTANCE = {"least_effective_share": "most_mismatch_kl", "pause_effective_share": "pause_mismatch_kl"}
+"""Of each bound of the guard of weights that of the guard of the distance."""
+_COST = {
+    "gae": "a model would be trained to make them",
+    "prime": "a model would be trained to make them",
+    "remax": "a rollout of each group would be generated greedily to make them",
+    "gdpo": "a score without a component would fail for them",
+}
+"""What an advantage takes that is not there already."""
 
 
 def varied_samples(config: Config) -> Iterator[Problem]:
@@ -51,6 +63,20 @@ def reinforce_goes_once(config: Config) -> Iterator[Problem]:
         what = '"reinforce" has nothing that holds it to the policy that sampled; set 1, or a loss with a ratio'
         involves = (f"{_HERE}.loss",)
         yield Problem(key="learner.ppo_epochs", what=what, given=str(learner.ppo_epochs), involves=involves)
+
+
+def advantages_are_used(config: Config) -> Iterator[Problem]:
+    """What an advantage takes would be taken for nothing."""
+    algorithm, buffer = config.learner.algorithm, config.learner.overlong.buffer
+    if algorithm.loss not in TEACHER_LOSSES:
+        return
+    unused = f'advantages have no part in "{algorithm.loss}"'
+    if algorithm.advantage in _COST:
+        what = f'{unused}, and {_COST[algorithm.advantage]}; set another loss ("ppo"), or leave this key out'
+        yield _problem("advantage", what, algorithm.advantage, "loss")
+    if buffer:
+        what = f'{unused}, and a penalty is in nothing else; set another loss ("ppo"), or 0'
+        yield Problem(key="learner.overlong.buffer", what=what, given=str(buffer), involves=(f"{_HERE}.loss",))
 
 
 def mini_batches_have_groups(config: Config) -> Iterator[Problem]:
@@ -100,10 +126,35 @@ def correction_bounds(config: Config) -> Iterator[Problem]:
 
 
 def guard_warns_first(config: Config) -> Iterator[Problem]:
-    least, pause = config.learner.algorithm.least_effective_share, config.learner.algorithm.pause_effective_share
+    algorithm = config.learner.algorithm
+    early = "the run would pause before it warns"
+    least, pause = algorithm.least_effective_share, algorithm.pause_effective_share
     if pause > least:
-        what = f"the run would pause before it warns, at least_effective_share = {least:g}; set at most that"
+        what = f"{early}, at least_effective_share = {least:g}; set at most that"
         yield _problem("pause_effective_share", what, pause, "least_effective_share")
+    most, far = algorithm.most_mismatch_kl, algorithm.pause_mismatch_kl
+    if far is not None and most is None:
+        yield _problem("pause_mismatch_kl", f"{early}; set most_mismatch_kl too, to at most this", far)
+    elif far is not None and most is not None and far < most:
+        what = f"{early}, at most_mismatch_kl = {most:g}; set at least that"
+        yield _problem("pause_mismatch_kl", what, far, "most_mismatch_kl")
+
+
+def guard_sees_weights(config: Config) -> Iterator[Problem]:
+    """Weights that are all equal have the whole share, however far the rows are."""
+    algorithm = config.learner.algorithm
+    equal = {"correction": algorithm.correction == "none", "proximal": algorithm.proximal == "rollout"}
+    names = [name for name, holds in equal.items() if holds]
+    if not names or algorithm.rejection.measure != "none":
+        return
+    cause = f'{names[0]} = "{getattr(algorithm, names[0])}"'
+    for key, instead in _SEES_DISTANCE.items():
+        if share := getattr(algorithm, key):
+            what = (
+                f"under {cause} every weight is 1, and so is their share, which never falls under it; set {instead} in "
+                "its place, which looks at the distance itself, or have something weighed or rejected"
+            )
+            yield _problem(key, what, share, names[0])
 
 
 def rejection_bounds(config: Config) -> Iterator[Problem]:
@@ -136,6 +187,12 @@ def rows_are_whole(config: Config) -> Iterator[Problem]:
     if algorithm.rejection.measure != "none" and algorithm.rejection.level == "token":
         what = f'the ratio of "{algorithm.loss}" is the row\'s, with the rejected tokens in it; {way_out}'
         yield _problem("rejection.level", what, "token", "loss")
+    if algorithm.loss == "gspo" and algorithm.correction in MASKS and algorithm.correction_level == "token":
+        what = (
+            f'token by token "{algorithm.correction}" rejects, and the ratio of "gspo" is the row\'s, with the '
+            'rejected tokens in it; set "tis", or correction_level = "sequence" or "geometric"'
+        )
+        yield _problem("correction", what, algorithm.correction, "correction_level", "loss")
     if algorithm.loss == "gmpo" and algorithm.correction != "none" and algorithm.correction_level == "token":
         what = f'each token of a row has the same loss under "gmpo", whose weight is one number for the row; {way_out}'
         yield _problem("correction_level", what, "token", "loss")
@@ -150,12 +207,14 @@ ALGORITHM_RULES = (
     varied_samples,
     reinforce_has_no_ratio,
     reinforce_goes_once,
+    advantages_are_used,
     mini_batches_have_groups,
     price_needs_a_distance,
     dual_clip,
     covariance_band,
     correction_bounds,
     guard_warns_first,
+    guard_sees_weights,
     rejection_bounds,
     rows_are_whole,
     *REFERENCE_RULES,

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from streamrl.config.table import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
+from streamrl.config.table import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Share, Table
 
 
 class OptimizerConfig(Table, frozen=True):
@@ -153,6 +153,11 @@ class AlgorithmConfig(Table, frozen=True):
     pause_effective_share: Fraction = 0.0
     """Where it stays under this for three steps in a row, the run commits a checkpoint and ends with exit code 4, for
     somebody to look at; `streamrl up` goes on from there. 0 never does."""
+    most_mismatch_kl: PositiveFloat | None = None
+    """A notice says so when `mismatch/kl`, the distance of engine and learner in nats, rises above it. It also sees
+    what all tokens have in common, as of an engine that is off by the same everywhere. No bound when absent."""
+    pause_mismatch_kl: PositiveFloat | None = None
+    """Where it stays above this for three steps in a row, the run ends so too. No bound when absent."""
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"] = (
         "token_mean"
     )
@@ -356,6 +361,9 @@ class LearnerConfig(Table, frozen=True):
     """What to do when a group that is still running must be in this batch to keep the bound."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the ranks compute; the process group is gloo on `cpu`, NCCL on `cuda`."""
+    gpu_share: Share = 1.0
+    """Of `cuda`: how much of its GPU the rank takes of what Ray gives away; below 1 a replica may be on the same GPU.
+    Memory is not divided by it: see to it that both fit (`rollout.kv_bytes`)."""
     threads: Positive = 1
     """Intra-op threads of one rank."""
     mini_batches: Positive = 1

@@ -10,10 +10,12 @@ from msgspec import Struct
 
 _CGROUP = Path("/sys/fs/cgroup")
 _SHARED_MEMORY = Path("/dev/shm")
+_DEVICES = Path("/dev")
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """Bytes are free bytes. `runs_writable` is None where a file stands in the way of the runs folder."""
+    """Bytes are free bytes. `runs_writable` is None where a file stands in the way of the runs folder. GPUs are those
+    that this process may use."""
 
     memory_bytes: int
     shared_memory_bytes: int
@@ -26,10 +28,10 @@ class Machine(Struct, frozen=True, kw_only=True):
     has_torchao: bool
 
 
-def read_machine(runs: Path) -> Machine:
-    """The machine as it is now; `runs` need not exist yet."""
+def read_machine(runs: Path, devices: Path = _DEVICES) -> Machine:
+    """The machine as it is now; `runs` need not exist yet. devices: the folder that GPUs have their files in."""
     place = _nearest_existing(runs.expanduser().absolute())
-    num_gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    num_gpus = visible_gpus(len(list(devices.glob("nvidia[0-9]*"))), os.environ.get("CUDA_VISIBLE_DEVICES"))
     return Machine(
         memory_bytes=available_memory(),
         shared_memory_bytes=shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else 0,
@@ -41,6 +43,15 @@ def read_machine(runs: Path) -> Machine:
         has_peft=util.find_spec("peft") is not None,
         has_torchao=util.find_spec("torchao") is not None,
     )
+
+
+def visible_gpus(devices: int, visible: str | None) -> int:
+    """Of so many devices those that this process may use, and a Ray that it starts gives away. visible: the value of
+    `CUDA_VISIBLE_DEVICES`, None where it is not set."""
+    if visible is None:
+        return devices
+    names = [name.strip() for name in visible.split(",")]
+    return min(devices, sum(name not in ("", "-1", "NoDevFiles") for name in names))
 
 
 def available_memory() -> int:

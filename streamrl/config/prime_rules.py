@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from streamrl.config.algorithm_rules import TEACHER_LOSSES
 from streamrl.config.critic_rules import ADVANTAGE, betas_below_1, unused_keys
 from streamrl.config.problems import Problem
 from streamrl.config.schema import Config
@@ -17,16 +16,6 @@ def implicit_rewards_are_asked(config: Config) -> Iterator[Problem]:
     if not algorithm.has_implicit_rewards:
         what = f'"{algorithm.advantage}" has no implicit reward model; set {ADVANTAGE} = "prime", or leave this key out'
         yield from unused_keys(config.learner.prime, _PRIME, what)
-
-
-def advantages_are_used(config: Config) -> Iterator[Problem]:
-    algorithm = config.learner.algorithm
-    if algorithm.has_implicit_rewards and algorithm.loss in TEACHER_LOSSES:
-        what = (
-            f'advantages have no part in "{algorithm.loss}", and a model would be trained to make them; set another '
-            'loss ("ppo"), or leave this key out'
-        )
-        yield Problem(key=ADVANTAGE, what=what, given='"prime"', involves=("learner.algorithm.loss",))
 
 
 def reference_stands_still(config: Config) -> Iterator[Problem]:
@@ -53,7 +42,6 @@ def betas_of_the_implicit_reward_model(config: Config) -> Iterator[Problem]:
 
 PRIME_RULES = (
     implicit_rewards_are_asked,
-    advantages_are_used,
     reference_stands_still,
     outcomes_as_given,
     betas_of_the_implicit_reward_model,

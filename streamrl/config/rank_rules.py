@@ -74,7 +74,33 @@ def what_is_not_spread(config: Config) -> Iterator[Problem]:
         yield Problem(key=_TENSOR, what=what, given=given, involves=("learner.execution.compile",))
 
 
+def gpus_are_shared_by_others(config: Config) -> Iterator[Problem]:
+    """A share of a GPU is for those that may lie beside one another on it."""
+    learner, rollout = config.learner, config.rollout
+    if learner.gpu_share < 1 and learner.device == "cpu":
+        what = 'on a CPU there is none to share; set learner.device = "cuda", or leave this key out'
+        yield _share("learner", what, learner.gpu_share, "device")
+    elif learner.gpu_share < 1 and learner.num_workers > 1:
+        what = "two ranks could come to lie on one GPU, which NCCL refuses; set 1, or learner.num_workers = 1"
+        yield _share("learner", what, learner.gpu_share, "num_workers")
+    if rollout.gpu_share == 1:
+        return
+    if rollout.device == "cpu":
+        what = 'on a CPU there is none to share; set rollout.device = "cuda", or leave this key out'
+        yield _share("rollout", what, rollout.gpu_share, "device")
+    elif "GPU" in (rollout.resources or {}):
+        yield _share("rollout", "rollout.resources says it too; leave one of them out", rollout.gpu_share, "resources")
+    elif rollout.is_server and rollout.server.tensor_parallel > 1:
+        what = "a server that is spread over GPUs takes them whole; set 1"
+        yield _share("rollout", what, rollout.gpu_share, "server.tensor_parallel")
+
+
+def _share(table: str, what: str, given: float, other: str) -> Problem:
+    return Problem(key=f"{table}.gpu_share", what=what, given=f"{given:g}", involves=(f"{table}.{other}",))
+
+
 RANK_RULES = (
+    gpus_are_shared_by_others,
     layers_are_spread_evenly,
     packs_are_spread_evenly,
     what_is_not_spread,

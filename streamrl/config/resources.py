@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from streamrl.config import limits
+from streamrl.config.gpus import asks_most, gpus_at_home, gpus_for, too_few
 from streamrl.config.known import MISSING_TORCHAO
 from streamrl.config.limits import human_bytes
 from streamrl.config.machine import Machine, read_machine
@@ -63,8 +64,8 @@ def check_growth(before: Config, after: Config) -> list[Problem]:
     model, problems = run_facts(after)
     if problems:
         return problems
-    more = growth(estimate(before, model), estimate(after, model))
-    return list(_memory_shortage(more, read_machine(Path(after.runs))))
+    more, machine = growth(estimate(before, model), estimate(after, model)), read_machine(Path(after.runs))
+    return [*_memory_shortage(more, machine), *_gpu_growth(before, after, machine)]
 
 
 def growth(before: Estimate, after: Estimate) -> Estimate:
@@ -197,16 +198,20 @@ def _memory_shortage(needed: Estimate, machine: Machine) -> Iterator[Problem]:
 
 
 def _gpu_shortage(config: Config, machine: Machine) -> Iterator[Problem]:
-    ranks = config.learner.num_workers
-    wanted = [("rollout.device", config.rollout.device, 1), ("learner.device", config.learner.device, ranks)]
-    for key, device, count in wanted:
-        if device != "cuda":
-            continue
-        if machine.num_gpus < count:
-            what = f'"cuda" needs {count} GPU, this machine has {machine.num_gpus}; set "cpu"'
-            yield _problem(key, f"{what} or a lower learner.num_workers" if count > 1 else what)
-        elif not machine.torch_has_cuda:
-            yield _problem(key, 'the installed torch is a CPU build; install a CUDA build, or set "cpu"')
+    demands = gpus_at_home(config)
+    if why := too_few(demands, machine.num_gpus):
+        yield _problem(asks_most(demands), why)
+    elif not machine.torch_has_cuda:
+        for demand in demands:
+            yield _problem(demand.key, 'the installed torch is a CPU build; install a CUDA build, or set "cpu"')
+
+
+def _gpu_growth(before: Config, after: Config, machine: Machine) -> Iterator[Problem]:
+    """Those that the run has are taken, so where it asks for more all must be there."""
+    had, wanted = (gpus_at_home(config) for config in (before, after))
+    asks_more = gpus_for(wanted) > gpus_for(had)
+    if asks_more and (why := too_few(wanted, machine.num_gpus)):
+        yield _problem(asks_most(wanted), why)
 
 
 def _packages(config: Config, machine: Machine) -> Iterator[Problem]:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from streamrl.config.table import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
+from streamrl.config.table import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Share, Table
 
 SERVER_ENGINES = ("vllm", "sglang")
 """Values of `rollout.engine` that are processes of their own."""
@@ -108,6 +108,9 @@ class RolloutConfig(Table, frozen=True):
     requires it. When absent: true where the engine can, false for a server."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the engine computes."""
+    gpu_share: Share = 1.0
+    """Of `cuda`: how much of its GPU a replica takes of what Ray gives away; with 0.5 two are on one. Memory is not
+    divided by it. With `resources` it is said there, as `GPU`."""
     threads: Positive = 1
     """Intra-op threads of one replica's engine."""
     kv_bytes: Positive = 256 * 2**20

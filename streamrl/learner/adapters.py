@@ -2,8 +2,8 @@
 
 Guarantees: the weights of the model get no gradient, no optimizer state and no change; the adapters begin as a function
 of the seed, and change nothing at first; `iter_hf_weights` gives the model with the adapters merged, bit for bit what a
-replica makes of the version (`streamrl.models.merge`). Versions and checkpoints hold the adapters alone, in float32
-whatever the model's format: merging rounds once. Needs the extra `lora`.
+replica makes of the version (`streamrl.models.merge`), so on the CPU. Versions and checkpoints hold the adapters alone,
+in float32 whatever the model's format: merging rounds once. Needs the extra `lora`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -67,7 +67,10 @@ class AdapterPolicy(ShardedPolicy):
             yield name, whole
 
     def iter_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return merge(self.gather_base(beside=False), dict(self.iter_version()), self.settings.scale)
+        # On the CPU, as replicas and `streamrl export` merge: a GPU would add up the same products in another order.
+        adapters = {name: whole.cpu() for name, whole in self.iter_version()}
+        base = ((name, weight.cpu()) for name, weight in self.gather_base(beside=False))
+        return merge(base, adapters, self.settings.scale)
 
     def state_facts(self) -> dict[str, Any]:
         settings = self.settings

@@ -6,7 +6,7 @@ prompt; no mask of T x T is ever made. The model must be called with `use_cache=
 `attention_mask` (transformers 5 is silently wrong on packed rows otherwise): `policy.PolicyModel` does.
 
 On CPU each run of equal segments is one SDPA call. On CUDA, for 16-bit tensors, all segments are one call
-of the kernel that `varlen` finds; other dtypes take the CPU's way.
+of the kernel that `varlen` finds; where it finds none, the GPU takes the CPU's way.
 """
 
 import torch
@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from streamrl.errors import ConfigError
 from streamrl.learner.segments import Run, SegmentLayout
 from streamrl.learner.sequence_parallel import Stretch
-from streamrl.learner.varlen import Kernel, Lengths, installed_kernels, kernel, kernel_for
+from streamrl.learner.varlen import Kernel, Lengths, capability_of, installed_kernels, kernel, kernel_for
 
 NAME = "streamrl_packed"
 
@@ -76,7 +76,7 @@ def _attend_all(
     scaling: float | None,
 ) -> torch.Tensor:
     """[T, heads, head_dim], the outputs of all tokens."""
-    name = kernel_for(query_THD.device, query_THD.dtype, installed_kernels)
+    name = kernel_for(capability_of(query_THD.device), query_THD.shape[-1], query_THD.dtype, installed_kernels)
     if name != "segments":
         return attend_at_once(kernel(name), query_THD, key_THD, value_THD, segments, scaling)
     return torch.cat([_attend(run, query_THD, key_THD, value_THD, segments, scaling) for run in segments.runs])

@@ -60,7 +60,7 @@ class Critic(Judge):
         ]
         shares = by_share(valued)
         self._require_finite(one for share in shares for one in share)
-        distances = [self._distances(share) for share in shares]
+        distances = self._distances(shares)
         scored = [
             [self._scored(*one) for one in zip(share, distances_of, strict=True)]
             for share, distances_of in zip(shares, distances, strict=True)
@@ -78,11 +78,11 @@ class Critic(Judge):
     def _valued(self, packs: Sequence[PackedBatch], part: Part) -> list[Judged]:
         return [Judged(pack, values, part) for pack, values in zip(packs, self.values(packs), strict=True)]
 
-    def _distances(self, share: Sequence[Judged]) -> Sequence[DoubleArray | None]:
+    def _distances(self, shares: Sequence[Sequence[Judged]]) -> Sequence[Sequence[DoubleArray | None]]:
         """Collective. Of each pack, how far its targets are from the reference; None where nothing is paid for it."""
         if self._divergences is None:
-            return [None] * len(share)
-        return self._divergences([one.pack for one in share])
+            return [[None] * len(share) for share in shares]
+        return self._divergences(shares, self._backend.steps_done + 1)
 
     def _scored(self, one: Judged, distance_K: DoubleArray | None) -> ScoredPack:
         paid_K = None if self._divergences is None or distance_K is None else self._divergences.coef * distance_K

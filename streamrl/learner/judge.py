@@ -12,13 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from streamrl.algorithms.groups import DoubleArray
 from streamrl.errors import DataError, NonFiniteError
+from streamrl.learner.finite import require_finite_tokens
 from streamrl.learner.fsdp import FsdpBackend
-from streamrl.learner.judged import Judged, Part, bad_judgement
+from streamrl.learner.judged import Judged, Part
 from streamrl.learner.mini_batches import MiniBatch
 
 
@@ -61,7 +61,11 @@ class Judge(ABC):
     def step_batch(self, mini_batches: Sequence[MiniBatch], epochs: int = 1) -> dict[str, float]:
         """Collective. The judge's updates of one step, as `FsdpBackend.step_batch`, on what `judge` gave. Returns the
         metrics of its objective, `<name>/grad_norm`, `<name>/lr` and the seconds of `time/optimizer`."""
-        metrics = self._backend.step_batch(mini_batches, epochs)
+        try:
+            metrics = self._backend.step_batch(mini_batches, epochs)
+        except NonFiniteError as error:
+            whose = f"of the {self.called}, behind the policy's of this step; its rate is {self._rate}"
+            raise NonFiniteError(f"{error} ({whose})") from error
         del metrics["time/forward_backward"]
         renamed = {"grad/norm": f"{self.name}/grad_norm", "learner/lr": f"{self.name}/lr"}
         return {renamed.get(name, name): value for name, value in metrics.items()}
@@ -85,15 +89,14 @@ class Judge(ABC):
         self._backend.load_state(lambda name: tensor(f"{self.name}/{name}"), extra)
 
     def _require_finite(self, judged: Iterable[Judged]) -> None:
-        """One collective for the step: a rank that raised alone would leave the others waiting."""
-        bad = [what for one in judged if (what := bad_judgement(one))]
-        if self._over_ranks(np.array([float(len(bad))]))[0]:
-            where = bad[0] if bad else "another rank has the row, and names it"
-            step = self._backend.steps_done + 1
-            raise NonFiniteError(
-                f"learner step {step}: {self.judgement} is not finite: {where}; nothing was applied. Resume from the "
-                f"last checkpoint with a lower learner.{self.name}.optimizer.lr"
-            )
+        """Collective, as `require_finite_tokens`."""
+        what = f"learner step {self._backend.steps_done + 1}: {self.judgement}"
+        way_out = f"Resume from the last checkpoint with a lower {self._rate}"
+        require_finite_tokens(judged, self._group, what, way_out)
+
+    @property
+    def _rate(self) -> str:
+        return f"learner.{self.name}.optimizer.lr"
 
     def _over_ranks(self, sums: DoubleArray) -> DoubleArray:
         device = self._group.device

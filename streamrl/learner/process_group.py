@@ -147,7 +147,7 @@ def open_group(
         raise ComponentError("this process is in a process group already; close it before another is opened")
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-    limit = timedelta(seconds=timeout_s)
+    limit, device = timedelta(seconds=timeout_s), _own(device, rank)
     try:
         dist.init_process_group(
             _BACKENDS[device.type],
@@ -165,6 +165,19 @@ def open_group(
     waits = [dist.new_group(timeout=_WITHOUT_LIMIT, backend="gloo") for _ in range(2)] if world_size > 1 else []
     mesh, beside = _meshes(device, world_size, tensor_size, limit)
     return LearnerGroup(rank, world_size, device, mesh, beside, tensor_size, sequence, peers, *waits)
+
+
+def _own(device: torch.device, rank: int) -> torch.device:
+    """With its number, and the one that this thread computes on unless told: the only one that this process sees, or of
+    several that of the rank."""
+    if device.type != "cuda":
+        return device
+    count = torch.cuda.device_count()
+    if not count:
+        raise ComponentError(f'learner rank {rank} sees no GPU; set learner.device = "cpu", or install a CUDA torch')
+    number = rank % count if device.index is None else device.index
+    torch.cuda.set_device(number)
+    return torch.device(device.type, number)
 
 
 def _meshes(

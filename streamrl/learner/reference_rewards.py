@@ -6,7 +6,8 @@ Fine-tuning language models from human preferences. (verl and OpenRLHF compute t
 step anew; with rows of the present version that is the same.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +15,26 @@ import torch
 
 from streamrl.algorithms.divergences import REWARD_DIVERGENCES
 from streamrl.algorithms.groups import DoubleArray
+from streamrl.learner.finite import require_finite_tokens
 from streamrl.learner.frozen import FrozenPolicy
 from streamrl.learner.fsdp import padded
+from streamrl.learner.judged import Judged
 from streamrl.learner.packing import PackedBatch
 from streamrl.learner.process_group import LearnerGroup
+
+
+def referred(
+    reference: FrozenPolicy, packs: Sequence[PackedBatch], temperature: float, group: LearnerGroup
+) -> list[torch.Tensor]:
+    """Collective. float32 [K] for each pack, on the CPU: log-probs of its targets under the reference."""
+    found = [reference(one.to(group.device), temperature)[0].cpu() for one in padded(packs, group)]
+    return found[: len(packs)]
+
+
+def require_finite_reference(judged: Iterable[Judged], group: LearnerGroup, step: int) -> None:
+    """Collective, as `require_finite_tokens`. judged: what `referred` gave, of a whole step. step: the one it makes."""
+    what = f"learner step {step}: a log-prob of the reference"
+    require_finite_tokens(judged, group, what, "Look at the model that learner.algorithm.reference names")
 
 
 class TokenDivergences:
@@ -36,14 +53,19 @@ class TokenDivergences:
         self._temperature = temperature
         self._group = group
 
-    def __call__(self, packs: Sequence[PackedBatch]) -> list[DoubleArray]:
-        """Collective. float64 [K] for each pack."""
-        asked = [one.to(self._group.device) for one in padded(packs, self._group)]
-        references = [self._reference(one, self._temperature)[0].cpu().double() for one in asked][: len(packs)]
-        return [
-            self._estimate(one.rollout_logprobs.double(), reference_K).numpy()
-            for one, reference_K in zip(packs, references, strict=True)
-        ]
+    def __call__(self, shares: Sequence[Sequence[Judged]], step: int) -> list[list[DoubleArray]]:
+        """Collective. float64 [K] for each pack of each share; what was given for it has no part. step: the one that is
+        made. Raises NonFiniteError, on every rank, for a log-prob of the reference that is not finite, with its row."""
+        found = [self._referred(share) for share in shares]
+        require_finite_reference(chain(*found), self._group, step)
+        return [[self._distance(one) for one in share] for share in found]
+
+    def _referred(self, share: Sequence[Judged]) -> list[Judged]:
+        given = referred(self._reference, [one.pack for one in share], self._temperature, self._group)
+        return [one._replace(given=reference_K) for one, reference_K in zip(share, given, strict=True)]
+
+    def _distance(self, one: Judged) -> DoubleArray:
+        return self._estimate(one.pack.rollout_logprobs.double(), one.given.double()).numpy()
 
 
 def row_divergences(

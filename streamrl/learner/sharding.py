@@ -24,7 +24,7 @@ from streamrl.learner.finite import require_finite_weight
 from streamrl.learner.policy import PREFIX, PolicyModel
 from streamrl.learner.process_group import LearnerGroup
 from streamrl.learner.sequence_parallel import require_heads
-from streamrl.learner.tensor_parallel import OF_HEADS, is_spread, part, require_divisible, spread, whole_of
+from streamrl.learner.tensor_parallel import OF_HEADS, is_cut, is_spread, part, require_divisible, spread, whole_of
 
 TensorByName = Callable[[str], torch.Tensor]
 
@@ -126,7 +126,7 @@ class ShardedPolicy:
 
     def counted(self) -> list[float]:
         """Of each shard, the share that this rank answers for in a sum over all ranks."""
-        return [1.0 if is_spread(param) else 1.0 / self.group.tensor_size for param in self._params.values()]
+        return [1.0 if is_cut(param) else 1.0 / self.group.tensor_size for param in self._params.values()]
 
     def clear_gradients(self) -> None:
         for name, param in self._params.items():

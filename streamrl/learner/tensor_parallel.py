@@ -62,8 +62,13 @@ def spread(layer: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def is_spread(param: DTensor) -> bool:
-    """Whether each rank of a tensor group has another part of it."""
+    """Whether it is of a layer in COLUMNS or ROWS, and so lies on the mesh of two dimensions."""
     return param.device_mesh.ndim == 2
+
+
+def is_cut(param: DTensor) -> bool:
+    """Whether each rank of a tensor group has another part of it. The bias of a layer in ROWS is whole on each."""
+    return is_spread(param) and param.placements[1].is_shard()
 
 
 def part(whole: torch.Tensor, like: DTensor) -> torch.Tensor:

@@ -1,9 +1,10 @@
 """Attention over all segments of a pack in one call, by the kernel that is here.
 
 Guarantees: causal, bottom-right aligned, without dropout, whichever kernel it is. flash-attn 3 (the module
-`flash_attn_interface`), then flash-attn 2 (`flash_attn`) where they are installed, then torch's own; all need CUDA and
-16-bit numbers, and `kernel_for` says "segments" for everything else: the caller attends segment by segment. Knows
-nothing of how a pack is laid out.
+`flash_attn_interface`), then flash-attn 2 (`flash_attn`) where they are installed and compute on this GPU, then torch's
+own; `kernel_for` says "segments" where none of them does: the caller attends segment by segment. Gradients are added in
+no fixed order, so the last bits of a backward differ from one to the next, whichever kernel it is. Knows nothing of how
+a pack is laid out.
 """
 
 import importlib
@@ -18,6 +19,15 @@ from torch.nn.attention.varlen import varlen_attn
 
 FLASH_MODULES = ("flash_attn_interface", "flash_attn")
 """Best first."""
+Capability = tuple[int, int]
+"""A GPU's generation, as CUDA counts it."""
+AMPERE: Capability = (8, 0)
+"""The first that any of the kernels computes on."""
+HOPPER = 9
+"""The only generation that flash-attn 3 has kernels for."""
+WIDEST_HEAD = 256
+HEAD_MULTIPLE = 8
+_DTYPES = (torch.bfloat16, torch.float16)
 
 
 class Lengths(NamedTuple):
@@ -33,13 +43,27 @@ Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Lengths, float | No
 """query [T, heads, head_dim], key and value [K, kv_heads, head_dim], their lengths, the scale; [T, heads, head_dim]."""
 
 
-def kernel_for(device: torch.device, dtype: torch.dtype, installed: Callable[[], tuple[str, ...]]) -> str:
+def capability_of(device: torch.device) -> Capability | None:
+    """None for a CPU, which has none."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def kernel_for(
+    capability: Capability | None, head_dim: int, dtype: torch.dtype, installed: Callable[[], tuple[str, ...]]
+) -> str:
     """What computes: one of `installed` (names of FLASH_MODULES), "torch", or "segments". Asks for what is installed
-    only where that can compute."""
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+    only where that can compute. Pure.
+
+    The limits are those that each checks for itself when it is called, in `hopper/flash_api.cpp` and
+    `csrc/flash_attn/flash_api.cpp` of flash-attn and in ATen's copy of the latter; flash-attn 3 has kernels for Hopper
+    alone, and can be imported anywhere.
+    """
+    if capability is None or capability < AMPERE or head_dim > WIDEST_HEAD or dtype not in _DTYPES:
         return "segments"
-    there = installed()
-    return next((name for name in FLASH_MODULES if name in there), "torch")
+    there, whole = installed(), head_dim % HEAD_MULTIPLE == 0
+    computes = {"flash_attn_interface": whole and capability[0] == HOPPER, "flash_attn": True}  # which pads heads
+    best = next((name for name in FLASH_MODULES if name in there and computes[name]), None)
+    return best or ("torch" if whole else "segments")
 
 
 @cache

@@ -25,7 +25,7 @@ def test_invariant_7_a_replica_that_stops_answering_is_named_replaced_and_the_ru
     def told(event: dict[str, Any]) -> bool:
         return event["kind"] == "notice" and all(part in event["text"] for part in why)
 
-    # It has no end of its own: where the replica has nothing under way, hundreds of steps pass before the deadline does.
+    # It has no end of its own: where the replica has nothing under way, hundreds of steps pass before the deadline.
     limits = ("--deadlines.update_s", "4", "--learner.steps", "1000000")
     with live_run(user_folder, streamrl_path, "stopped", *SCRIPTED, *limits) as run:
         run.until_step(5)

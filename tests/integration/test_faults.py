@@ -83,18 +83,27 @@ def test_after_kill_9_of_what_holds_a_run_nothing_of_it_is_alive_10_s_later(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("warns", "pauses", "bound", "proximal", "said"),
+    [
+        ("least_effective_share", "pause_effective_share", "1.0", "recompute", "was under"),
+        # All weights are 1 here, so only the distance itself says that anything is wrong.
+        ("most_mismatch_kl", "pause_mismatch_kl", "0.001", "rollout", "was over"),
+    ],
+    ids=["weights", "distance"],
+)
 def test_a_run_whose_rows_are_too_far_from_its_policy_pauses_with_a_checkpoint_and_goes_on_from_it(
-    user_folder: Path, streamrl_path: Path
+    warns: str, pauses: str, bound: str, proximal: str, said: str, user_folder: Path, streamrl_path: Path
 ) -> None:
     # What a script samples has log-probs that no model gave it: the weights of its tokens are never all equal.
-    guard = ("--learner.algorithm.least_effective_share", "1.0", "--learner.algorithm.pause_effective_share", "1.0")
-    options = (*SCRIPTED, *guard, "--learner.algorithm.proximal", "recompute", "--checkpoint.every", "100")
+    guard = (f"--learner.algorithm.{warns}", bound, f"--learner.algorithm.{pauses}", bound)
+    options = (*SCRIPTED, *guard, "--learner.algorithm.proximal", proximal, "--checkpoint.every", "100")
     for first in (0, PATIENCE):
-        with live_run(user_folder, streamrl_path, "far", *options) as run:
+        with live_run(user_folder, streamrl_path, f"far-{proximal}", *options) as run:
             code, err = run.end()
         assert code == 4
         assert f"learner-0: paused at step {first + PATIENCE}: " in err
-        assert "less than learner.algorithm.pause_effective_share = 1 of them" in err
+        assert f"{said} learner.algorithm.{pauses} = {float(bound):g}, now " in err
         assert "Traceback" not in err
         assert [step["step"] for step in run.steps()] == list(range(first + 1, first + PATIENCE + 1))
     groups = trained_groups(run.folder)

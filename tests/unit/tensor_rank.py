@@ -8,6 +8,7 @@ into FOLDER, one rank loads what two saved and saves it again, which two load wh
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
+    "llama with biases": (partial(LlamaConfig, attention_bias=True, mlp_bias=True), LlamaForCausalLM),
 }
 
 

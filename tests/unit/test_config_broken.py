@@ -138,3 +138,20 @@ def test_checking_a_config_imports_none_of_the_heavy_libraries():
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loss": "gspo", "correction": "tis"},
+        {"loss": "gspo", "correction": "icepop", "correction_level": "sequence"},
+        {"loss": "gmpo", "correction": "mis", "correction_level": "geometric"},
+        {"correction": "none", "rejection.measure": "k2", "rejection.high": "0.5", "least_effective_share": "0.5"},
+        {"proximal": "rollout", "correction": "none", "most_mismatch_kl": "0.1", "pause_mismatch_kl": "0.1"},
+    ],
+    ids=["weights of tokens", "rows left out", "rows left out of gmpo", "a guard of rejections", "of the distance"],
+)
+def test_what_stands_beside_a_refused_combination_loads(settings, tmp_path):
+    (tmp_path / "run.toml").write_text(MODEL)
+    args = [part for key, value in settings.items() for part in (f"--learner.algorithm.{key}", value)]
+    assert load_args(tmp_path / "run.toml", args).learner.algorithm.loss == settings.get("loss", "ppo")

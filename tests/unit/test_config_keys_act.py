@@ -32,6 +32,7 @@ from services.step_plan import num_shares
 from services.supply import Placer
 from services.ways import Home, make_sender, make_transport
 from streamrl.config import Config
+from streamrl.config.gpus import gpus_of_a_rank, gpus_of_a_replica
 from streamrl.config.machine import Machine
 from streamrl.config.model_of import model_facts
 from streamrl.config.resources import estimate, shortages
@@ -263,12 +264,25 @@ def steps_with(due: Callable[[Config, int], bool]) -> Probe:
     return lambda config, folder: [step for step in range(12) if due(config, step)]
 
 
+FAR = {"correction/effective_share": 0.4, "mismatch/kl": 0.4}
+
+
+def warned(config: Config, folder: Path) -> str:
+    """What a guard says of a step that is far."""
+    return ShareGuard(config.learner.algorithm).look(3, FAR)
+
+
 def paused(config: Config, folder: Path) -> str:
-    """What a guard says after some steps of an effective share of 0.4."""
+    """What a guard says after some of them."""
     guard = ShareGuard(config.learner.algorithm)
     for step in range(PATIENCE):
-        guard.look(step, share=0.4)
+        guard.look(step, FAR)
     return guard.pause
+
+
+def gpus_asked(config: Config, folder: Path) -> tuple[float, float]:
+    """What a rank and a replica ask Ray for."""
+    return gpus_of_a_rank(config), gpus_of_a_replica(config)
 
 
 def device_of(config: Config, folder: Path) -> str:
@@ -351,6 +365,7 @@ KEYS: dict[str, Key] = {
     "rollout.slots": Key(parts.generated, 4, 8),
     "rollout.update_mode": Key(parts.taken_up, "keep", "drain", {**ENDLESS, "deadlines.update_s": 0.2}),
     "rollout.deterministic": Key(parts.smallest_pass, True, False),
+    "rollout.gpu_share": Key(gpus_asked, 1.0, 0.5, {"rollout.device": "cuda", "rollout.deterministic": False}),
     "rollout.device": Key(engine_device, "cpu", "cuda", {"rollout.deterministic": False}),
     "rollout.threads": Key(parts.generated, 1, 2, {"rollout.deterministic": False}),
     "rollout.kv_bytes": Key(parts.generated, 2**18, 2**19),
@@ -401,6 +416,7 @@ KEYS: dict[str, Key] = {
     "learner.lead": Key(parts.taken_groups, None, 1.0),
     "learner.late": Key(settings_of, "wait", "drop"),
     "learner.device": Key(device_of, "cpu", "cuda"),
+    "learner.gpu_share": Key(gpus_asked, 1.0, 0.5, {"learner.device": "cuda"}),
     "learner.threads": Key(learner.learn, 1, 2),
     "learner.micro_batch_tokens": Key(learner.learn, 32, 4096),
     "learner.optimizer.kind": Key(learned_by, "adamw", "adamw_8bit", RATE),
@@ -445,10 +461,10 @@ KEYS: dict[str, Key] = {
     ),
     "learner.algorithm.rejection.low": Key(learner.learn, None, 1.0, REJECTION),
     "learner.algorithm.rejection.high": Key(learner.learn, None, 1.0, REJECTION),
-    "learner.algorithm.least_effective_share": Key(
-        lambda config, folder: ShareGuard(config.learner.algorithm).look(step=3, share=0.4), 0.0, 0.5
-    ),
+    "learner.algorithm.least_effective_share": Key(warned, 0.0, 0.5),
     "learner.algorithm.pause_effective_share": Key(paused, 0.2, 0.5, {"learner.algorithm.least_effective_share": 0.5}),
+    "learner.algorithm.most_mismatch_kl": Key(warned, None, 0.3),
+    "learner.algorithm.pause_mismatch_kl": Key(paused, 0.5, 0.3, {"learner.algorithm.most_mismatch_kl": 0.3}),
     "learner.algorithm.horizon": Key(
         learner.learn, 8, 16, {"learner.algorithm.aggregation": "seq_mean_token_sum_norm"}
     ),

@@ -20,7 +20,7 @@ from streamrl.config.limits import (
 )
 from streamrl.config.machine import Machine, cgroup_memory_left, read_machine
 from streamrl.config.model_of import preset_facts, run_facts
-from streamrl.config.resources import estimate, shortages
+from streamrl.config.resources import check_growth, estimate, shortages
 from streamrl.models.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
@@ -109,23 +109,57 @@ def test_a_server_of_each_replica_is_counted_with_its_whole_kv_cache():
     assert "rollout.engine" not in there
 
 
-def test_a_gpu_that_is_not_there_is_named_for_each_part_that_wants_one():
-    config = quickstart(
-        "--learner.device=cuda",
-        "--learner.num_workers=2",
-        "--rollout.device=cuda",
-        "--rollout.deterministic=false",
+ON_GPUS = ("--learner.device=cuda", "--rollout.device=cuda", "--rollout.deterministic=false")
+SHARE = 'set "cpu", lower these numbers, or have parts share a GPU (learner.gpu_share, rollout.gpu_share)'
+ASKED = (
+    'learner.device = "cuda" asks for 2 (learner.num_workers = 2), rollout.device = "cuda" asks for 1 '
+    f"(rollout.replicas = 1); {SHARE}"
+)
+
+
+@pytest.mark.parametrize(("there", "words"), [(0, "are 0"), (1, "is 1"), (2, "are 2")])
+def test_gpus_of_all_parts_are_counted_together_and_each_key_says_how_many_it_asks_for(there: int, words: str):
+    config = quickstart(*ON_GPUS, "--learner.num_workers=2", "--rollout.replicas=1")
+    (problem,) = found(config, num_gpus=there, torch_has_cuda=there > 0)
+    assert problem == f"this machine: learner.device: the run asks for 3 GPUs, and there {words}: {ASKED}"
+    assert found(config, num_gpus=3, torch_has_cuda=True) == []
+
+
+def test_one_gpu_is_enough_for_parts_that_share_it():
+    shares = ("--learner.gpu_share=0.5", "--rollout.gpu_share=0.25")
+    config = quickstart(*ON_GPUS, *shares, "--rollout.replicas=2")
+    assert found(config, num_gpus=1, torch_has_cuda=True) == []
+    (problem,) = found(quickstart(*ON_GPUS, *shares, "--rollout.replicas=3"), num_gpus=1, torch_has_cuda=True)
+    assert problem == (
+        'this machine: rollout.device: the run asks for 2 GPUs, and there is 1: learner.device = "cuda" asks for 0.5 '
+        '(learner.num_workers = 1, learner.gpu_share = 0.5), rollout.device = "cuda" asks for 0.75 '
+        f"(rollout.replicas = 3, rollout.gpu_share = 0.25); {SHARE}"
     )
-    rollout, learner = found(config, num_gpus=0)
-    assert rollout == 'this machine: rollout.device: "cuda" needs 1 GPU, this machine has 0; set "cpu"'
-    assert learner.startswith('this machine: learner.device: "cuda" needs 2 GPU, this machine has 0; set "cpu" or')
 
 
-def test_every_rank_needs_a_gpu_of_its_own():
-    config = quickstart("--learner.device=cuda", "--learner.num_workers=2")
-    (problem,) = found(config, num_gpus=1, torch_has_cuda=True)
-    assert '"cuda" needs 2 GPU, this machine has 1; set "cpu" or a lower learner.num_workers' in problem
-    assert found(config, num_gpus=2, torch_has_cuda=True) == []
+def test_each_replica_and_each_device_of_a_server_is_a_gpu():
+    args = ("--rollout.engine=vllm", "--rollout.device=cuda", "--rollout.server.tensor_parallel=2")
+    config = quickstart(*args, "--rollout.replicas=2")
+    (problem,) = found(config, num_gpus=3, torch_has_cuda=True)
+    assert problem == (
+        'this machine: rollout.device: the run asks for 4 GPUs, and there are 3: rollout.device = "cuda" asks for 4 '
+        f"(rollout.replicas = 2, rollout.server.tensor_parallel = 2); {SHARE}"
+    )
+    assert found(config, num_gpus=4, torch_has_cuda=True) == []
+
+
+def test_a_live_run_is_not_scaled_to_more_replicas_than_there_are_gpus(monkeypatch: pytest.MonkeyPatch):
+    """Where none is to be seen, however many the machine has."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    one, two, scoring = (
+        quickstart(*ON_GPUS, *args)
+        for args in (["--rollout.replicas=1"], ["--rollout.replicas=2"], ["--reward.workers=2"])
+    )
+    (told,) = [str(problem) for problem in check_growth(one, two) if "GPU" in problem.what]
+    assert told.startswith("this machine: rollout.device: the run asks for 3 GPUs, and there are 0: ")
+    # What asks for no more is not weighed again.
+    for after in (one, scoring):
+        assert not any("GPU" in problem.what for problem in check_growth(two, after))
 
 
 def test_a_gpu_without_a_torch_that_can_use_it_is_named():

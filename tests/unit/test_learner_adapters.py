@@ -11,6 +11,8 @@ import torch
 from peft import PeftModel, get_peft_model, set_peft_model_state_dict
 from probe_learner import GROUP_SIZE, GROUPS, VOCAB
 from rank_processes import run_ranks
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from streamrl.config.learner_tables import AlgorithmConfig, OptimizerConfig
@@ -158,6 +160,42 @@ def test_the_merged_weights_are_those_of_pefts_own_merge_to_the_bit(group: Learn
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     moved = {name for name in mine if not torch.equal(mine[name], plain[name])}
     assert moved == {name.replace(".lora_A", "") for name in policy.shards if ".lora_A" in name}
+
+
+class Elsewhere(AdapterPolicy):
+    """What it gathers lies on a GPU, of which there is none here: its tensors have a place, and no numbers."""
+
+    def iter_version(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, shard in self.shards.items():
+            yield name, torch.empty(shard.shape, dtype=torch.float32, device="cuda")
+
+    def gather_base(self, beside: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, weight in make_model().named_parameters():
+            yield name, torch.empty(weight.shape, dtype=self.dtype, device="cuda")
+
+
+class Products(TorchDispatchMode):
+    """Where matrices are multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.mm.default:
+            self.places.append(args[0].device.type)
+        return func(*args, **(kwargs or {}))
+
+
+def test_adapters_of_a_gpu_are_merged_where_replicas_and_exports_merge_them(group: LearnerGroup) -> None:
+    """On the CPU, since a GPU adds up in another order, and the bytes are to be the same."""
+    policy = Elsewhere(make_model(), group, torch.float32, SETTINGS)
+    with FakeTensorMode(), Products() as products:
+        merged = dict(policy.iter_hf_weights())
+    assert {weight.device.type for weight in merged.values()} == {"cpu"}
+    assert products.places == ["cpu"] * sum(".lora_A" in name for name in policy.shards)
 
 
 def test_log_probs_of_the_merged_model_are_those_that_are_trained(group: LearnerGroup) -> None:

@@ -13,7 +13,7 @@ from streamrl.errors import ConfigError
 from streamrl.learner.tensor_parallel import require_divisible, spread
 
 PROGRAM = Path(__file__).with_name("tensor_rank.py")
-FAMILIES = ("qwen2", "qwen3", "llama")
+FAMILIES = ("qwen2", "qwen3", "llama", "llama with biases")
 
 
 WORLDS = [2, pytest.param(4, marks=pytest.mark.long)]

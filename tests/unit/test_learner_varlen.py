@@ -13,7 +13,6 @@ from streamrl.learner import varlen
 from streamrl.learner.attention import attend_at_once, packed_attention
 from streamrl.learner.segments import lay_out
 
-CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 BOTH = ("flash_attn", "flash_attn_interface")
 
 FLASH = '''
@@ -44,19 +43,40 @@ def look_again() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "installed", "expected"),
+    ("capability", "head_dim", "dtype", "installed", "expected"),
     [
-        (CUDA, torch.bfloat16, BOTH, "flash_attn_interface"),
-        (CUDA, torch.float16, ("flash_attn",), "flash_attn"),
-        (CUDA, torch.bfloat16, (), "torch"),
-        (CUDA, torch.float32, BOTH, "segments"),
-        (CPU, torch.bfloat16, BOTH, "segments"),
+        # Hopper.
+        ((9, 0), 128, torch.bfloat16, BOTH, "flash_attn_interface"),
+        ((9, 0), 256, torch.float16, BOTH, "flash_attn_interface"),
+        ((9, 0), 128, torch.float16, ("flash_attn",), "flash_attn"),
+        ((9, 0), 128, torch.bfloat16, (), "torch"),
+        ((9, 0), 128, torch.float32, BOTH, "segments"),
+        # flash-attn 3 can be imported and computes nothing: Ampere, Ada, Blackwell.
+        ((8, 0), 128, torch.bfloat16, BOTH, "flash_attn"),
+        ((8, 9), 64, torch.bfloat16, ("flash_attn_interface",), "torch"),
+        ((10, 0), 128, torch.bfloat16, BOTH, "flash_attn"),
+        ((12, 0), 128, torch.bfloat16, ("flash_attn_interface",), "torch"),
+        # Too old for all: Turing, Volta.
+        ((7, 5), 128, torch.float16, BOTH, "segments"),
+        ((7, 0), 128, torch.float16, (), "segments"),
+        # Heads that are too wide for all, and ones that flash-attn 2 alone pads.
+        ((9, 0), 264, torch.bfloat16, BOTH, "segments"),
+        ((9, 0), 512, torch.bfloat16, (), "segments"),
+        ((9, 0), 36, torch.bfloat16, BOTH, "flash_attn"),
+        ((9, 0), 36, torch.bfloat16, ("flash_attn_interface",), "segments"),
+        (None, 128, torch.bfloat16, BOTH, "segments"),
     ],
 )
-def test_flash_attn_computes_where_it_can_then_torch_then_segment_by_segment(
-    device: torch.device, dtype: torch.dtype, installed: tuple[str, ...], expected: str
+def test_each_kernel_computes_where_it_can_the_best_first_and_the_rest_segment_by_segment(
+    capability: tuple[int, int] | None, head_dim: int, dtype: torch.dtype, installed: tuple[str, ...], expected: str
 ) -> None:
-    assert varlen.kernel_for(device, dtype, lambda: installed) == expected
+    assert varlen.kernel_for(capability, head_dim, dtype, lambda: installed) == expected
+
+
+def test_a_cpu_has_no_capability_and_is_asked_of_no_package() -> None:
+    assert varlen.capability_of(torch.device("cpu")) is None
+    assert varlen.kernel_for(None, 64, torch.bfloat16, pytest.fail) == "segments"
+    assert varlen.kernel_for((7, 5), 64, torch.float16, pytest.fail) == "segments"
 
 
 @pytest.mark.parametrize("returned", ["torch.cat(found)", "(torch.cat(found), None)"])
@@ -89,7 +109,6 @@ def test_a_flash_attn_that_cannot_be_imported_is_warned_of_and_is_none(
     with pytest.warns(UserWarning, match="flash_attn is installed and cannot be imported.*undefined symbol") as told:
         assert varlen.installed_kernels() == varlen.installed_kernels() == ()
     assert len(told) == 1
-    assert varlen.kernel_for(CPU, torch.bfloat16, pytest.fail) == "segments"
 
 
 def test_a_cpu_without_flash_attn_has_none() -> None:
