@@ -225,7 +225,7 @@ def _add_trajectories(app: FastAPI, desk: TrajectoryDesk) -> None:
     async def offer(body: TrajectoryBody) -> Response:
         """A trajectory that was made and scored elsewhere, to be trained on: ids, log-probs, versions, reward."""
         limits = {"context": desk.context, "vocab_size": desk.vocab_size}
-        trajectory = await asyncio.to_thread(body.trajectory, **limits, components=desk.components)
+        trajectory = await asyncio.to_thread(body.trajectory, **limits, components=desk.components, drawn=desk.drawn)
         return _json(await desk.take(trajectory))
 
 

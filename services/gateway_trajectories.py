@@ -22,6 +22,7 @@ from streamrl.config import Config
 from streamrl.errors import ConfigError
 from streamrl.gateway.refusal import Refusal
 from streamrl.gateway.trajectory import Trajectory
+from streamrl.sampling import GroupSampling
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ STATUSES = {TOO_STALE: 409, TOO_MANY_WAIT: 429}
 
 
 class TrajectoryDesk:
-    """See the module. context: tokens of a row. vocab_size: ids are below it."""
+    """See the module. context: tokens of a row. vocab_size: ids are below it. drawn: how the run's rollouts are."""
 
     def __init__(self, config: Config, queue: ActorHandle, log: TrajectoryLog, context: int, vocab_size: int) -> None:
         self._queue = queue
@@ -39,6 +40,7 @@ class TrajectoryDesk:
         self._greedy = config.learner.algorithm.has_greedy_sample
         self.group_size = config.rollout.group_size
         self.components = config.learner.algorithm.component_names
+        self.drawn = GroupSampling(config).drawn
         self.context = context
         self.vocab_size = vocab_size
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from buffers.columns import map_columns
 from buffers.ledger import LedgerFile, read_ledger
@@ -33,7 +34,7 @@ from buffers.second_look import second_look
 from services.run_folder import RunFolder
 from streamrl.config import Config, load
 from streamrl.metrics import read_metrics
-from streamrl.types import LongArray
+from streamrl.types import FinishReason, LongArray
 
 if TYPE_CHECKING:
     from streamrl.algorithms.judging import JudgedRows
@@ -113,12 +114,15 @@ def _row_tables(
 def weights(rollouts: pa.Table, facts: LedgerFacts, config: Config) -> npt.NDArray[np.float64]:
     """float64 [2, N]: advantage, and weight in the loss of each of the row's sampled tokens; NaN where not trained.
 
-    By the learner's own functions, over the rows of each step; a step of which a row or a verdict is not here, or a
-    component that the configuration names now, has none, and neither has a run whose tokens are judged one by one. The
-    correction of the loss for the version that sampled is another factor, of each token, and not in it.
+    By the function that makes the learner's plan, over the rows of each step; a step of which a row or a verdict is not
+    here, or a component that the configuration names now, has none, and neither has a run whose advantages hang on more
+    than rewards (`judged_by_rows_alone`). The correction of the loss for the version that sampled is another factor, of
+    each token, and not in it.
     """
+    from streamrl.algorithms.judging import judged_by_rows_alone
+
     found = np.full((2, rollouts.num_rows), np.nan)
-    if config.learner.algorithm.has_judge:
+    if not judged_by_rows_alone(config):
         return found
     # In the order of the learner's batches, so that sums are the same to the bit.
     order = np.lexsort([_numbers(rollouts, name) for name in ("branch", "sample_index", "group_number", "step")])
@@ -136,12 +140,13 @@ def weights(rollouts: pa.Table, facts: LedgerFacts, config: Config) -> npt.NDArr
 
 
 def _judged(rollouts: pa.Table, config: Config) -> "JudgedRows":
-    """What estimators of advantages look at. A component that a score lacks is NaN."""
+    """What the learner's plan is made of. A component that a score lacks is NaN."""
     from streamrl.algorithms.judging import JudgedRows
 
     reward, group, sampled = (rollouts[name].to_numpy() for name in ("reward", "group_number", "sampled_tokens"))
     components = map_columns(rollouts["components"].combine_chunks(), config.learner.algorithm.component_names)
-    return JudgedRows(reward, ~np.isnan(reward), group, _numbers(rollouts, "sample_index"), sampled, components)
+    sample, truncated = _numbers(rollouts, "sample_index"), pc.equal(rollouts["finish_reason"], FinishReason.LENGTH)
+    return JudgedRows(reward, ~np.isnan(reward), group, sample, sampled, components, truncated.to_numpy())
 
 
 def _numbers(table: pa.Table, name: str) -> LongArray:
@@ -159,20 +164,18 @@ def _weights_of_step(rows: "JudgedRows", config: Config) -> npt.NDArray[np.float
     """float64 [2, N] for the rows of one step."""
     import torch
 
+    from services.step_plan import trained_batch
     from streamrl.algorithms.aggregation import AGGREGATIONS, Denominators
-    from streamrl.algorithms.judging import advantages_of, baseline_rows
-    from streamrl.learner.mini_batch_cut import mini_batch_of
 
-    algorithm, group, sampled = config.learner.algorithm, rows.group_N, rows.tokens_N
-    advantage = advantages_of(rows, config)
-    trained = rows.valid_N & (sampled > 0) & ~baseline_rows(rows.sample_index_N, config)
-    tokens, of_token = torch.from_numpy(np.maximum(sampled, 1).astype(np.float32)), np.zeros(len(group))
-    mini_batch = mini_batch_of(group, config.learner.mini_batches)
-    for number in range(mini_batch.max() + 1):
-        here = mini_batch == number
-        total = Denominators(int(sampled[trained & here].sum()), int((trained & here).sum()))
-        of_token[here] = AGGREGATIONS[algorithm.aggregation](tokens, total, algorithm.horizon).numpy()[here]
-    return np.stack((advantage, np.where(trained, advantage * of_token, 0.0)))
+    algorithm, batch = config.learner.algorithm, trained_batch(rows, config)
+    tokens = torch.from_numpy(np.maximum(rows.tokens_N, 1).astype(np.float32))
+    of_token = np.zeros(len(tokens))
+    for number, total in enumerate(zip(batch.total_tokens, batch.total_rows, strict=True)):
+        here = batch.mini_batch_N == number
+        weight = AGGREGATIONS[algorithm.aggregation](tokens, Denominators(*total), algorithm.horizon)
+        of_token[here] = weight.numpy()[here]
+    trained = batch.counted_N & (rows.tokens_N > 0)
+    return np.stack((batch.advantages_N, np.where(trained, batch.advantages_N * of_token, 0.0)))
 
 
 def _weighed(table: pa.Table, values: npt.NDArray[np.float64]) -> pa.Table:

@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from buffers.records import Lease
 from streamrl.algorithms.advantages import advantage_of
-from streamrl.algorithms.judging import JudgedRows, advantages_of, baseline_rows
-from streamrl.algorithms.overlong import overlong_penalty
+from streamrl.algorithms.judging import JudgedRows, advantages_of, counted_rows, length_penalties, shaped_rewards
 from streamrl.config import Config
 from streamrl.learner.balance import split_rows
 from streamrl.learner.mini_batch_cut import mini_batch_of
@@ -27,9 +26,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     step: the step whose weights the learner holds; -1 ends the loop of the other ranks, -2 only commits a checkpoint,
     -3 ends the run as if all steps were made.
     mini_batch, share: of each row. rewards: as shaped, what advantages are made of. scored: whether there is a score.
-    valid: whether it is trained: not without a score, nor if it was cut off where `learner.overlong` says so, nor if it
-    is the greedy one of `remax`. tokens: that were sampled. total_tokens, total_rows: what is trained of each
-    mini-batch.
+    valid: whether it is trained, by `counted_rows`. tokens: that were sampled. total_tokens, total_rows: what is
+    trained of each mini-batch.
     """
 
     step: int
@@ -69,16 +67,41 @@ class Share:
     advantages: npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True)
+class TrainedBatch:
+    """What the rows of a whole batch are trained with. rewards_N: float64 [N], as shaped. advantages_N: float64 [N].
+    counted_N: bool [N], by `counted_rows`. mini_batch_N: int64 [N]. total_tokens, total_rows: what is trained of each
+    mini-batch."""
+
+    rewards_N: npt.NDArray[np.float64]
+    advantages_N: npt.NDArray[np.float64]
+    counted_N: npt.NDArray[np.bool_]
+    mini_batch_N: LongArray
+    total_tokens: list[int]
+    total_rows: list[int]
+
+
+def trained_batch(rows: JudgedRows, config: Config) -> TrainedBatch:
+    """One place for the plan and for `streamrl sql`, so that they cannot differ."""
+    counted_N = counted_rows(rows, config)
+    trained_N = counted_N & (rows.tokens_N > 0)
+    mini_batch_N = mini_batch_of(rows.group_N, config.learner.mini_batches)
+    return TrainedBatch(
+        rewards_N=shaped_rewards(rows, config),
+        advantages_N=advantages_of(rows, config),
+        counted_N=counted_N,
+        mini_batch_N=mini_batch_N,
+        total_tokens=np.bincount(mini_batch_N, rows.tokens_N * trained_N).astype(np.int64).tolist(),
+        total_rows=np.bincount(mini_batch_N, trained_N).astype(np.int64).tolist(),
+    )
+
+
 def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
     """Advantages over the whole batch, and of each mini-batch shares of about the same work."""
-    rewards = lease.rewards + overlong_penalties(lease, config)
     counts = lease.group, lease.sample_index, lease.sampled_tokens
-    advantages = advantages_of(JudgedRows(rewards, lease.valid, *counts, lease.components), config)
-    counted = lease.valid & ~baseline_rows(lease.sample_index, config)
-    if config.learner.overlong.mask_truncated:
-        counted &= ~lease.truncated
-    trained = counted & (lease.sampled_tokens > 0)
-    mini_batch = mini_batch_of(lease.group, config.learner.mini_batches)
+    rows = JudgedRows(lease.rewards, lease.valid, *counts, lease.components, lease.truncated)
+    batch = trained_batch(rows, config)
+    share = _shares(lease, batch.mini_batch_N, num_shares(config), hidden_size)
     return StepPlan(
         step=lease.step,
         frames=list(lease.frames),
@@ -86,13 +109,13 @@ def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
         row=_pack(lease.row, np.int64),
         group=_pack(lease.group, np.int64),
         sample_index=_pack(lease.sample_index, np.int64),
-        rewards=_pack(rewards, np.float64),
-        valid=_pack(counted, np.uint8),
-        advantages=_pack(advantages, np.float64),
-        mini_batch=_pack(mini_batch, np.int64),
-        share=_pack(_shares(lease, mini_batch, num_shares(config), hidden_size), np.int64),
-        total_tokens=np.bincount(mini_batch, lease.sampled_tokens * trained).astype(np.int64).tolist(),
-        total_rows=np.bincount(mini_batch, trained).astype(np.int64).tolist(),
+        rewards=_pack(batch.rewards_N, np.float64),
+        valid=_pack(batch.counted_N, np.uint8),
+        advantages=_pack(batch.advantages_N, np.float64),
+        mini_batch=_pack(batch.mini_batch_N, np.int64),
+        share=_pack(share, np.int64),
+        total_tokens=batch.total_tokens,
+        total_rows=batch.total_rows,
         scored=_pack(lease.valid, np.uint8),
         tokens=_pack(lease.sampled_tokens, np.int64),
     )
@@ -109,16 +132,14 @@ def penalised(plan: StepPlan, penalty_N: npt.NDArray[np.float64], advantage: str
         np.frombuffer(plan.scored, np.uint8).astype(bool),
         np.frombuffer(plan.group, np.int64),
         np.frombuffer(plan.tokens, np.int64),
+        np.frombuffer(plan.valid, np.uint8).astype(bool),
     )
     return msgspec.structs.replace(plan, advantages=_pack(advantages, np.float64))
 
 
 def overlong_penalties(lease: Lease, config: Config) -> npt.NDArray[np.float64]:
     """float64 [N], what `learner.overlong` adds to the rewards that advantages are made of."""
-    overlong, budget = config.learner.overlong, config.rollout.sampling.max_new_tokens
-    if not overlong.buffer:
-        return np.zeros(lease.num_rows)
-    return overlong_penalty(lease.sampled_tokens, budget, overlong.buffer, overlong.penalty)
+    return length_penalties(lease.sampled_tokens, config)
 
 
 def num_shares(config: Config) -> int:

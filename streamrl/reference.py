@@ -25,8 +25,7 @@ import torch
 
 from streamrl.algorithms.aggregation import Denominators
 from streamrl.algorithms.groups import BoolArray, DoubleArray
-from streamrl.algorithms.judging import JudgedRows, advantages_of, baseline_rows
-from streamrl.algorithms.overlong import overlong_penalty
+from streamrl.algorithms.judging import JudgedRows, advantages_of, baseline_rows, counted_rows, shaped_rewards
 from streamrl.config import Config
 from streamrl.config.load import load_args
 from streamrl.dynamic_sampling import reason_to_filter
@@ -226,8 +225,10 @@ class Reference:
         """One step on the batch, of one update or several; returns the means of their losses and of the gradient norms
         before clipping."""
         learner = self.config.learner
-        rows = self.shape(rows)
-        mini_batches, idle = self.cut(step, rows, truncated, components), learner.critic.warmup_steps
+        counts = rows.group, rows.sample_index, row_targets(rows)
+        judged = JudgedRows(rows.rewards, rows.valid, *counts, components, truncated)
+        rows = replace(rows, rewards=shaped_rewards(judged, self.config))
+        mini_batches, idle = self.cut(step, rows, judged), learner.critic.warmup_steps
         if self.judge is not None:
             mini_batches = self.judge.judge(mini_batches, rows)
             self.judge.learn(step, mini_batches)
@@ -241,23 +242,11 @@ class Reference:
         require_finite({"loss/policy": sum(losses), "grad/norm": sum(norms)}, f"step {step + 1}")
         return sum(losses) / len(updates), sum(norms) / len(updates)
 
-    def shape(self, rows: RolloutRows) -> RolloutRows:
-        """With the rewards that advantages are made of."""
-        overlong, budget = self.config.learner.overlong, self.config.rollout.sampling.max_new_tokens
-        if not overlong.buffer:
-            return rows
-        penalty = overlong_penalty(row_targets(rows), budget, overlong.buffer, overlong.penalty)
-        return replace(rows, rewards=rows.rewards + penalty)
-
-    def cut(self, step: int, rows: RolloutRows, truncated: BoolArray, components: DoubleArray) -> list[Cut]:
+    def cut(self, step: int, rows: RolloutRows, judged: JudgedRows) -> list[Cut]:
         """The packs of each mini-batch, and its counts. Advantages are of the whole batch."""
         learner = self.config.learner
-        counts = rows.group, rows.sample_index, row_targets(rows)
-        advantages = advantages_of(JudgedRows(rows.rewards, rows.valid, *counts, components), self.config)
-        left_out = baseline_rows(rows.sample_index, self.config)
-        if learner.overlong.mask_truncated:
-            left_out |= truncated
-        rows = replace(rows, valid=rows.valid & ~left_out)
+        advantages = advantages_of(judged, self.config)
+        rows = replace(rows, valid=counted_rows(judged, self.config))
         skip_zero = learner.algorithm.learns_from_advantages_alone
         mini_batch_N = mini_batch_of(rows.group, learner.mini_batches)
         cut = []

@@ -1,8 +1,8 @@
 """Advantages: how much better a rollout did than its group, or than its batch.
 
 Each function of ADVANTAGES has the signature `(rewards_N, valid_N, group_N) -> advantages_N`, and each of
-BATCH_ADVANTAGES (`batch_advantages`) takes the rows' trained tokens as well; all are pure. Guarantees,
-whatever the estimator: a row whose score failed (`valid` False) has no part in any baseline and gets
+BATCH_ADVANTAGES (`batch_advantages`) takes the rows' tokens as well, and which rows are trained; all are pure.
+Guarantees, whatever the estimator: a row whose score failed (`valid` False) has no part in any baseline and gets
 exactly 0. Where the baseline is the group's: a group whose valid rewards are all equal gets exactly 0, also for values
 such as seven times 0.1, whose mean is not exactly 0.1; so does a group with one valid row, which has nothing to be
 compared with (`alone = "score"` gives it its score, as verl's GRPO and RLOO do; TRL gives 0). Knows nothing of tokens,
@@ -104,9 +104,15 @@ ADVANTAGES: dict[str, Callable[[DoubleArray, BoolArray, LongArray], DoubleArray]
 
 
 def advantage_of(
-    name: str, rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray, tokens_N: LongArray
+    name: str,
+    rewards_N: DoubleArray,
+    valid_N: BoolArray,
+    group_N: LongArray,
+    tokens_N: LongArray,
+    counted_N: BoolArray | None = None,
 ) -> DoubleArray:
-    """float64 [N], by the estimator of that name. tokens_N: int64 [N], trained tokens of each row."""
+    """float64 [N], by the estimator of that name. tokens_N: int64 [N], sampled tokens of each row. counted_N: bool [N],
+    the rows that are trained; None for all that are valid."""
     if name in BATCH_ADVANTAGES:
-        return BATCH_ADVANTAGES[name](rewards_N, valid_N, group_N, tokens_N)
+        return BATCH_ADVANTAGES[name](rewards_N, valid_N, group_N, tokens_N, counted_N)
     return ADVANTAGES[name](rewards_N, valid_N, group_N)

@@ -44,8 +44,8 @@ def seq_mean_token_sum_norm(row_tokens_T: torch.Tensor, total: Denominators, hor
     """`1 / (rows * horizon)`: as `seq_mean_token_sum`, by a constant length (Dr.GRPO: the budget of a generation). As
     `token_mean`.
 
-    verl divides by the horizon but not by the rows, and takes the padded width of the batch where none is given: the
-    step then hangs on the longest row of it.
+    verl divides by both as of 0.7.1, and by the horizon alone before. Where none is given it takes the padded width of
+    the batch: the step then hangs on the longest row of it.
     """
     return torch.full_like(row_tokens_T, 1.0 / (max(total.rows, 1) * horizon))
 

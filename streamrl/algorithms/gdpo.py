@@ -18,6 +18,7 @@ def gdpo(
     group_N: LongArray,
     tokens_N: LongArray,
     weights_C: DoubleArray,
+    counted_N: BoolArray | None = None,
     *,
     whitened: bool = True,
     eps: float = GRPO_EPS,
@@ -26,10 +27,11 @@ def gdpo(
     tokens. Source: Liu et al. 2026, GDPO (arXiv:2601.05242); as in verl. `whitened = False` leaves the last step out.
 
     components_NC: float64 [N, C], ignored where not valid. valid_N: bool [N]. group_N, tokens_N: int64 [N]. weights_C:
-    float64 [C]. Returns float64 [N]; a component that is equal over a group adds exactly 0 to its sum. Raises
-    NonFiniteError for a component of a valid row that is not finite, ValueError where there are not C columns.
+    float64 [C]. counted_N: as in `batch_advantages`. Returns float64 [N]; a component that is equal over a group adds
+    exactly 0 to its sum. Raises NonFiniteError for a component of a valid row that is not finite, ValueError where
+    there are not C columns.
     """
     total_N = np.zeros(len(components_NC))
     for component_N, weight in zip(components_NC.T, weights_C, strict=True):
         total_N += weight * grpo(component_N, valid_N, group_N, eps=eps)
-    return whiten(total_N, valid_N, tokens_N) if whitened else total_N
+    return whiten(total_N, valid_N, tokens_N, counted_N) if whitened else total_N

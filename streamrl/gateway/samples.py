@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from streamrl.algorithms.advantages import advantage_of
-from streamrl.algorithms.overlong import overlong_penalty
+from streamrl.algorithms.judging import judged_by_rows_alone, length_penalties
 from streamrl.config import Config
 from streamrl.gateway.refusal import invalid
 
@@ -33,17 +33,14 @@ def place_of(cursor: str) -> tuple[int, int]:
 def group_advantages(
     rewards: Sequence[float | None], sampled_tokens: Sequence[int], config: Config
 ) -> list[float | None]:
-    """The advantage of each row of one group, None where there is no score, and where it is not known: the estimator of
-    the run looks at more than the rewards of the group."""
-    algorithm, overlong = config.learner.algorithm, config.learner.overlong
+    """The advantage of each row of one group, None where there is no score, and where it is not known: the run looks at
+    more than the rewards of the group, or at a teacher in their place."""
+    advantage = config.learner.algorithm.advantage
     valid_N = np.array([reward is not None for reward in rewards], np.bool_)
-    if algorithm.advantage not in OF_ONE_GROUP or algorithm.kl_in_reward or not valid_N.any():
+    if advantage not in OF_ONE_GROUP or not judged_by_rows_alone(config) or not valid_N.any():
         return [None] * len(rewards)
-    rewards_N = np.array([0.0 if reward is None else reward for reward in rewards], np.float64)
     tokens_N = np.array(sampled_tokens, np.int64)
-    if overlong.buffer:
-        budget = config.rollout.sampling.max_new_tokens
-        rewards_N = rewards_N + overlong_penalty(tokens_N, budget, overlong.buffer, overlong.penalty)
-    group_N = np.zeros(len(rewards), np.int64)
-    advantages_N = advantage_of(algorithm.advantage, rewards_N, valid_N, group_N, tokens_N)
+    rewards_N = np.array([0.0 if reward is None else reward for reward in rewards], np.float64)
+    rewards_N += length_penalties(tokens_N, config)
+    advantages_N = advantage_of(advantage, rewards_N, valid_N, np.zeros(len(rewards), np.int64), tokens_N)
     return [value if valid else None for value, valid in zip(advantages_N.tolist(), valid_N.tolist(), strict=True)]

@@ -16,10 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from streamrl.gateway.prompt_lines import KEY_LETTERS
 from streamrl.gateway.refusal import invalid, json_bytes
 from streamrl.gateway.trajectory import Branch, Trajectory, Turn, check_branch
+from streamrl.types import SamplingParams
 
 Name = Annotated[str, Field(min_length=1, max_length=KEY_LETTERS)]
 _TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 _Start = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
 _VersionText = Annotated[str, Field(pattern=r"^[0-9]{1,9}\.[0-9]{1,18}$")]
 
 
@@ -39,9 +41,31 @@ class TurnBody(BaseModel):
         return Turn(self.prompt_token_ids, self.token_ids, self.logprobs, [(a, b, c) for a, b, c in spans])
 
 
+class SamplingBody(BaseModel):
+    """How the tokens were drawn, by the names that a completion is asked for with. What is left out is taken as the run
+    has it: the numbers do not show it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    temperature: Annotated[_Finite, Field(ge=0.0)] | None = None
+    top_p: Annotated[_Finite, Field(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[_Finite, Field(ge=0.0, le=1.0)] | None = None
+
+    def check(self, drawn: SamplingParams) -> None:
+        """Raises Refusal for another distribution than that of `drawn`: the learner knows the log-probs of no other."""
+        for name, given in self.model_dump(exclude_none=True).items():
+            ours = getattr(drawn, name)
+            if max(given, 0) != ours:  # -1 is off, for top_k
+                what = f"{name} is {given:g}; the run trains on what is sampled with {ours:g}"
+                way_out = "sample it anew with that, or leave it out"
+                raise invalid("sampling_not_trained", f"{what}: {way_out}", f"sampling.{name}")
+
+
 class TrajectoryBody(BaseModel):
     """key: the client's own name for it: sent again under it, it is the same one. group: shared with those that its
-    reward is compared with. components: of the reward, where the run wants any."""
+    reward is compared with. components: of the reward, where the run wants any. sampling: how it was drawn, to have it
+    checked."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -50,15 +74,21 @@ class TrajectoryBody(BaseModel):
     reward: float
     components: dict[str, float] = {}
     finish_reason: Literal["stop", "length"] = "stop"
+    sampling: SamplingBody | None = None
     turns: list[TurnBody]
 
-    def trajectory(self, *, context: int, vocab_size: int, components: Sequence[str]) -> Trajectory:
-        """Raises Refusal. components: the names that the run wants."""
+    def trajectory(
+        self, *, context: int, vocab_size: int, components: Sequence[str], drawn: SamplingParams
+    ) -> Trajectory:
+        """Raises Refusal. components: the names that the run wants. drawn: as its rollouts are."""
+        if self.sampling is not None:
+            self.sampling.check(drawn)
         branch = Branch([turn.turn() for turn in self.turns], self.finish_reason)
         check_branch(branch, context=context, vocab_size=vocab_size)
         check_reward(self.reward, self.components, components)
-        # Behind the checks: a number that JSON has no word for would not pass.
-        digest = xxhash.xxh3_64_intdigest(json_bytes(self.model_dump()))
+        # Behind the checks: a number that JSON has no word for would not pass. Without what only had to be checked:
+        # said or not, it is the same trajectory.
+        digest = xxhash.xxh3_64_intdigest(json_bytes(self.model_dump(exclude={"sampling"})))
         return Trajectory(self.key, digest, self.group, self.reward, self.components, [branch])
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from streamrl.algorithms.advantages import GRPO_EPS, advantage_of
-from streamrl.algorithms.judging import JudgedRows, advantages_of, baseline_rows
+from streamrl.algorithms.judging import JudgedRows, advantages_of, baseline_rows, counted_rows
 from streamrl.algorithms.remax import greedy_rows, remax
 from streamrl.config import Config
-from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig
+from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig, OverlongConfig
 from streamrl.config.rollout_tables import RolloutConfig
 from streamrl.errors import NonFiniteError
 
@@ -18,15 +18,16 @@ SEEDS = range(20)
 WEIGHTS = {"correct": 1.0, "format": 0.2, "style": -3.0}
 
 
-def configured(advantage: str, group_size: int = 4) -> Config:
+def configured(advantage: str, group_size: int = 4, *, masked: bool = False) -> Config:
     components = WEIGHTS if advantage == "gdpo" else None
-    learner = LearnerConfig(algorithm=AlgorithmConfig(advantage=advantage, components=components))
+    algorithm = AlgorithmConfig(advantage=advantage, components=components)
+    learner = LearnerConfig(algorithm=algorithm, overlong=OverlongConfig(mask_truncated=masked))
     return Config(rollout=RolloutConfig(group_size=group_size), learner=learner)
 
 
 def ragged(seed: int, group_size: int = 4) -> JudgedRows:
     """Groups of any number of samples, some of several branches, some without a greedy one; failures, rows without a
-    token; rewards and components of few values, so that some are equal."""
+    token, rows that were cut off; rewards and components of few values, so that some are equal."""
     print(f"seed {seed}")
     random = np.random.default_rng(seed)
     rows = int(random.integers(1, 40))
@@ -36,7 +37,8 @@ def ragged(seed: int, group_size: int = 4) -> JudgedRows:
     rewards = np.where(valid, np.round(random.uniform(-1.0, 2.0, rows), 1), math.nan)
     components = np.round(random.uniform(-1, 1, (rows, len(WEIGHTS))) * [1, 10, 100])
     components[~valid] = math.nan
-    return JudgedRows(rewards, valid, group[order], sample[order], random.integers(0, 9, rows), components)
+    tokens, truncated = random.integers(0, 9, rows), random.random(rows) < 0.3
+    return JudgedRows(rewards, valid, group[order], sample[order], tokens, components, truncated)
 
 
 def mates_of(rows: JudgedRows, row: int) -> list[int]:
@@ -53,8 +55,21 @@ def test_remax_subtracts_the_reward_of_the_last_sample_and_gives_that_one_nothin
     np.testing.assert_allclose(advantages_of(rows, configured("remax")), expected, rtol=1e-12, atol=1e-12)
 
 
-def slow_gdpo(rows: JudgedRows) -> list[float]:
-    """Component by component, then whitened over a list with one entry for each token."""
+def slow_whiten(values: list[float], rows: JudgedRows, *, masked: bool) -> list[float]:
+    """Over a list with one entry for each token that is trained."""
+    trained = [
+        bool(rows.valid_N[row] and rows.tokens_N[row] and not (masked and rows.truncated_N[row]))
+        for row in range(len(values))
+    ]
+    flat = [values[row] for row in range(len(values)) if trained[row] for _ in range(rows.tokens_N[row])]
+    if len(set(flat)) < 2:
+        return [0.0] * len(values)
+    mean, deviation = statistics.fmean(flat), math.sqrt(statistics.variance(flat) + 1e-8)
+    return [(value - mean) / deviation if counts else 0.0 for value, counts in zip(values, trained, strict=True)]
+
+
+def slow_gdpo(rows: JudgedRows, *, masked: bool) -> list[float]:
+    """Component by component, then whitened."""
     summed = []
     for row in range(len(rows.rewards_N)):
         total = 0.0
@@ -64,18 +79,39 @@ def slow_gdpo(rows: JudgedRows) -> list[float]:
                 scale = statistics.stdev(mates) + GRPO_EPS
                 total += weight * (float(rows.components_NC[row, column]) - statistics.fmean(mates)) / scale
         summed.append(total)
-    counted = list(zip(summed, rows.valid_N, rows.tokens_N, strict=True))
-    flat = [value for value, valid, tokens in counted if valid for _ in range(tokens)]
-    if len(set(flat)) < 2:
-        return [0.0] * len(summed)
-    mean, deviation = statistics.fmean(flat), math.sqrt(statistics.variance(flat) + 1e-8)
-    return [(value - mean) / deviation if valid and tokens else 0.0 for value, valid, tokens in counted]
+    return slow_whiten(summed, rows, masked=masked)
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_gdpo_weighs_the_normalised_components_in_the_order_of_the_configuration(seed: int) -> None:
+def test_gdpo_weighs_the_normalised_components_in_the_order_of_the_configuration(seed: int, masked: bool) -> None:
     rows = ragged(seed)
-    np.testing.assert_allclose(advantages_of(rows, configured("gdpo")), slow_gdpo(rows), rtol=1e-8, atol=1e-8)
+    found = advantages_of(rows, configured("gdpo", masked=masked))
+    np.testing.assert_allclose(found, slow_gdpo(rows, masked=masked), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("advantage", ["reinforce_pp", "reinforce_pp_baseline"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_row_that_is_not_trained_is_in_the_baseline_and_not_in_the_whitening(
+    seed: int, masked: bool, advantage: str
+) -> None:
+    rows, values = ragged(seed), []
+    for row in range(len(rows.rewards_N)):
+        mates = [float(rows.rewards_N[i]) for i in mates_of(rows, row)] if rows.valid_N[row] else []
+        if advantage == "reinforce_pp":
+            values.append(float(np.nan_to_num(rows.rewards_N[row])))
+        else:
+            values.append(float(rows.rewards_N[row]) - statistics.fmean(mates) if len(set(mates)) > 1 else 0.0)
+    found = advantages_of(rows, configured(advantage, masked=masked))
+    np.testing.assert_allclose(found, slow_whiten(values, rows, masked=masked), rtol=1e-8, atol=1e-8)
+
+
+def test_the_baseline_by_length_has_the_rows_that_are_not_trained() -> None:
+    rows = ragged(3)
+    assert (rows.truncated_N & rows.valid_N & (rows.tokens_N > 0)).any()
+    plain, masked = (advantages_of(rows, configured("opo", masked=masked)) for masked in (False, True))
+    np.testing.assert_array_equal(plain, masked)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -101,7 +137,8 @@ def test_the_baseline_of_a_greedy_rollout_with_several_branches_is_the_mean_of_i
 @pytest.mark.parametrize("advantage", ["gdpo", "remax"])
 def test_a_valid_number_that_is_not_finite_is_refused(advantage: str) -> None:
     two = np.arange(2)
-    rows = JudgedRows(np.array([1.0, math.inf]), np.ones(2, bool), 0 * two, two + 2, two, np.full((2, 3), math.inf))
+    rewards, components = np.array([1.0, math.inf]), np.full((2, 3), math.inf)
+    rows = JudgedRows(rewards, np.ones(2, bool), 0 * two, two + 2, two, components, np.zeros(2, bool))
     with pytest.raises(NonFiniteError, match="row "):
         advantages_of(rows, configured(advantage))
 
@@ -112,6 +149,7 @@ def test_all_others_are_given_rewards_and_lengths_and_train_every_row(advantage:
     expected = advantage_of(advantage, rows.rewards_N, rows.valid_N, rows.group_N, rows.tokens_N)
     np.testing.assert_array_equal(advantages_of(rows, config), expected)
     assert not baseline_rows(rows.sample_index_N, config).any()
+    np.testing.assert_array_equal(counted_rows(rows, config), rows.valid_N)
 
 
 def test_the_last_sample_of_each_group_is_the_greedy_one() -> None:

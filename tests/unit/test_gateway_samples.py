@@ -127,6 +127,8 @@ def test_advantages_are_those_of_the_runs_estimator_and_none_where_it_looks_at_m
     assert group_advantages(rewards, tokens, configured("rloo")) == [0.75, -0.75, None, 0.0]
     for name in ("gae", "reinforce_pp", "remax"):
         assert group_advantages(rewards, tokens, configured(name)) == [None] * 4
+    assert group_advantages(rewards, tokens, configured(kl_coef=0.1, kl_in="reward")) == [None] * 4
+    assert group_advantages(rewards, tokens, configured(loss="opd")) == [None] * 4
     assert group_advantages([None, None], [3, 3], configured()) == [None, None]
 
 

@@ -13,6 +13,8 @@ from sent_trajectories import CONTEXT, GROUP_SIZE, ROUTE, body, gateway_of, offe
 from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig
 from streamrl.gateway.auth import Scope
 from streamrl.gateway.session_body import HEADER
+from streamrl.gateway.trajectory_body import TrajectoryBody
+from streamrl.types import SamplingParams
 
 
 async def test_each_is_durable_and_the_last_of_its_name_makes_the_group(tmp_path: Path) -> None:
@@ -39,6 +41,9 @@ async def test_a_key_that_says_something_else_the_second_time_is_refused(tmp_pat
             assert (status, answer["error"]["code"]) == (409, "key_reused")
         assert (await status_of(gateway))["trajectories_offered"] == 1
 
+
+DRAWN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+"""As rollouts of the run are."""
 
 BAD = {
     "no key": (body(key=None), "missing_parameter", "key"),  # type: ignore[arg-type]
@@ -78,6 +83,14 @@ BAD = {
     "of another incarnation": (body(turns=[turn(version_spans=[[0, "3.0"]])]), "unknown_version", None),
     "a component": (body(components={"style": 1.0}), "wrong_components", "components"),
     "an ending": (body(finish_reason="error"), "invalid_value", "finish_reason"),
+    "another temperature": (body(sampling={"temperature": 0.7}), "sampling_not_trained", "sampling.temperature"),
+    "greedy": (body(sampling={"temperature": 0}), "sampling_not_trained", "sampling.temperature"),
+    "the likeliest alone": (body(sampling={**DRAWN, "top_p": 0.9}), "sampling_not_trained", "sampling.top_p"),
+    "the first ones alone": (body(sampling={**DRAWN, "top_k": 3}), "sampling_not_trained", "sampling.top_k"),
+    "the likely alone": (body(sampling={**DRAWN, "min_p": 0.1}), "sampling_not_trained", "sampling.min_p"),
+    "a temperature of nan": (body(sampling={"temperature": float("nan")}), "invalid_value", "sampling.temperature"),
+    "half a top_k": (body(sampling={"top_k": 0.5}), "invalid_value", "sampling.top_k"),
+    "a penalty": (body(sampling={"frequency_penalty": 1.0}), "invalid_value", "sampling.frequency_penalty"),
     "something else": (body(colour="red"), "invalid_value", "colour"),
     "a list": ([], "invalid_value", None),
     "no JSON": (b"{", "invalid_json", None),
@@ -96,6 +109,24 @@ async def test_what_cannot_be_trained_is_refused_with_a_code_and_leaves_nothing(
         counts = await status_of(gateway)
     assert found == {name: (400, code, param) for name, (_, code, param) in BAD.items()}
     assert counts["trajectories_offered"] == 0
+
+
+async def test_what_was_drawn_as_rollouts_are_may_say_so_and_is_the_same_trajectory(tmp_path: Path) -> None:
+    async with gateway_of(tmp_path) as gateway:
+        told = [await offer(gateway, said) for said in (body(), body(sampling=DRAWN), body(sampling={"top_k": 0}))]
+        status, answer = await offer(gateway, body("b", sampling={"top_p": 0.9}))
+        counts = await status_of(gateway)
+    assert [status for status, _ in told] == [200] * 3
+    assert told[0] == told[1] == told[2]
+    assert counts["trajectories_offered"] == 1
+    expected = "top_p is 0.9; the run trains on what is sampled with 1: sample it anew with that, or leave it out"
+    assert (status, answer["error"]["message"]) == (400, expected)
+
+
+def test_the_digest_of_a_trajectory_is_the_one_that_older_runs_wrote_down() -> None:
+    limits = {"context": CONTEXT, "vocab_size": 100, "drawn": SamplingParams(), "components": ()}
+    told = [TrajectoryBody(**said).trajectory(**limits) for said in (body(), body(sampling=DRAWN))]
+    assert {one.digest for one in told} == {16069928279875978200}
 
 
 async def test_a_row_may_fill_the_context(tmp_path: Path) -> None:

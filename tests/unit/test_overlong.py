@@ -7,12 +7,12 @@ from small_index import LENGTH, STOP, Order, accept, queue_settings, score
 from small_lease import lease
 
 from buffers.index import ReplayIndex
-from services.step_plan import make_plan, shares_of
+from services.step_plan import make_plan, penalised, shares_of
 from streamrl.algorithms.advantages import advantage_of
 from streamrl.algorithms.overlong import overlong_penalty
 from streamrl.clock import VirtualClock
 from streamrl.config import Config
-from streamrl.config.learner_tables import FilterConfig, LearnerConfig, OverlongConfig
+from streamrl.config.learner_tables import AlgorithmConfig, FilterConfig, LearnerConfig, OverlongConfig
 from streamrl.config.rollout_tables import RolloutConfig, SamplingConfig
 from streamrl.errors import ComponentError
 
@@ -64,6 +64,20 @@ def test_a_row_that_was_cut_off_is_in_no_denominator_and_is_not_trained_but_in_t
     ((share,),) = shares_of(plan, 0, configured())
     np.testing.assert_array_equal(share.valid, kept)
     assert plan.advantages == plain.advantages
+
+
+@pytest.mark.parametrize("advantage", ["reinforce_pp", "reinforce_pp_baseline"])
+def test_a_row_that_was_cut_off_is_not_in_the_whitening_whatever_the_rewards_pay(advantage):
+    given, plain = lease(rows=24, seed=3), configured(mask_truncated=True)
+    learner = msgspec.structs.replace(plain.learner, algorithm=AlgorithmConfig(advantage=advantage))
+    plan = make_plan(given, msgspec.structs.replace(plain, learner=learner), hidden_size=64)
+    tokens, kept = given.sampled_tokens, given.valid & ~given.truncated
+    advantages = np.frombuffer(plan.advantages)
+    assert (advantages[given.truncated] == 0.0).all()
+    assert (tokens * advantages)[kept].sum() == pytest.approx(0.0, abs=1e-9)
+    assert (tokens * advantages**2)[kept].sum() == pytest.approx(tokens[kept].sum() - 1, rel=1e-6)
+    # Of rewards that pay nothing they are the same: the divergence is taken off where the plan has been made.
+    assert penalised(plan, np.zeros(24), advantage).advantages == plan.advantages
 
 
 def make_index(**settings) -> ReplayIndex:

@@ -26,6 +26,9 @@ def gspo(
     """`w * max(-A * s, -A * clip(s, 1 - clip_low, 1 + clip_high))` with `s = exp(mean over the row of (logprobs -
     proximal))`. Source: Zheng et al. 2025, GSPO; bounds of 3e-4 and 4e-4 there.
 
+    The paper aggregates it by `seq_mean_token_mean`, and so does verl whatever it is told. Here the key decides, whose
+    default is `token_mean`: it weighs rows by their length.
+
     The gradient goes through the token's own log-prob, `s_t = sg(s) * exp(logprobs - sg(logprobs))`, as in verl
     (GSPO-token of the paper); `through_mean = True` lets it go through the mean, as in TRL. The two have the same
     gradient if A and w are the same over a row and the row is aggregated by its mean.
