@@ -39,12 +39,15 @@ GAIN, ACCURACY = 0.2, 0.9
 """Wanted: of the mean reward of what is sampled, which is 1 / 8 by chance, and of pairs in the right order."""
 
 
-def supervised(report: Report) -> None:
-    """Rows of `sft`, `dpo` and `reward_model`, each the mean over all seeds."""
-    report.add("sft", fmean(map(gain_of_demonstrations, SEEDS)), "reward", at_least=GAIN)
-    report.add("dpo", fmean(map(gain_of_pairs, SEEDS)), "reward", at_least=GAIN)
-    accuracy = fmean(map(accuracy_of_scores, SEEDS))
-    report.add("reward_model, share of fresh pairs in the right order", accuracy, "", at_least=ACCURACY)
+def supervised(report: Report, wanted: Callable[[str], bool]) -> None:
+    """Rows of `sft`, `dpo` and `reward_model` whose names are wanted, each the mean over all seeds."""
+    for name, figure, unit, least in (
+        ("sft", gain_of_demonstrations, "reward", GAIN),
+        ("dpo", gain_of_pairs, "reward", GAIN),
+        ("reward_model, share of fresh pairs in the right order", accuracy_of_scores, "", ACCURACY),
+    ):
+        if wanted(name):
+            report.add(name, fmean(map(figure, SEEDS)), unit, at_least=least)
 
 
 def gain_of_demonstrations(seed: int) -> float:

@@ -6,10 +6,12 @@ that the second is off policy and ratios, clips and weights have work to do. The
 steps less that of the first ones, over three seeds. `opd` has a teacher, which `grpo` with `ppo` made before. Under
 `gdpo` each of the four tokens is a component; under `remax` the last rollout of each prompt is greedy, and in no
 figure. Under `gae` and `prime` a second model, which begins as the policy, judges each batch and then learns from it.
-What learns from data that nobody samples is in `algorithms_supervised`.
+What learns from data that nobody samples is in `algorithms_supervised`, every choice beside advantage and loss in
+`algorithms_choices`.
 
-    make bench-algorithms                  the whole table, some minutes
-    make bench-algorithms ARGS=--quick     one loss for each advantage, one advantage for each loss
+    make bench-algorithms                               the whole table, some minutes
+    make bench-algorithms ARGS=--quick                  one loss for each advantage, one advantage for each loss
+    make bench-algorithms ARGS="--only 'correction *'"  rows with such names, in a record of their own
 """
 
 import argparse
@@ -18,10 +20,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
 import torch
+from algorithms_choices import choices
 from algorithms_supervised import supervised
 from algorithms_task import (
     ANSWER,
@@ -54,6 +58,7 @@ ENDS = 10
 """Batches at either end of a run that make the figure."""
 PRIME_RATE = OptimizerConfig(lr=6e-4, warmup_steps=0)
 """Gentler: the sum of a row's token rewards has no bound, and grows as long as their model learns."""
+EVERY = "*"
 WANTED = 0.2
 """Of the mean reward, which is 1 / 8 by chance and 1 at best."""
 GENTLE = {"gspo": {"clip_low": 0.05, "clip_high": 0.05}, "gmpo": {"clip_low": 0.4, "clip_high": 0.4}}
@@ -133,8 +138,8 @@ def judged(rows: RolloutRows) -> JudgedRows:
     """What the estimators look at: of each row the share of right tokens, and each token by itself."""
     token_NT = rows.token_ids.reshape(rows.num_rows, ANSWER + 1)
     components = right_tokens(token_NT[:, 1:].astype(np.int64), token_NT[:, 0].astype(np.int64))
-    lengths = np.full(rows.num_rows, ANSWER)
-    return JudgedRows(rows.rewards, rows.valid, rows.group, rows.sample_index, lengths, components)
+    lengths, cut_off = np.full(rows.num_rows, ANSWER), np.zeros(rows.num_rows, np.bool_)
+    return JudgedRows(rows.rewards, rows.valid, rows.group, rows.sample_index, lengths, components, cut_off)
 
 
 def pairs(quick: bool) -> Iterator[tuple[str, str]]:
@@ -160,21 +165,37 @@ def taught_gain(loss: str) -> float:
     return statistics.fmean(train(settings("grpo", loss), seed, teacher).gain for seed in SEEDS)
 
 
-def main(quick: bool) -> int:
-    """The table; 0 if all learnt."""
-    torch.set_num_threads(1)
-    disable_progress_bar()
-    report = Report("algorithms")
+def main(quick: bool, only: str) -> int:
+    """The table; 0 if all learnt, 2 if it would be empty. only: a pattern of names, with `*`."""
+    matched: list[str] = []
+
+    def wanted(name: str) -> bool:
+        if fnmatchcase(name, only):
+            matched.append(name)
+        return name in matched
+
+    report = Report("algorithms" if only == EVERY else "algorithms-only")
     report.add("seeds that a figure is the mean of", len(SEEDS), "")
     for advantage, loss in pairs(quick):
-        report.add(f"{advantage} x {loss}", mean_gain(advantage, loss), "reward", at_least=WANTED)
+        if wanted(name := f"{advantage} x {loss}"):
+            report.add(name, mean_gain(advantage, loss), "reward", at_least=WANTED)
     for loss in sorted(TEACHER_LOSSES):
-        report.add(f"{loss}, of a teacher", taught_gain(loss), "reward", at_least=WANTED)
-    supervised(report)
+        if wanted(name := f"{loss}, of a teacher"):
+            report.add(name, taught_gain(loss), "reward", at_least=WANTED)
+    supervised(report, wanted)
+    if not quick:
+        choices(report, wanted)
+    if not matched:
+        print(f"no row's name matches {only!r}; 'grpo x *' and 'correction tis, *' match some", file=sys.stderr)
+        return 2
     return report.finish()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    sys.exit(main(parser.parse_args().quick))
+    parser.add_argument("--quick", action="store_true", help="one loss for each advantage, and one advantage for each")
+    parser.add_argument("--only", default=EVERY, metavar="PATTERN", help="rows whose names match it, with * for any")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    disable_progress_bar()
+    sys.exit(main(arguments.quick, arguments.only))

@@ -1,6 +1,5 @@
 """The objectives against a slow float64 reference: random ragged batches, cut into packs in every way."""
 
-import math
 from functools import partial
 
 import numpy as np
@@ -8,11 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slow_objective import TokenTable, slow_loss, slow_rows
 
+from streamrl.algorithms.aggregation import AGGREGATIONS
 from streamrl.algorithms.proximal import PROXIMALS
 from streamrl.config.learner_tables import AlgorithmConfig
 from streamrl.learner.objectives import Objective, Sums, nll_loss, policy_loss
-from streamrl.learner.packing import PackedBatch, pack
+from streamrl.learner.packing import pack
 from streamrl.learner.rows import count_targets, loss_mask
 from streamrl.types import RolloutRows
 
@@ -20,24 +21,6 @@ PAD = EOS = 2
 STEP = 3
 """The step that is trained; tokens are of steps 0 to 3."""
 CPU = torch.device("cpu")
-
-
-class Table(torch.nn.Module):
-    """A policy whose log-prob of a token is a parameter of its own: `logprobs[t]` for token t of the batch.
-
-    It finds the token by its rollout log-prob, which the builder makes different for each one.
-    """
-
-    def __init__(self, rows: RolloutRows) -> None:
-        super().__init__()
-        generator = np.random.default_rng(rows.num_tokens)
-        self.places = {float(value): t for t, value in enumerate(rows.rollout_logprobs)}
-        offsets = generator.normal(0, 0.6, rows.num_tokens)
-        self.logprobs = torch.nn.Parameter(torch.from_numpy(rows.rollout_logprobs + offsets))
-
-    def forward(self, packed: PackedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        index = torch.tensor([self.places[value] for value in packed.rollout_logprobs.tolist()]).long()
-        return self.logprobs[index], torch.full((len(index),), 0.5, dtype=torch.float64)
 
 
 @st.composite
@@ -63,39 +46,11 @@ def batches(draw: st.DrawFn) -> tuple[RolloutRows, np.ndarray]:
     return rows, np.where(rows.valid, np.array(advantages, np.float64), 0.0)
 
 
-def slow_policy_loss(
-    rows: RolloutRows, advantages: np.ndarray, current: np.ndarray, algorithm: AlgorithmConfig
-) -> float:
-    """The batch's loss, one row and one token at a time, in double precision."""
-    per_row = []
-    for row in range(rows.num_rows):
-        start, end = int(rows.offsets[row]), int(rows.offsets[row + 1])
-        losses = []
-        for t in range(start + 1, end):
-            if rows.token_origin[t] != 1 or not rows.valid[row]:
-                continue
-            rollout, lag = float(rows.rollout_logprobs[t]), STEP - int(rows.token_steps[t])
-            between = current[t] + (rollout - current[t]) / lag if lag else current[t]
-            proximal = {"recompute": current[t], "rollout": rollout, "interpolate": between}[algorithm.proximal]
-            weight = min(math.exp(proximal - rollout), algorithm.tis_cap) if algorithm.correction == "tis" else 1.0
-            ratio = math.exp(current[t] - proximal)
-            bounded = min(max(ratio, 1 - algorithm.clip_low), 1 + algorithm.clip_high)
-            losses.append(weight * max(-advantages[row] * ratio, -advantages[row] * bounded))
-        if losses:
-            per_row.append(losses)
-    tokens, count = sum(map(len, per_row)), len(per_row)
-    if algorithm.aggregation == "token_mean":
-        return math.fsum(x for row in per_row for x in row) / max(tokens, 1)
-    if algorithm.aggregation == "seq_mean_token_mean":
-        return math.fsum(math.fsum(row) / len(row) for row in per_row) / max(count, 1)
-    return math.fsum(x for row in per_row for x in row) / max(count, 1)
-
-
 def run(
     objective: Objective, rows: RolloutRows, advantages: np.ndarray, budget: int
 ) -> tuple[float, torch.Tensor, Sums]:
     """(loss, gradient by each token's log-prob, sums) over all packs."""
-    table = Table(rows)
+    table = TokenTable(rows, 0)
     sums, loss = Sums.zero(CPU), 0.0
     for packed in pack(rows, advantages, budget, step=STEP):
         part, more = objective(table, packed, count_targets(rows))
@@ -108,14 +63,14 @@ def run(
 def algorithm_of(
     *, proximal: str = "recompute", correction: str = "tis", aggregation: str = "token_mean"
 ) -> AlgorithmConfig:
-    return AlgorithmConfig(proximal=proximal, correction=correction, aggregation=aggregation, tis_cap=1.5)
+    return AlgorithmConfig(proximal=proximal, correction=correction, aggregation=aggregation, tis_cap=1.5, horizon=7)
 
 
 def objective_of(algorithm: AlgorithmConfig | None = None) -> Objective:
     return partial(policy_loss, algorithm=algorithm or algorithm_of(), temperature=1.0)
 
 
-@pytest.mark.parametrize("aggregation", ["seq_mean_token_mean", "seq_mean_token_sum", "token_mean"])
+@pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
 @pytest.mark.parametrize("correction", ["none", "tis"])
 @pytest.mark.parametrize("proximal", sorted(PROXIMALS))
 @settings(deadline=None, max_examples=25)
@@ -127,11 +82,15 @@ def test_policy_loss_matches_the_slow_reference_however_it_is_packed(
     algorithm = algorithm_of(proximal=proximal, correction=correction, aggregation=aggregation)
     objective = objective_of(algorithm)
     loss, gradient, sums = run(objective, rows, advantages, budget)
-    current = Table(rows).logprobs.detach().numpy()
-    assert loss == pytest.approx(slow_policy_loss(rows, advantages, current, algorithm), rel=1e-5, abs=1e-6)
+    table = TokenTable(rows, 0)
+    expected = slow_loss(slow_rows(rows, advantages, STEP, table), algorithm)
+    assert loss == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
     assert sums.metrics()["loss/policy"] == pytest.approx(loss, rel=1e-6, abs=1e-7)
     learns = loss_mask(rows)
     assert (gradient[~torch.from_numpy(learns)] == 0.0).all()
+    if learns.any():
+        expected.backward()
+        torch.testing.assert_close(gradient, table.logprobs.grad, rtol=1e-5, atol=1e-8)
     whole = run(objective, rows, advantages, 4096)
     torch.testing.assert_close(gradient, whole[1], rtol=1e-6, atol=1e-9)
 
@@ -141,7 +100,7 @@ def test_policy_loss_matches_the_slow_reference_however_it_is_packed(
 def test_tis_gradient_is_the_weighted_policy_gradient(batch: tuple[RolloutRows, np.ndarray]) -> None:
     rows, advantages = batch
     _, gradient, _ = run(objective_of(), rows, advantages, 4096)
-    drift = np.exp(Table(rows).logprobs.detach().numpy() - rows.rollout_logprobs)
+    drift = np.exp(TokenTable(rows, 0).logprobs.detach().numpy() - rows.rollout_logprobs)
     per_token = np.repeat(advantages, rows.lengths()) * np.minimum(drift, 1.5)
     expected = np.where(loss_mask(rows), -per_token / max(count_targets(rows).tokens, 1), 0.0)
     np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-5, atol=1e-8)
@@ -152,7 +111,7 @@ def test_tis_gradient_is_the_weighted_policy_gradient(batch: tuple[RolloutRows, 
 def test_nll_is_the_mean_over_trained_tokens(batch: tuple[RolloutRows, np.ndarray], budget: int) -> None:
     rows, advantages = batch
     loss, gradient, sums = run(nll_loss, rows, advantages, budget)
-    logprobs = Table(rows).logprobs.detach().numpy()[loss_mask(rows)]
+    logprobs = TokenTable(rows, 0).logprobs.detach().numpy()[loss_mask(rows)]
     assert loss == pytest.approx(-logprobs.mean() if len(logprobs) else 0.0, rel=1e-5)
     assert (gradient[~torch.from_numpy(loss_mask(rows))] == 0.0).all()
     assert sums.metrics()["mismatch/kl"] == 0.0
@@ -164,10 +123,11 @@ def test_metrics_are_means_over_trained_tokens(batch: tuple[RolloutRows, np.ndar
     rows, advantages = batch
     metrics = run(objective_of(), rows, advantages, 9)[2].metrics()
     learns = loss_mask(rows)
-    distance = (Table(rows).logprobs.detach().numpy() - rows.rollout_logprobs)[learns]
+    distance = (TokenTable(rows, 0).logprobs.detach().numpy() - rows.rollout_logprobs)[learns]
     count = max(len(distance), 1)
     ratio = np.exp(distance)
-    assert metrics["loss/entropy"] == pytest.approx(0.5 * len(distance) / count)
+    entropies = TokenTable(rows, 0).entropies.detach().numpy()[learns]
+    assert metrics["loss/entropy"] == pytest.approx(entropies.sum() / count)
     assert metrics["ratio/mean"] == pytest.approx(ratio.sum() / count, rel=1e-5)
     assert metrics["ratio/clip_fraction"] == pytest.approx((ratio > 1.5).sum() / count)
     assert metrics["mismatch/kl"] == pytest.approx((ratio - 1 - distance).sum() / count, rel=1e-4, abs=1e-7)
