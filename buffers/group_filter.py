@@ -12,7 +12,7 @@ from streamrl.dynamic_sampling import TOO_EASY, TOO_HARD, TRUNCATED, ZERO_VARIAN
 from streamrl.errors import ComponentError
 
 REWARD_FAILED: Final = "reward_failed"
-"""Reason of a group with fewer than two valid scores: nothing to compare."""
+"""Reason of a group with fewer than two valid scores, or without that of the greedy sample: nothing to compare."""
 
 
 _CHANGE_TASK = (
@@ -37,11 +37,12 @@ class GroupFilter:
 
     def judge(self, group: Group) -> str:
         """Why a finished group is dropped, or "": it is kept."""
-        rows = group.valid_rows()
-        if len({sample for sample, _ in rows}) < min(2, self._settings.group_size):
+        rows, greedy = group.valid_rows(), self._settings.greedy_sample
+        samples = {sample for sample, _ in rows}
+        if len(samples) < min(2, self._settings.group_size) or (greedy is not None and greedy not in samples):
             return REWARD_FAILED
-        valid = rows.values()
-        if self._settings.mask_truncated and all(row.truncated for row in valid):
+        valid, trained = rows.values(), [row for (sample, _), row in rows.items() if sample != greedy]
+        if self._settings.mask_truncated and all(row.truncated for row in trained):
             reason = TRUNCATED
         else:
             components = [row.components for row in valid] if self._settings.components else None

@@ -208,7 +208,8 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a queue is told once. `fingerprint` and `seed` name the data and its order; a ledger of another is
     refused. rollout_bytes: the most that one rollout takes when it is alone in its frame. journalled: whether a group
     that is issued again may go on from tokens of the version that it was first issued under. mask_truncated: rows that
-    were cut off are not trained. components: names of what a valid score has a number for beside its reward."""
+    were cut off are not trained. greedy_sample: the sample of each group that the others are compared with, and that is
+    not trained itself. components: names of what a valid score has a number for beside its reward."""
 
     group_size: int
     groups_per_step: int
@@ -221,6 +222,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     journalled: bool = False
     filter: FilterConfig = FilterConfig()
     mask_truncated: bool = False
+    greedy_sample: int | None = None
     components: tuple[str, ...] = ()
     durability: Literal["disk", "memory"] = "disk"
     commit_interval_s: float = 0.005

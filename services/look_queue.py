@@ -102,6 +102,7 @@ def _settings(config: Config) -> QueueSettings:
         rollout_bytes=0,
         filter=config.learner.filter,
         mask_truncated=config.learner.overlong.mask_truncated,
+        greedy_sample=config.greedy_sample,
         components=config.learner.algorithm.component_names,
         quarantine_after=config.rollout.quarantine_after,
     )

@@ -135,6 +135,8 @@ def check(config: Config) -> None:
         tokenizer = load_tokenizer(folder)
         if (reference := config.learner.algorithm.reference.path) is not None:
             require_same_vocabulary(folder, Path(reference).expanduser())
+        if (critic := config.learner.critic.path) is not None:
+            require_same_vocabulary(folder, Path(critic).expanduser(), "learner.critic.path")
         if (scores := config.reward.model.path) is not None:
             require_same_vocabulary(folder, Path(scores).expanduser(), "reward.model.path")
     load_task(config, tokenizer)

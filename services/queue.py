@@ -241,6 +241,7 @@ def queue_settings(config: Config, task: Task, longest_prompt: int) -> QueueSett
         journalled=config.journals_partials,
         filter=config.learner.filter,
         mask_truncated=config.learner.overlong.mask_truncated,
+        greedy_sample=config.greedy_sample,
         components=config.learner.algorithm.component_names,
         durability=config.queue.durability,
         commit_interval_s=config.queue.commit_interval_ms / 1e3,

@@ -171,10 +171,12 @@ class Reference:
 
     def keeps(self, group: list[Sample], scores: list[Score]) -> bool:
         """Whether a group is trained: enough of its scores are valid, and `learner.filter` lets them pass."""
-        rewards = [score.reward for score in scores if score.reward is not None]
-        if len(rewards) < min(2, self.config.rollout.group_size):
+        rewards, greedy = [score.reward for score in scores if score.reward is not None], self.config.greedy_sample
+        no_baseline = greedy is not None and scores[greedy].reward is None
+        if len(rewards) < min(2, self.config.rollout.group_size) or no_baseline:
             return False
-        cut_off = [sample.truncated for sample, score in zip(group, scores, strict=True) if score.reward is not None]
+        scored = [index for index, score in enumerate(scores) if score.reward is not None]
+        cut_off = [group[index].truncated for index in scored if index != greedy]
         if self.config.learner.overlong.mask_truncated and all(cut_off):
             return False
         named = self.config.learner.algorithm.component_names

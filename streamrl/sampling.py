@@ -26,7 +26,7 @@ class GroupSampling:
         )
         """Of every sample that is not greedy."""
         self._greedy = replace(self.drawn, temperature=0.0)
-        self._greedy_index = config.rollout.group_size - 1 if config.learner.algorithm.has_greedy_sample else None
+        self._greedy_index = config.greedy_sample
 
     def of(self, sample_index: int) -> SamplingParams:
         """How the sample of that number is drawn."""

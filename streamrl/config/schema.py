@@ -299,6 +299,12 @@ class Config(Table, frozen=True):
         return 0 < self.rollout.journal_every_tokens < self.rollout.sampling.max_new_tokens
 
     @property
+    def greedy_sample(self) -> int | None:
+        """The sample of each group that is generated greedily, and that the others are only compared with; None where
+        there is none."""
+        return self.rollout.group_size - 1 if self.learner.algorithm.has_greedy_sample else None
+
+    @property
     def total_groups(self) -> int:
         """Groups that the whole run trains on."""
         return self.learner.steps * self.learner.groups_per_step

@@ -12,6 +12,7 @@ from turns import make_model
 
 from services.export import export_newest
 from services.learner_core import LearnerCore
+from services.preflight import check
 from services.run_folder import RunFolder
 from streamrl.config import dump
 from streamrl.config.learner_tables import (
@@ -173,6 +174,16 @@ def test_a_critic_of_another_vocabulary_is_refused_with_the_token(tmp_path: Path
             core.build()
     finally:
         core._group.close()
+
+
+def test_a_critic_of_another_vocabulary_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    folder = tmp_path / "critic"
+    prepare_model_folder(ModelConfig(preset="tiny-qwen3"), 0, folder)
+    config = config_of(critic=CriticConfig(path=str(folder), optimizer=RATE))
+    check(config)
+    write_character_tokenizer("abcdefgh=", 16, folder)
+    with pytest.raises(ConfigError, match=r"learner\.critic\.path: .*critic has another vocabulary"):
+        check(config)
 
 
 def test_an_export_of_the_newest_checkpoint_is_the_policy_alone(trained: Trained, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import pytest
 from queue_parts import Parts, both, groups_of, kill, open_queue, turn
 from small_index import Order, accept, accepted, assert_books_close, frame, queue_settings, score
 
+from buffers.group import Group, Row
+from buffers.group_filter import GroupFilter
 from buffers.index import ReplayIndex
 from buffers.ledger import Ledger, read_ledger
 from buffers.ledger_records import Dropped
@@ -54,6 +56,29 @@ def end_group(index: ReplayIndex, number: int, rewards: list[float]) -> None:
 )
 def test_a_group_is_filtered_for_equal_rewards_or_a_mean_outside_the_window(rewards, rule, reason):
     assert reason_to_filter(rewards, rule) == reason
+
+
+@pytest.mark.parametrize(
+    ("rewards", "cut_off", "reason"),
+    [
+        ([0.0, 1.0, 1.0], [False, False, False], ""),
+        ([0.0, 1.0, 1.0], [True, True, False], "truncated"),  # what is left is only compared with
+        ([0.0, 1.0, 1.0], [True, False, True], ""),
+        ([0.0, 1.0, np.nan], [False, False, False], "reward_failed"),  # and nothing is left to compare with
+        ([np.nan, np.nan, 1.0], [False, False, False], "reward_failed"),
+        ([np.nan, 1.0, 0.0], [False, False, False], ""),
+        ([np.nan, 1.0, 0.0], [False, True, False], "truncated"),
+    ],
+)
+def test_the_greedy_sample_is_what_the_others_are_compared_with_and_is_not_trained(rewards, cut_off, reason):
+    settings = msgspec.structs.replace(queue_settings(group_size=3), mask_truncated=True, greedy_sample=2)
+    group = Group(number=0, attempt=0, last_step=0, issued_at=0.0, reserved=0, position=0, item=0)
+    for sample, (reward, truncated) in enumerate(zip(rewards, cut_off, strict=True)):
+        valid = not np.isnan(reward)
+        group.rows[sample, 0] = Row(
+            frame(rows=3), sample, 0, 1, 1, 0, truncated=truncated, scored=True, valid=valid, reward=reward
+        )
+    assert GroupFilter(settings).judge(group) == reason
 
 
 def test_0_1_and_its_neighbour_differ():
