@@ -59,7 +59,9 @@ def gone(pid: int) -> bool:
         ends = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
-    ready = select.select([ends], [], [], LIMIT_S)[0]
+    ended = select.poll()  # not `select`, which takes no descriptor above 1,023
+    ended.register(ends, select.POLLIN)
+    ready = ended.poll(LIMIT_S * 1000)
     os.close(ends)
     return bool(ready)
 
