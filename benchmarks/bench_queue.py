@@ -29,9 +29,10 @@ from queue_ray import records_per_s
 from queue_wire import COMMIT_INTERVAL_S, RECORD_BYTES, processor_s
 from report import Report
 
-from buffers.queue import COMPLETIONS_DIR, ReplayQueue
-from buffers.segment_reader import SegmentReader
-from buffers.segment_writer import Durability
+from buffers.queue.replay_queue import ReplayQueue
+from buffers.segments.places import COMPLETIONS_DIR
+from buffers.segments.reader import SegmentReader
+from buffers.segments.writer import Durability
 from streamrl.clock import SystemClock
 
 PROGRAMS = Path(__file__).parent
@@ -201,7 +202,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the index figures")
     parser.add_argument("--folder", type=Path, help="where the runs are written: the disk that is measured")
     options = parser.parse_args()
-    # As the queue's actor does: see `services.queue`.
+    # As the queue's actor does: see `services.queue.actor`.
     gc.set_threshold(100_000, 50, 1000)
     report = Report("queue")
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-queue-") as name:

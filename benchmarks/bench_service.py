@@ -32,7 +32,7 @@ from report import Report
 from service_load import Answers, Load
 
 import streamrl
-from services.run_folder import RunFolder
+from services.run.folder import RunFolder
 from streamrl.client import Client
 from streamrl.client.address import Address, Where
 from streamrl.errors import ComponentError

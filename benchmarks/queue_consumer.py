@@ -32,11 +32,11 @@ from queue_wire import (
     send,
 )
 
-from buffers.queue import ReplayQueue
-from buffers.records import AcceptedRows, QueueSettings, UnscoredFrame
-from buffers.segment_reader import SegmentReader
-from buffers.segment_removal import SegmentRemover
-from buffers.segment_writer import Durability
+from buffers.queue.replay_queue import ReplayQueue
+from buffers.rows.records import AcceptedRows, QueueSettings, UnscoredFrame
+from buffers.segments.reader import SegmentReader
+from buffers.segments.removal import SegmentRemover
+from buffers.segments.writer import Durability
 from streamrl.clock import SystemClock
 from streamrl.types import FrameRef, Version
 

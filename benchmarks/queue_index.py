@@ -20,8 +20,9 @@ from queue_consumer import GROUPS_PER_STEP, Order, accepted_rows
 from queue_wire import GROUP_SIZE
 from report import Report
 
-from buffers.queue import COMPLETIONS_DIR, SCORES_DIR, ReplayQueue
-from buffers.records import QueueSettings, ScoredRows, UnscoredFrame
+from buffers.queue.replay_queue import ReplayQueue
+from buffers.rows.records import QueueSettings, ScoredRows, UnscoredFrame
+from buffers.segments.places import COMPLETIONS_DIR, SCORES_DIR
 from streamrl.clock import SystemClock
 from streamrl.types import FrameRef, Version
 

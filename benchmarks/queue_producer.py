@@ -25,10 +25,10 @@ from queue_wire import (
     send,
 )
 
-from buffers.queue import COMPLETIONS_DIR
-from buffers.rows import CompletionRows, TokenColumns, completions_batch
-from buffers.schema import COMPLETIONS
-from buffers.segment_writer import Durability, SegmentWriter
+from buffers.rows.arrow import CompletionRows, TokenColumns, completions_batch
+from buffers.rows.schema import COMPLETIONS
+from buffers.segments.places import COMPLETIONS_DIR
+from buffers.segments.writer import Durability, SegmentWriter
 from streamrl.types import SamplingParams, TokenOrigin
 
 SEGMENT_BYTES = 2**26

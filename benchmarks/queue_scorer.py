@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 from queue_wire import COMMIT_INTERVAL_S, SCORER, Unscored, Verdicts, Wanted, processor_s, receive, send
 
-from buffers.queue import SCORES_DIR
-from buffers.rows import scores_batch
-from buffers.schema import SCORES
-from buffers.segment_writer import Durability, SegmentWriter
+from buffers.rows.arrow import scores_batch
+from buffers.rows.schema import SCORES
+from buffers.segments.places import SCORES_DIR
+from buffers.segments.writer import Durability, SegmentWriter
 from streamrl.types import Score
 
 SEGMENT_BYTES = 2**24

@@ -8,10 +8,10 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from buffers.queue import COMPLETIONS_DIR
-from buffers.segment_reader import SegmentReader
-from services.commands import export
-from services.run_folder import RunFolder
+from buffers.segments.places import COMPLETIONS_DIR
+from buffers.segments.reader import SegmentReader
+from services.commands.beside_up import export
+from services.run.folder import RunFolder
 from streamrl.learner.checkpoint import verify
 
 # peft 0.21 reads an attribute that transformers 5.23 calls by another name.

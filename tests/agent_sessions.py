@@ -9,7 +9,7 @@ from calling_model import write_calling_tokenizer
 from local_gateway import LocalGateway
 from sent_trajectories import gateway_of as fresh_gateway
 
-from buffers.ledger_records import Step
+from buffers.ledger.records import Step
 from streamrl.gateway.auth import Scope
 from streamrl.gateway.session_body import HEADER
 

@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 from run_files import COMPLETIONS_FOLDER, SCORES_FOLDER, write_segment
 
-from buffers.gather import rollout_rows, score_columns, scoring_rows
-from buffers.segment_format import ENTRY_BYTES, MAGIC, IndexEntry, frame_checksum, pack_entry, unpack_entry
-from buffers.segment_reader import SegmentReader
+from buffers.rows.gather import rollout_rows, score_columns, scoring_rows
+from buffers.segments.format import ENTRY_BYTES, MAGIC, IndexEntry, frame_checksum, pack_entry, unpack_entry
+from buffers.segments.reader import SegmentReader
 from streamrl.errors import DataError
 from streamrl.types import FrameRef
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from services import ray_session
-from services.run_folder import RunFolder
+from services.launch import ray_session
+from services.run.folder import RunFolder
 from streamrl.config.schema import RayConfig
 
 ROOM, EATEN = 600 * 2**20, 1500 * 2**20
@@ -37,7 +37,7 @@ def main(folder: str, runtime: str) -> None:
     ray_session.start(RunFolder.open(Path(folder)), RayConfig(num_cpus=1), Path(runtime))
     import ray
 
-    from services.deaths import explain_death, process_died
+    from services.part.deaths import explain_death, process_died
 
     actor = ray.remote(Crowded).options(num_cpus=0).remote()
     ray.get(actor.ready.remote())

@@ -25,7 +25,7 @@ from typing import Any
 from disk_shim import Before, DiskShim, Point
 from small_run import Book, SmallRun
 
-import buffers.ledger
+import buffers.ledger.ledger
 import streamrl.disk_room
 from streamrl.errors import ComponentError, ResourceError
 
@@ -163,7 +163,7 @@ def tmpfs(free: int) -> Launch:
 
 
 def main(mode: str, seed: str, folder: str, count: str) -> None:
-    buffers.ledger._ALLOCATE_BYTES = 2**11
+    buffers.ledger.ledger._ALLOCATE_BYTES = 2**11
     streamrl.disk_room.LOOK_EVERY_S = 0.01
     points = count_points(Path(folder) / "counted")
     allocating = sum(point.call in ALLOCATING for point in points)

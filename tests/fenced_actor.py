@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import psutil
 
-from services import ray_session
-from services.run_folder import RunFolder
+from services.launch import ray_session
+from services.run.folder import RunFolder
 from streamrl.config.learner_tables import LearnerConfig
 from streamrl.config.rollout_tables import RolloutConfig
 from streamrl.config.schema import Config, ModelConfig, RayConfig
@@ -41,11 +41,11 @@ class Sleeper:
         import numpy as np
         from small_run import GROUP_SIZE, completion_rows
 
-        from buffers.queue import COMPLETIONS_DIR
-        from buffers.records import AcceptedRows
-        from buffers.rows import completions_batch
-        from buffers.schema import COMPLETIONS
-        from buffers.segment_writer import SegmentWriter
+        from buffers.rows.arrow import completions_batch
+        from buffers.rows.records import AcceptedRows
+        from buffers.rows.schema import COMPLETIONS
+        from buffers.segments.places import COMPLETIONS_DIR
+        from buffers.segments.writer import SegmentWriter
         from streamrl.types import Version
 
         log = SegmentWriter(self._folder, COMPLETIONS_DIR, NAME, epoch, COMPLETIONS, 2**20, "disk", 0.005)
@@ -63,7 +63,7 @@ def main(folder: str, runtime: str) -> None:
     ray_session.start(run, RayConfig(num_cpus=1), Path(runtime))
     import ray
 
-    from services.parts import Parts
+    from services.controller.parts import Parts
 
     config = Config(
         model=ModelConfig(preset="tiny-qwen3"),

@@ -24,14 +24,15 @@ import msgspec
 import numpy as np
 from small_run import GROUP_SIZE, Order, completion_rows, queue_settings
 
-from buffers.ledger import read_ledger
-from buffers.ledger_records import Accepted, Writer
-from buffers.queue import COMPLETIONS_DIR, LEDGER_DIR, ReplayQueue
-from buffers.records import AcceptedRows
-from buffers.rows import completions_batch
-from buffers.schema import COMPLETIONS
-from buffers.segment_reader import SegmentReader
-from buffers.segment_writer import SegmentWriter
+from buffers.ledger.ledger import read_ledger
+from buffers.ledger.records import Accepted, Writer
+from buffers.queue.replay_queue import ReplayQueue
+from buffers.rows.arrow import completions_batch
+from buffers.rows.records import AcceptedRows
+from buffers.rows.schema import COMPLETIONS
+from buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR
+from buffers.segments.reader import SegmentReader
+from buffers.segments.writer import SegmentWriter
 from streamrl.clock import SystemClock
 from streamrl.errors import FencedError
 from streamrl.types import FrameRef, Ticket, Version

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from live_run import STREAMRL, live_run, prepare
 
-from buffers.ledger import read_ledger
-from buffers.ledger_records import Step
-from buffers.queue import LEDGER_DIR
+from buffers.ledger.ledger import read_ledger
+from buffers.ledger.records import Step
+from buffers.segments.places import LEDGER_DIR
 from streamrl.metrics import read_metrics
 
 OVERRIDES = (

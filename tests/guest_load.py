@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.gateway_tokens import token_path
-from services.run_folder import RunFolder
+from services.run.folder import RunFolder
+from services.run.gateway_tokens import token_path
 from streamrl.errors import RunFolderError
 
 CLIENTS = 4

@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from buffers.ledger import read_ledger
-from buffers.ledger_records import Accepted, Dropped, Issued, Step
-from buffers.records import ACCEPTED, unpack
+from buffers.ledger.ledger import read_ledger
+from buffers.ledger.records import Accepted, Dropped, Issued, Step
+from buffers.rows.records import ACCEPTED, unpack
 
 
 class Book:

@@ -18,14 +18,14 @@ from probe_learner import open_run
 from probe_parts import Handle
 from scripted_owner import ScriptedOwner
 
-from services.gateway import GatewayActor
-from services.gateway_guard import PATIENCE, Patience
-from services.gateway_tokens import token_path, write_tokens
-from services.queue import QueueActor
-from services.reward import RewardActor
-from services.rollout import RolloutReplica
-from services.run_folder import RunFolder
-from services.weights import WeightStoreActor
+from services.gateway.actor import GatewayActor
+from services.gateway.guard import PATIENCE, Patience
+from services.queue.actor import QueueActor
+from services.reward.actor import RewardActor
+from services.rollout.actor import RolloutReplica
+from services.run.folder import RunFolder
+from services.run.gateway_tokens import token_path, write_tokens
+from services.weights.actor import WeightStoreActor
 from streamrl.config import Config
 from streamrl.config.rollout_tables import RolloutConfig, SamplingConfig, ScriptedConfig
 from streamrl.config.schema import GatewayConfig, ModelConfig, QueueConfig

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.control import ControlServer, EventHub
-from services.launch import LaunchOrder
-from services.liveness import ProcessId
-from services.owner import Owner
-from services.run_folder import Launch, RunFolder
+from services.launch.owner import Owner
+from services.launch.start import LaunchOrder
+from services.run.control import ControlServer, EventHub
+from services.run.folder import Launch, RunFolder
+from services.run.liveness import ProcessId
 from streamrl.config import Config, dump
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from small_run import GROUP_SIZE, GROUPS_PER_STEP, STEPS, SmallRun
 
-from services.claim import claim
-from services.run_folder import RunFolder
+from services.launch.claim import claim
+from services.run.folder import RunFolder
 from streamrl.config import load_args
 
 CONFIG = f"""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import xxhash
 
-from buffers.gathering import Objection
-from buffers.offered import Standing
-from buffers.queue import ReplayQueue
-from services.trajectory_log import WRITER, TrajectoryLog
+from buffers.index.offered import Standing
+from buffers.queue.gathering import Objection
+from buffers.queue.replay_queue import ReplayQueue
+from services.queue.trajectory_log import WRITER, TrajectoryLog
 from streamrl.config import Config
 from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig
 from streamrl.config.schema import ModelConfig, QueueConfig

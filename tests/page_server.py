@@ -18,7 +18,7 @@ from scripted_owner import ScriptedOwner
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from services.gateway import GatewayActor
+from services.gateway.actor import GatewayActor
 from streamrl.gateway.auth import Scope
 from streamrl.gateway.refusal import Refusal
 from streamrl.metrics import MetricsWriter

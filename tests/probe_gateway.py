@@ -10,12 +10,12 @@ import msgspec
 from probe_learner import open_run
 from probe_parts import Handle
 
-from services.death_desk import DeathDesk
-from services.gateway import GatewayActor, server_settings
-from services.gateway_address import listen
-from services.gateway_keeper import GatewayKeeper
-from services.gateway_prompts import PromptDesk
-from services.restarts import RestartBudget
+from services.controller.death_desk import DeathDesk
+from services.controller.gateway_keeper import GatewayKeeper
+from services.gateway.actor import GatewayActor, server_settings
+from services.gateway.prompts import PromptDesk
+from services.part.restarts import RestartBudget
+from services.run.gateway_address import listen
 from streamrl.clock import VirtualClock
 from streamrl.config import Config
 from streamrl.config.rules import check_rules

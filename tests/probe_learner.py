@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 import torch
 
-from buffers.records import Lease
-from services.completions import CompletionLog
-from services.learner_core import LearnerCore
-from services.rollout_rows import Finished, Issued
-from services.run_folder import RunFolder
+from buffers.rows.records import Lease
+from services.learner.core import LearnerCore
+from services.rollout.completions import CompletionLog
+from services.rollout.rows import Finished, Issued
+from services.run.folder import RunFolder
 from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.config.schema import ModelConfig

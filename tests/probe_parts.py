@@ -16,23 +16,23 @@ import torch
 from probe_learner import finished, open_run
 from small_index import accept, score
 
-from buffers.index import ReplayIndex
-from services.answers import encode
-from services.books import RunBook
-from services.completions import CompletionLog
-from services.controller import Controller
-from services.disk_watch import DiskWatch
-from services.evaluations import HeldOut
-from services.evaluator import Evaluator
-from services.learner import LearnerRank
-from services.observe import Observer
-from services.parts import Parts
-from services.queue import QueueActor, queue_settings
-from services.reward import RewardActor
-from services.rollout import RolloutReplica
-from services.run_folder import RunFolder
-from services.seat import Seat
-from services.stall_desk import StallDesk
+from buffers.index.replay_index import ReplayIndex
+from services.controller.actor import Controller
+from services.controller.books import RunBook
+from services.controller.disk_watch import DiskWatch
+from services.controller.evaluator import Evaluator
+from services.controller.parts import Parts
+from services.controller.stall_desk import StallDesk
+from services.learner.actor import LearnerRank
+from services.part.answers import encode
+from services.part.observe import Observer
+from services.part.seat import Seat
+from services.queue.actor import QueueActor, queue_settings
+from services.reward.actor import RewardActor
+from services.rollout.actor import RolloutReplica
+from services.rollout.completions import CompletionLog
+from services.rollout.evaluations import HeldOut
+from services.run.folder import RunFolder
 from streamrl.clock import SystemClock, VirtualClock
 from streamrl.config import Config
 from streamrl.engines.build import build_engine

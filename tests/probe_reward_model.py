@@ -8,7 +8,7 @@ import msgspec
 from probe_parts import _with_reward
 from reward_models import item_of, random_reward_model
 
-from services.reward import RewardActor
+from services.reward.actor import RewardActor
 from streamrl.config import Config
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.rewards.base import RewardItem

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from buffers.ledger import Ledger
-from buffers.queue import COMPLETIONS_DIR, SCORES_DIR, ReplayQueue
-from buffers.records import AcceptedRows, QueueSettings, ScoredRows
-from buffers.rows import scores_batch
-from buffers.schema import SCORES
-from buffers.segment_writer import SegmentWriter
+from buffers.ledger.ledger import Ledger
+from buffers.queue.replay_queue import ReplayQueue
+from buffers.rows.arrow import scores_batch
+from buffers.rows.records import AcceptedRows, QueueSettings, ScoredRows
+from buffers.rows.schema import SCORES
+from buffers.segments.places import COMPLETIONS_DIR, SCORES_DIR
+from buffers.segments.writer import SegmentWriter
 from streamrl.clock import VirtualClock
 from streamrl.rewards.base import component_columns
 from streamrl.types import FrameRef, Score, Version

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from buffers.ledger import Ledger
-from buffers.ledger_records import Accepted, Issued, Record, RunHeader, Step
-from buffers.places import on_node
-from buffers.records import AcceptedRows
-from buffers.rows import CompletionRows, completions_batch, scores_batch, token_columns
-from buffers.schema import COMPLETIONS, SCORES
-from buffers.segment_writer import SegmentWriter
+from buffers.ledger.ledger import Ledger
+from buffers.ledger.records import Accepted, Issued, Record, RunHeader, Step
+from buffers.rows.arrow import CompletionRows, completions_batch, scores_batch, token_columns
+from buffers.rows.records import AcceptedRows
+from buffers.rows.schema import COMPLETIONS, SCORES
+from buffers.segments.places import on_node
+from buffers.segments.writer import SegmentWriter
 from streamrl.types import FinishReason, FrameRef, GenerationResult, SamplingParams, Score, Ticket, Version, VersionSpan
 
 COMPLETIONS_FOLDER, SCORES_FOLDER = "queue/completions", "queue/scores"

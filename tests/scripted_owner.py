@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from services.control import ControlServer, EventHub
-from services.liveness import ProcessId
-from services.run_folder import Launch, RunFolder
+from services.run.control import ControlServer, EventHub
+from services.run.folder import Launch, RunFolder
+from services.run.liveness import ProcessId
 
 
 class ScriptedOwner:

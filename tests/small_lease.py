@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from buffers.records import Lease
+from buffers.rows.records import Lease
 from streamrl.types import FrameRef
 
 

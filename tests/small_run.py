@@ -14,15 +14,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from buffers.gather import rollout_rows
-from buffers.queue import COMPLETIONS_DIR, SCORES_DIR, ReplayQueue
-from buffers.records import AcceptedRows, Lease, QueueSettings, ScoredRows, UnscoredFrame
-from buffers.rows import CompletionRows, completions_batch, scores_batch, token_columns
-from buffers.schema import COMPLETIONS, SCORES
-from buffers.segment_reader import SegmentReader
-from buffers.segment_removal import SegmentRemover
-from buffers.segment_writer import SegmentWriter
-from buffers.verify import verify_queue
+from buffers.queue.replay_queue import ReplayQueue
+from buffers.recovery.verify import verify_queue
+from buffers.rows.arrow import CompletionRows, completions_batch, scores_batch, token_columns
+from buffers.rows.gather import rollout_rows
+from buffers.rows.records import AcceptedRows, Lease, QueueSettings, ScoredRows, UnscoredFrame
+from buffers.rows.schema import COMPLETIONS, SCORES
+from buffers.segments.places import COMPLETIONS_DIR, SCORES_DIR
+from buffers.segments.reader import SegmentReader
+from buffers.segments.removal import SegmentRemover
+from buffers.segments.writer import SegmentWriter
 from streamrl.clock import SystemClock
 from streamrl.learner import checkpoint
 from streamrl.types import FinishReason, GenerationResult, SamplingParams, Score, Ticket, Version, VersionSpan

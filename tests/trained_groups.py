@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from buffers.recorded import recorded_leases
-from services.queue import queue_settings
+from buffers.recovery.recorded import recorded_leases
+from services.queue.actor import queue_settings
 from streamrl.config import load
 from streamrl.tasks.order import PromptOrder
 from streamrl.tasks.resolve import resolve_task

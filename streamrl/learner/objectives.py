@@ -20,7 +20,8 @@ from streamrl.config.learner_tables import AlgorithmConfig, RejectionConfig
 from streamrl.learner.packing import PackedBatch
 from streamrl.learner.policy import PolicyModel
 from streamrl.learner.sources import PER_SOURCE, SOURCES, by_source
-from streamrl.learner.sums import LAGS, Sums, TokenFacts, by_lag
+from streamrl.learner.sums import LAGS, Sums, by_lag
+from streamrl.learner.token_facts import TokenFacts
 
 Objective = Callable[[PolicyModel, PackedBatch, Denominators], tuple[torch.Tensor, Sums]]
 Reference = Callable[[PackedBatch, float], tuple[torch.Tensor, torch.Tensor]]

@@ -8,16 +8,14 @@ a source by its name, and not what it is.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import torch
 
 from streamrl.learner.packing import PackedBatch
+from streamrl.learner.token_facts import TokenFacts
 from streamrl.types import LongArray
-
-if TYPE_CHECKING:
-    from streamrl.learner.sums import TokenFacts
 
 SOURCES: Final = 64
 """Sources of one step that are counted apart; those beyond are in the sums over all alone."""
@@ -48,7 +46,7 @@ class Sources:
         return _NUMBERED.sub(lambda found: f"{found[1]}/{self._names[int(found[2])]}/", key)
 
 
-def by_source(sources_K: torch.Tensor, distance_K: torch.Tensor, facts: "TokenFacts | None" = None) -> torch.Tensor:
+def by_source(sources_K: torch.Tensor, distance_K: torch.Tensor, facts: TokenFacts | None = None) -> torch.Tensor:
     """float64 [64 * 5], of each source the count of targets, the sum of `distance_K`, float32 [K], and those of
     weights, truncated and rejected, 0 without `facts`. As a product, since a scatter on a GPU has no order."""
     numbers = torch.arange(SOURCES, device=sources_K.device)

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import torch
 
 from streamrl.learner.sources import PER_SOURCE, SOURCES, source_means
+from streamrl.learner.token_facts import TokenFacts
 
 LAGS = 9
 """Ages that are counted apart: 0 to 7 steps, and all above."""
@@ -14,16 +15,6 @@ LAGS = 9
 _PLAIN = 8
 _PER_LAG = 5
 _BY_SOURCE = _PLAIN + LAGS * _PER_LAG
-
-
-class TokenFacts(NamedTuple):
-    """Of each target of a pack, float32 [K]: the age in steps, the weight (0 where rejected), whether the correction's
-    bound decided it, whether it was rejected."""
-
-    lags: torch.Tensor
-    weights: torch.Tensor
-    truncated: torch.Tensor
-    rejected: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

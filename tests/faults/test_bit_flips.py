@@ -21,10 +21,10 @@ from run_files import (
     write_segment,
 )
 
-from buffers.ledger import read_ledger
-from buffers.ledger_frames import read_frames
-from buffers.segment_format import ENTRY_BYTES, MAGIC
-from buffers.segment_reader import SegmentReader
+from buffers.ledger.frames import read_frames
+from buffers.ledger.ledger import read_ledger
+from buffers.segments.format import ENTRY_BYTES, MAGIC
+from buffers.segments.reader import SegmentReader
 from streamrl.errors import DataError
 from streamrl.learner import checkpoint
 from streamrl.types import FrameRef, Version

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from fault_scale import SEED
 
-from services.run_folder import RunFolder
+from services.run.folder import RunFolder
 
 TESTS = Path(__file__).parents[1]
 WRITERS = 50

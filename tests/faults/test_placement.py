@@ -9,7 +9,7 @@ import pytest
 from live_run import live_run, prepare
 from ray_cluster import ray_cluster
 
-from services.run_folder import RunFolder
+from services.run.folder import RunFolder
 
 pytestmark = pytest.mark.ray
 

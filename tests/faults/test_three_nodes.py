@@ -12,10 +12,10 @@ import pytest
 from live_run import LiveRun, live_run, prepare
 from ray_cluster import RayCluster, ray_cluster
 
-from buffers.ledger import read_ledger
-from buffers.ledger_records import Accepted, Lost, Step
-from buffers.places import node_of
-from services.run_folder import SHARED_MEMORY, RunFolder
+from buffers.ledger.ledger import read_ledger
+from buffers.ledger.records import Accepted, Lost, Step
+from buffers.segments.places import node_of
+from services.run.folder import SHARED_MEMORY, RunFolder
 
 pytestmark = pytest.mark.ray
 

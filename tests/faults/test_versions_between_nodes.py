@@ -14,11 +14,11 @@ from live_run import LiveRun, live_run, prepare
 from ray_cluster import RayCluster, ray_cluster
 from safetensors.torch import load_file
 
-from buffers.ledger import read_ledger
-from buffers.ledger_records import Accepted
-from buffers.places import node_of
-from services.node_folder import _read_id
-from services.run_folder import SHARED_MEMORY, RunFolder
+from buffers.ledger.ledger import read_ledger
+from buffers.ledger.records import Accepted
+from buffers.segments.places import node_of
+from services.run.folder import SHARED_MEMORY, RunFolder
+from services.weights.node_folder import _read_id
 
 pytestmark = pytest.mark.ray
 

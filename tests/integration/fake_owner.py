@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from services.owner import own
-from services.run_folder import SHARED_MEMORY, RunFolder
+from services.launch.owner import own
+from services.run.folder import SHARED_MEMORY, RunFolder
 from streamrl.config import Config
 from streamrl.errors import ComponentError
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from services.up import up
+from services.commands.up import up
 from streamrl.config import load_args
 from streamrl.errors import StreamRLError
 

@@ -10,9 +10,9 @@ from live_run import LiveRun, live_run
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from services.commands import export
-from services.replay import replay
-from services.run_folder import RunFolder
+from services.commands.beside_up import export
+from services.commands.replay import replay
+from services.run.folder import RunFolder
 
 pytestmark = pytest.mark.ray
 

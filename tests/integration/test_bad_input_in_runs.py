@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from services.run_folder import RunFolder
+from services.run.folder import RunFolder
 
 pytestmark = pytest.mark.ray
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from live_run import LiveRun, live_run
 
-from services.run_folder import RunFolder
+from services.run.folder import RunFolder
 
 pytestmark = pytest.mark.ray
 

@@ -17,10 +17,10 @@ import pytest
 from live_run import LiveRun, live_run
 from local_gateway import TEMPLATE
 
-from services.commands import status
-from services.gateway_tokens import token_path
-from services.page_link import page_link
-from services.run_folder import RunFolder
+from services.commands.beside_up import status
+from services.commands.page_link import page_link
+from services.run.folder import RunFolder
+from services.run.gateway_tokens import token_path
 from streamrl.config.schema import ModelConfig
 from streamrl.gateway.auth import Scope
 from streamrl.models.load import prepare_model_folder

@@ -8,8 +8,8 @@ import reward_gate
 from guest_load import guests_of
 from live_run import live_run
 
-from buffers.queue import COMPLETIONS_DIR
-from buffers.segment_reader import SegmentReader
+from buffers.segments.places import COMPLETIONS_DIR
+from buffers.segments.reader import SegmentReader
 from streamrl.config import load
 from streamrl.reference import Reference
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from live_run import STREAMRL, live_run
 
-from buffers.segment_reader import SegmentReader
-from services.look_queue import look
-from services.run_folder import RunFolder
-from services.sql import query_run
-from services.verify import verify_run
+from buffers.segments.reader import SegmentReader
+from services.look.queue import look
+from services.look.sql import query_run
+from services.look.verify import verify_run
+from services.run.folder import RunFolder
 
 pytestmark = pytest.mark.ray
 

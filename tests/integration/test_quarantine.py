@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from live_run import live_run
 
-from buffers.ledger import read_ledger
-from buffers.ledger_records import Issued, Quarantined, Record
+from buffers.ledger.ledger import read_ledger
+from buffers.ledger.records import Issued, Quarantined, Record
 from streamrl.types import Ticket
 
 pytestmark = pytest.mark.ray

@@ -10,10 +10,10 @@ import pytest
 from live_run import LiveRun, live_run
 from trained_groups import trained_groups
 
-from buffers.ledger import read_ledger
-from buffers.ledger_records import Scored
-from buffers.records import SCORED, unpack
-from services.run_folder import RunFolder
+from buffers.ledger.ledger import read_ledger
+from buffers.ledger.records import Scored
+from buffers.rows.records import SCORED, unpack
+from services.run.folder import RunFolder
 
 pytestmark = pytest.mark.ray
 

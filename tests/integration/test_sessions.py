@@ -15,13 +15,13 @@ import pytest
 from live_run import LiveRun, live_run
 
 import streamrl
-from buffers.ledger import read_ledger
-from buffers.ledger_facts import ledger_facts
-from buffers.ledger_records import Declined, Gathered, Issued, Offered, Step
-from buffers.segment_reader import SegmentReader
-from buffers.verify import verify_queue
-from services.gateway_tokens import token_path
-from services.run_folder import RunFolder
+from buffers.ledger.facts import ledger_facts
+from buffers.ledger.ledger import read_ledger
+from buffers.ledger.records import Declined, Gathered, Issued, Offered, Step
+from buffers.recovery.verify import verify_queue
+from buffers.segments.reader import SegmentReader
+from services.run.folder import RunFolder
+from services.run.gateway_tokens import token_path
 from streamrl.errors import ComponentError, RequestError
 from streamrl.gateway.session_body import HEADER
 from streamrl.streams import OFFERED_STREAM

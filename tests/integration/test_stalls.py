@@ -10,7 +10,7 @@ import reward_gate
 from live_run import live_run, prepare
 from ray_cluster import ray_cluster
 
-from services.stack_dump import dump
+from services.part.stack_dump import dump
 
 pytestmark = pytest.mark.ray
 

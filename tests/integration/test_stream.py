@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from buffers.queue import COMPLETIONS_DIR
-from buffers.recorded import recorded_leases
-from buffers.segment_reader import SegmentReader
-from services.queue import queue_settings
-from services.replay import replay
-from services.run_folder import RunFolder
+from buffers.recovery.recorded import recorded_leases
+from buffers.segments.places import COMPLETIONS_DIR
+from buffers.segments.reader import SegmentReader
+from services.commands.replay import replay
+from services.queue.actor import queue_settings
+from services.run.folder import RunFolder
 from streamrl.config import Config, load
 from streamrl.learner.checkpoint import verify
 from streamrl.tasks.order import PromptOrder

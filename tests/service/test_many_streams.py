@@ -17,8 +17,8 @@ import pytest
 from live_run import LiveRun, live_run
 from service_load import Load
 
-from services.gateway_tokens import token_path
-from services.run_folder import RunFolder
+from services.run.folder import RunFolder
+from services.run.gateway_tokens import token_path
 
 pytestmark = pytest.mark.ray
 

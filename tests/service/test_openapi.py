@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from services.gateway_guard import Patience
+from services.gateway.guard import Patience
 from streamrl.config.schema import GatewayConfig
 from streamrl.gateway.refusal import CODES
 

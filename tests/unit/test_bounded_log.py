@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from services.bounded_log import open_bounded
+from services.launch.bounded_log import open_bounded
 
 BOUND = 4096
 

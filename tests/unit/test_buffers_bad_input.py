@@ -16,14 +16,14 @@ from run_files import (
     write_segment,
 )
 
-from buffers.checks import RowGate
-from buffers.fence import WriterFence
-from buffers.ledger import read_ledger
-from buffers.queue import ReplayQueue
-from buffers.records import AcceptedRows, QueueSettings, ScoredRows
-from buffers.schema import COMPLETIONS, SCORES
-from buffers.segment_reader import SegmentReader
-from buffers.segment_writer import SegmentWriter
+from buffers.index.fence import WriterFence
+from buffers.ledger.ledger import read_ledger
+from buffers.queue.replay_queue import ReplayQueue
+from buffers.rows.checks import RowGate
+from buffers.rows.records import AcceptedRows, QueueSettings, ScoredRows
+from buffers.rows.schema import COMPLETIONS, SCORES
+from buffers.segments.reader import SegmentReader
+from buffers.segments.writer import SegmentWriter
 from streamrl.clock import VirtualClock
 from streamrl.errors import ConfigError, DataError, NonFiniteError
 from streamrl.types import FrameRef, Version

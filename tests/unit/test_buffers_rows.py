@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buffers.checks import RowGate
-from buffers.gather import rollout_rows, score_columns, scoring_rows
-from buffers.records import AcceptedRows
-from buffers.rows import CompletionRows, TokenColumns, completions_batch, scores_batch, token_columns
-from buffers.schema import COMPLETIONS, SCORES, check_readable
+from buffers.rows.arrow import CompletionRows, TokenColumns, completions_batch, scores_batch, token_columns
+from buffers.rows.checks import RowGate
+from buffers.rows.gather import rollout_rows, score_columns, scoring_rows
+from buffers.rows.records import AcceptedRows
+from buffers.rows.schema import COMPLETIONS, SCORES, check_readable
 from streamrl.errors import DataError, NonFiniteError
 from streamrl.types import FinishReason, GenerationResult, SamplingParams, Score, Version, VersionSpan
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from segment_files import FOLDER, scores, write, writer
 
-from buffers.schema import SCORES
-from buffers.segment_reader import SegmentReader
-from buffers.segment_writer import SegmentWriter
+from buffers.rows.schema import SCORES
+from buffers.segments.reader import SegmentReader
+from buffers.segments.writer import SegmentWriter
 from streamrl.errors import ComponentError, ConfigError, FencedError, ResourceError
 from streamrl.types import FrameRef
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from services import commands
-from services.claim import claim
-from services.cli import run_app
-from services.read_logs import Tail, last_lines, log_files, readable
-from services.run_folder import RunFolder
+from services.cli.main import run_app
+from services.commands import beside_up
+from services.launch.claim import claim
+from services.run.folder import RunFolder
+from services.run.read_logs import Tail, last_lines, log_files, readable
 from streamrl.config import load_args
 from streamrl.errors import RunFolderError
 
@@ -46,7 +46,7 @@ def test_light_commands_import_nothing_heavy(arguments: list[str], config: Path,
     write_rows(run, {"step": 1, "time/step": 0.1, "time/wait": 0.0})
     places = {"CONFIG": str(config), "RUN": str(run.path)}
     script = (
-        "import sys; from services.cli import run_app\n"
+        "import sys; from services.cli.main import run_app\n"
         f"code = run_app({[places.get(argument, argument) for argument in arguments]!r})\n"
         f"heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
         "sys.exit(f'imported {heavy}' if heavy else code)"
@@ -119,7 +119,7 @@ def test_up_on_a_folder_in_use_is_exit_code_2_with_the_pid(
 def test_a_package_that_shadows_one_of_ours_is_named(tmp_path: Path) -> None:
     (tmp_path / "buffers").mkdir()
     (tmp_path / "buffers" / "__init__.py").write_text("raise SystemExit('it ran')")
-    script = "from services.origins import check_origins; check_origins()"
+    script = "from services.launch.origins import check_origins; check_origins()"
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-P", "-c", script]
@@ -128,28 +128,28 @@ def test_a_package_that_shadows_one_of_ours_is_named(tmp_path: Path) -> None:
 
 
 def test_status_of_a_run_that_is_not_up_comes_from_its_files(run: RunFolder) -> None:
-    assert commands.status(run)["state"] == "new"
+    assert beside_up.status(run)["state"] == "new"
     write_rows(run, {"step": 1}, {"step": 2, "reward/mean": 0.5})
-    assert commands.status(run)["last"]["step"] == 2
+    assert beside_up.status(run)["last"]["step"] == 2
     failure = {"component": "learner", "phase": "step 3", "version": "0.2", "cause": "loss is nan", "time_ns": 1}
     run.failure_path.write_text(json.dumps(failure))
-    assert commands.status(run)["state"] == "failed"
-    assert "loss is nan" in commands.status(run)["cause"]
+    assert beside_up.status(run)["state"] == "failed"
+    assert "loss is nan" in beside_up.status(run)["cause"]
     run.failure_path.unlink()
     run.write_summary({"eval_after": 0.9, "steps": 4})
-    assert commands.status(run)["summary"] == {"eval_after": 0.9, "steps": 4}
-    assert commands.evaluate(run) == {"run": "run", "eval/score": 0.9, "step": 4}
+    assert beside_up.status(run)["summary"] == {"eval_after": 0.9, "steps": 4}
+    assert beside_up.evaluate(run) == {"run": "run", "eval/score": 0.9, "step": 4}
 
 
 def test_why_explains_the_rows_of_the_run(run: RunFolder) -> None:
     write_rows(run, *({"step": step, "time/step": 0.2, "time/wait": 0.1} for step in range(1, 5)))
-    assert [finding["kind"] for finding in commands.why(run)] == ["bound by generation"]
+    assert [finding["kind"] for finding in beside_up.why(run)] == ["bound by generation"]
 
 
 def test_down_of_a_run_that_is_not_up_removes_leftovers_of_a_killed_one(run: RunFolder) -> None:
     leftover = Path("/dev/shm") / f"{run.shared_memory_prefix}-v3"
     leftover.touch()
-    assert commands.down(run) == {"run": "run", "was_up": False, "state": "new"}
+    assert beside_up.down(run) == {"run": "run", "was_up": False, "state": "new"}
     assert not leftover.exists()
 
 
@@ -158,7 +158,7 @@ def test_logs_show_the_last_lines_of_one_part_readably(run: RunFolder) -> None:
     (run.logs_path / "rollout-0.log").write_text("old\n" + json.dumps(record) + "\nTraceback: as it is\n")
     (run.logs_path / "reward.log").write_text("scored\n")
     shown: list[tuple[str, str]] = []
-    commands.show_logs(run, "rollout", count=2, follow=True, show=lambda *line: shown.append(line))
+    beside_up.show_logs(run, "rollout", count=2, follow=True, show=lambda *line: shown.append(line))
     assert shown == [("rollout-0", "12:00 info    swapped  version=0.3"), ("rollout-0", "Traceback: as it is")]
     assert [path.stem for path in log_files(run.logs_path, None)] == ["reward", "rollout-0"]
     with pytest.raises(RunFolderError, match="there are: reward, rollout-0"):

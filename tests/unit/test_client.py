@@ -12,7 +12,7 @@ from local_gateway import ENDLESS, LocalGateway, local_gateway, until
 from submitted_prompts import GROUP_SIZE, gateway_of
 
 import streamrl
-from services import scaling
+from services.run import scaling
 from streamrl.client import Client, Result
 from streamrl.config.resources import Problem
 from streamrl.errors import (

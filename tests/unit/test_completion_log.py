@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from probe_learner import learn
 
-from buffers.records import AcceptedRows
-from buffers.segment_reader import SegmentReader
-from services.completions import CompletionLog
-from services.rollout_rows import Finished, Issued
+from buffers.rows.records import AcceptedRows
+from buffers.segments.reader import SegmentReader
+from services.rollout.completions import CompletionLog
+from services.rollout.rows import Finished, Issued
 from streamrl.config import Config
 from streamrl.config.schema import ModelConfig, QueueConfig
 from streamrl.models.load import prepare_model_folder

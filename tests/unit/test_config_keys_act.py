@@ -21,16 +21,16 @@ import probe_reward_model as scores
 import pytest
 import torch
 
-from services.claim import claim
-from services.due import checkpoint_due, evaluation_due, target_reached
-from services.launch import owner_grace_s
-from services.layout import model_folder
-from services.queue import queue_settings
-from services.ray_session import local_options
-from services.segments import fetch_plan
-from services.step_plan import num_shares
-from services.supply import Placer
-from services.ways import Home, make_sender, make_transport
+from services.controller.supply import Placer
+from services.launch.claim import claim
+from services.launch.ray_session import local_options
+from services.launch.start import owner_grace_s
+from services.learner.step_plan import num_shares
+from services.part.due import checkpoint_due, evaluation_due, target_reached
+from services.queue.actor import queue_settings
+from services.queue.segments import fetch_plan
+from services.run.layout import model_folder
+from services.weights.ways import Home, make_sender, make_transport
 from streamrl.config import Config
 from streamrl.config.gpus import gpus_of_a_rank, gpus_of_a_replica
 from streamrl.config.machine import Machine

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from services import control
-from services.control import ControlServer, EventHub
-from services.control_client import ControlClient
+from services.run import control
+from services.run.control import ControlServer, EventHub
+from services.run.control_client import ControlClient
 from streamrl.errors import ComponentError, DeadlineError, ResourceError
 
 

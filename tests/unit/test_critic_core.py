@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from probe_learner import built, open_run, rows_in, train
 from turns import make_model
 
-from services.export import export_newest
-from services.learner_core import LearnerCore
-from services.preflight import check
-from services.run_folder import RunFolder
+from services.commands.export import export_newest
+from services.launch.preflight import check
+from services.learner.core import LearnerCore
+from services.run.folder import RunFolder
 from streamrl.config import dump
 from streamrl.config.learner_tables import (
     AlgorithmConfig,

@@ -9,15 +9,15 @@ import pytest
 from probe_learner import open_run
 from probe_parts import Handle
 
-from buffers.queue import ReplayQueue
-from buffers.records import QueueSettings
-from services.controller import Controller
-from services.deadline import within_or_paused
-from services.disk_watch import DiskWatch
-from services.evaluator import Evaluator
-from services.replica_scaler import ReplicaScaler
-from services.replicas import ReplicaPool
-from services.reward_keeper import RewardKeeper
+from buffers.queue.replay_queue import ReplayQueue
+from buffers.rows.records import QueueSettings
+from services.controller.actor import Controller
+from services.controller.disk_watch import DiskWatch
+from services.controller.evaluator import Evaluator
+from services.controller.replica_scaler import ReplicaScaler
+from services.controller.replicas import ReplicaPool
+from services.controller.reward_keeper import RewardKeeper
+from services.part.deadline import within_or_paused
 from streamrl.append_file import AppendFile
 from streamrl.clock import SystemClock, VirtualClock
 from streamrl.config.schema import Config, ModelConfig, QueueConfig

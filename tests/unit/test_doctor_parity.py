@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.doctor import parity
+from services.commands.doctor import parity
 from streamrl.config import Config, load_args
 from streamrl.errors import ConfigError
 

@@ -10,7 +10,7 @@ import torch
 from reward_models import copies, policy_folder, write_pairs
 from transformers import AutoModelForCausalLM
 
-from services.cli import run_app
+from services.cli.main import run_app
 from streamrl.learner.dpo_training import DpoTraining, trainer
 from streamrl.learner.pair_training import PairProgress
 from streamrl.learner.preference_pairs import EncodedPair, answer_rows, encode_pairs, pair_rows, read_pairs, split_pairs

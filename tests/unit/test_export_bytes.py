@@ -7,9 +7,9 @@ import torch
 from probe_learner import built, change
 from safetensors import safe_open
 
-from services.export import export_newest
-from services.learner_core import LearnerCore
-from services.run_folder import RunFolder
+from services.commands.export import export_newest
+from services.learner.core import LearnerCore
+from services.run.folder import RunFolder
 from streamrl.config import dump
 from streamrl.config.learner_tables import LearnerConfig, LoraConfig, OptimizerConfig
 from streamrl.config.schema import Config, ModelConfig

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from services.control import described
-from services.ending import failure_of
-from services.run_folder import RunFolder
+from services.run.control import described
+from services.run.ending import failure_of
+from services.run.folder import RunFolder
 from streamrl.errors import ComponentError, ConfigError, NonFiniteError, ResourceError, StreamRLError
 from streamrl.failure import FailureReport, report_failure
 

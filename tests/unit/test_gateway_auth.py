@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway_tokens import token_path, write_tokens
-from services.run_folder import RunFolder
+from services.run.folder import RunFolder
+from services.run.gateway_tokens import token_path, write_tokens
 from streamrl.gateway.auth import Doorkeeper, Scope, all_scopes_token, scope_token
 from streamrl.gateway.refusal import Refusal
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from local_gateway import until
 
-from services.control import ControlServer, EventHub
-from services.gateway_feed import KEEP_ALIVE, MOST, RunFeed
+from services.gateway.feed import KEEP_ALIVE, MOST, RunFeed
+from services.run.control import ControlServer, EventHub
 from streamrl.errors import ComponentError
 
 SOON = 0.001

@@ -14,7 +14,7 @@ from local_gateway import LocalGateway, local_gateway, until
 from raw_http import Answer, answers, begins_events, exchange, taken_lines
 from request_mutations import LEAVES, MOST_BYTES, WHOLE, Sent, mutated
 
-from services.gateway_guard import Patience
+from services.gateway.guard import Patience
 from streamrl.config.schema import GatewayConfig
 from streamrl.gateway.auth import Scope, all_scopes_token
 from streamrl.gateway.refusal import CODES

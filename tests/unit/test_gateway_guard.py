@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from services.gateway_guard import Guard, Patience
+from services.gateway.guard import Guard, Patience
 from streamrl.gateway.auth import Doorkeeper, all_scopes_token
 
 KEY = b"k" * 32

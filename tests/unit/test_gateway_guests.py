@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from local_gateway import ENDLESS, LocalGateway, local_gateway, until
 
-from services import guests
+from services.rollout import guests
 from streamrl.errors import FencedError
 from streamrl.types import GenerationRequest, SamplingParams
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.metrics_tail import MetricsTail
+from services.look.metrics_tail import MetricsTail
 from streamrl.errors import DataError
 from streamrl.gateway.history import LEAST_POINTS, History, chosen
 from streamrl.metrics import MetricsWriter

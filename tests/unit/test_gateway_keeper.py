@@ -10,9 +10,9 @@ import ray
 from probe_learner import open_run
 from probe_parts import Handle
 
-from services.death_desk import DeathDesk
-from services.gateway_keeper import GatewayKeeper
-from services.restarts import RestartBudget
+from services.controller.death_desk import DeathDesk
+from services.controller.gateway_keeper import GatewayKeeper
+from services.part.restarts import RestartBudget
 from streamrl.clock import VirtualClock
 from streamrl.config import Config
 from streamrl.config.schema import GatewayConfig

@@ -8,10 +8,10 @@ import pytest
 from local_gateway import LocalGateway, events, local_gateway
 from scripted_owner import ScriptedOwner
 
-from services.cli import run_app
-from services.gateway_tokens import token_path
-from services.liveness import ProcessId
-from services.run_folder import Launch
+from services.cli.main import run_app
+from services.run.folder import Launch
+from services.run.gateway_tokens import token_path
+from services.run.liveness import ProcessId
 from streamrl.failure import FailureReport, report_failure
 from streamrl.gateway import page_files
 from streamrl.gateway.auth import Scope

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from services.gateway_pool import Begun, Pool, Replaced
+from services.gateway.pool import Begun, Pool, Replaced
 from streamrl.gateway.news import News
 from streamrl.types import GenerationRequest, SamplingParams, Version
 

@@ -9,8 +9,8 @@ import pytest
 from local_gateway import Direct, until
 from queue_parts import open_queue
 
-from buffers.queue import ReplayQueue
-from services.gateway_queue import CALLS_AT_ONCE, EndDesk
+from buffers.queue.replay_queue import ReplayQueue
+from services.gateway.queue import CALLS_AT_ONCE, EndDesk
 from streamrl.gateway.refusal import Refusal
 from streamrl.streams import TASK, Share
 from streamrl.tasks.base import SubmittedPrompt

@@ -12,9 +12,9 @@ from agent_sessions import PROMPT, call, gateway_of, ids_of, reward
 from local_gateway import ENDLESS, LocalGateway, events, until
 from sent_trajectories import GROUP_SIZE, offer, status_of
 
-from buffers.gather import rollout_rows
-from buffers.segment_reader import SegmentReader
-from services.gateway import GatewayActor
+from buffers.rows.gather import rollout_rows
+from buffers.segments.reader import SegmentReader
+from services.gateway.actor import GatewayActor
 from streamrl.gateway.session_body import HEADER
 
 

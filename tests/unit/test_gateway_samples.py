@@ -9,7 +9,7 @@ import pytest
 from local_gateway import LocalGateway, local_gateway
 from submitted_prompts import GROUP_SIZE, answers, gateway_of, line
 
-from services.gateway_samples import MOST
+from services.gateway.samples import MOST
 from streamrl.config import Config
 from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig, OverlongConfig
 from streamrl.config.rollout_tables import RolloutConfig, SamplingConfig

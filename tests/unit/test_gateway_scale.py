@@ -9,8 +9,8 @@ from local_gateway import LocalGateway, local_gateway
 from local_owner import local_owner
 from probe_learner import open_run
 
-from services import scaling
-from services.run_folder import RunFolder
+from services.run import scaling
+from services.run.folder import RunFolder
 from streamrl.config import Config
 from streamrl.config.resources import Problem
 from streamrl.config.rollout_tables import RolloutConfig

@@ -11,8 +11,8 @@ import pytest
 from local_gateway import ENDLESS, LocalGateway, local_gateway, until
 from raw_http import answers, exchange
 
-from services.gateway_guard import Patience
-from services.gateway_heads import HEAD_BYTES
+from services.gateway.guard import Patience
+from services.gateway.heads import HEAD_BYTES
 from streamrl.config.schema import GatewayConfig
 
 SHORT = 0.1

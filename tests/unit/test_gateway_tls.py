@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from local_gateway import local_gateway
 
-from services.gateway_address import url_of
+from services.run.gateway_address import url_of
 from streamrl.config.schema import GatewayConfig
 
 CLIENT = """

@@ -9,8 +9,8 @@ import torch
 from local_gateway import Direct, local_gateway, until
 from probe_learner import open_run
 
-from services.gateway_versions import VersionDesk
-from services.weights import WeightStoreActor
+from services.gateway.versions import VersionDesk
+from services.weights.actor import WeightStoreActor
 from streamrl.config import Config
 from streamrl.gateway.refusal import Refusal
 from streamrl.types import Version

@@ -15,7 +15,7 @@ from local_gateway import LocalGateway, local_gateway, until
 from safetensors.torch import load_file
 
 import streamrl
-from services.gateway_weights import HOLDER
+from services.gateway.weights import HOLDER
 from streamrl.client.weights import downloaded
 from streamrl.errors import ComponentError, ConfigError, DataError, RequestError
 from streamrl.models.adapter_names import adapter_of

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from probe_parts import Handle
 
-from services.parts import Parts
-from services.supply import cannot_be_placed
+from services.controller.parts import Parts
+from services.controller.supply import cannot_be_placed
 from streamrl.config import Config, load_args
 from streamrl.config.gpus import GpuDemand, gpus_for, gpus_of_a_rank, gpus_of_a_replica
 from streamrl.config.machine import read_machine, visible_gpus

@@ -10,11 +10,11 @@ from probe_learner import finished
 from probe_parts import with_replica
 from small_lease import lease
 
-from buffers.segment_reader import SegmentReader
-from services.completions import CompletionLog
-from services.rollout import RolloutReplica
-from services.run_folder import RunFolder
-from services.step_plan import make_plan, shares_of
+from buffers.segments.reader import SegmentReader
+from services.learner.step_plan import make_plan, shares_of
+from services.rollout.actor import RolloutReplica
+from services.rollout.completions import CompletionLog
+from services.run.folder import RunFolder
 from streamrl.config import Config
 from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig, OverlongConfig
 from streamrl.config.rollout_tables import RolloutConfig, SamplingConfig

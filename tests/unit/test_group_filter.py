@@ -8,13 +8,13 @@ import pytest
 from queue_parts import Parts, both, groups_of, kill, open_queue, turn
 from small_index import Order, accept, accepted, assert_books_close, frame, queue_settings, score
 
-from buffers.group import Group, Row
-from buffers.group_filter import GroupFilter
-from buffers.index import ReplayIndex
-from buffers.ledger import Ledger, read_ledger
-from buffers.ledger_records import Dropped
-from buffers.queue import LEDGER_DIR
-from services.filtered_share import FilteredShare
+from buffers.index.group import Group, Row
+from buffers.index.group_filter import GroupFilter
+from buffers.index.replay_index import ReplayIndex
+from buffers.ledger.ledger import Ledger, read_ledger
+from buffers.ledger.records import Dropped
+from buffers.segments.places import LEDGER_DIR
+from services.part.filtered_share import FilteredShare
 from streamrl.clock import VirtualClock
 from streamrl.config.learner_tables import FilterConfig
 from streamrl.dynamic_sampling import reason_to_filter

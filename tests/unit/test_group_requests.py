@@ -10,8 +10,8 @@ import torch
 from msgspec.structs import replace
 from probe_parts import Handle, with_replica
 
-from services.rollout import RolloutReplica
-from services.run_folder import RunFolder
+from services.rollout.actor import RolloutReplica
+from services.run.folder import RunFolder
 from streamrl.config import Config
 from streamrl.config.rollout_tables import RolloutConfig, ScriptedConfig
 from streamrl.config.schema import ModelConfig, QueueConfig

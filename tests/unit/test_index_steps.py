@@ -12,8 +12,8 @@ from small_index import (
     score,
 )
 
-from buffers.group import Group, Row
-from buffers.leasing import build_lease
+from buffers.index.group import Group, Row
+from buffers.index.leasing import build_lease
 from streamrl.clock import VirtualClock
 from streamrl.errors import ComponentError, StartAgainError
 

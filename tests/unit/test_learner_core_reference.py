@@ -8,8 +8,8 @@ import probe_learner
 import pytest
 from probe_learner import GROUP_SIZE, GROUPS, REWARDS, built, lease, write_rows
 
-from services.preflight import check
-from services.step_plan import shares_of
+from services.launch.preflight import check
+from services.learner.step_plan import shares_of
 from streamrl.algorithms.advantages import advantage_of
 from streamrl.config import Config
 from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig, OptimizerConfig, ReferenceConfig

@@ -9,13 +9,13 @@ import pytest
 import torch
 from probe_learner import GROUP_SIZE, GROUPS, built, finished, train
 
-from buffers.places import writer_of
-from services.completions import CompletionLog
+from buffers.segments.places import writer_of
+from services.rollout.completions import CompletionLog
 from streamrl.config.learner_tables import LearnerConfig, OptimizerConfig
 from streamrl.config.schema import Config, ModelConfig
 from streamrl.errors import DataError
 from streamrl.learner.sources import SOURCES, Sources, by_source, source_means
-from streamrl.learner.sums import TokenFacts
+from streamrl.learner.token_facts import TokenFacts
 from streamrl.types import FrameRef
 
 BIAS = -3.0

@@ -11,16 +11,16 @@ HEAVY = ("torch", "transformers", "peft", "duckdb", "sympy")
 @pytest.mark.parametrize(
     "module",
     [
-        "services.owner",
-        "services.system",
-        "services.controller",
-        "services.queue",
-        "services.weights",
-        "services.rollout",
-        "services.reward",
-        "services.gateway",
-        "services.home",
-        "services.node",
+        "services.launch.owner",
+        "services.launch.system",
+        "services.controller.actor",
+        "services.queue.actor",
+        "services.weights.actor",
+        "services.rollout.actor",
+        "services.reward.actor",
+        "services.gateway.actor",
+        "services.weights.home",
+        "services.weights.node",
     ],
 )
 def test_a_part_without_a_model_does_not_import_torch(module: str) -> None:

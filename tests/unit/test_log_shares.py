@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from probe_learner import open_run
 
-from services.books import RunBook
-from services.observe import Observer
+from services.controller.books import RunBook
+from services.part.observe import Observer
 from streamrl.append_file import AppendFile
 from streamrl.chrome_trace import merge_traces
 from streamrl.config.learner_tables import LearnerConfig

@@ -9,11 +9,11 @@ import ray
 from probe_learner import open_run
 from probe_parts import Handle
 
-from buffers.segment_removal import remove_segments
-from buffers.spare_files import SpareFiles
-from services.node import NodeSeat, remove_on
-from services.nodes import Nodes
-from services.parts import Parts
+from buffers.segments.removal import remove_segments
+from buffers.segments.spare_files import SpareFiles
+from services.controller.nodes import Nodes
+from services.controller.parts import Parts
+from services.weights.node import NodeSeat, remove_on
 from streamrl.config.schema import Config, ModelConfig
 
 NODE = "0123456789ab"

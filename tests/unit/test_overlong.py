@@ -6,8 +6,8 @@ import pytest
 from small_index import LENGTH, STOP, Order, accept, queue_settings, score
 from small_lease import lease
 
-from buffers.index import ReplayIndex
-from services.step_plan import make_plan, penalised, shares_of
+from buffers.index.replay_index import ReplayIndex
+from services.learner.step_plan import make_plan, penalised, shares_of
 from streamrl.algorithms.advantages import advantage_of
 from streamrl.algorithms.overlong import overlong_penalty
 from streamrl.clock import VirtualClock

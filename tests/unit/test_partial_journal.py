@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from buffers.partial_log import SEALED_KEPT, read_partials
-from services.partial_journal import JournalFigures, PartialJournal
-from services.rollout_rows import Issued
+from buffers.segments.partial_log import SEALED_KEPT, read_partials
+from services.rollout.partial_journal import JournalFigures, PartialJournal
+from services.rollout.rows import Issued
 from streamrl.config import Config
 from streamrl.config.learner_tables import LearnerConfig
 from streamrl.config.rollout_tables import RolloutConfig, SamplingConfig

@@ -10,8 +10,8 @@ import pytest
 import torch
 from probe_learner import REWARDS, built, lease, rows_in, train
 
-from services.learner_core import LearnerCore
-from services.step_plan import make_plan
+from services.learner.core import LearnerCore
+from services.learner.step_plan import make_plan
 from streamrl.clock import SystemClock
 from streamrl.config.learner_tables import (
     AlgorithmConfig,

@@ -7,13 +7,14 @@ from collections import Counter
 import pytest
 from queue_parts import Order, Parts, both, kill, open_queue, queue_settings, turn
 
-from buffers.ledger import Ledger, read_ledger
-from buffers.ledger_records import Dropped, Failed, Issued, Quarantined, Record, Scored
-from buffers.ledger_table import ledger_table
-from buffers.queue import LEDGER_DIR, ReplayQueue
-from buffers.submissions import SubmissionState
-from services.quarantine_news import sentence
-from services.restarts import RestartBudget
+from buffers.index.submissions import SubmissionState
+from buffers.ledger.ledger import Ledger, read_ledger
+from buffers.ledger.records import Dropped, Failed, Issued, Quarantined, Record, Scored
+from buffers.ledger.table import ledger_table
+from buffers.queue.replay_queue import ReplayQueue
+from buffers.segments.places import LEDGER_DIR
+from services.controller.quarantine_news import sentence
+from services.part.restarts import RestartBudget
 from streamrl.errors import ComponentError, DataError
 from streamrl.streams import TASK, Share
 from streamrl.tasks.base import SubmittedPrompt

@@ -9,9 +9,9 @@ from booked_queue import STOP, Order, frame_of, packed_rows
 from looked_run import finished_run, interrupted_run, run_folder
 from small_run import GROUP_SIZE, GROUPS, STEPS, queue_settings
 
-from buffers.index import ReplayIndex
-from services.cli import run_app
-from services.look_queue import as_lines, look
+from buffers.index.replay_index import ReplayIndex
+from services.cli.main import run_app
+from services.look.queue import as_lines, look
 from streamrl.clock import VirtualClock
 
 

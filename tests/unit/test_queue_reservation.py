@@ -9,13 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from buffers.index import ReplayIndex
-from buffers.rows import scores_batch
-from buffers.schema import SCORES
-from buffers.segment_writer import SegmentWriter
-from services.completions import CompletionLog
-from services.queue import queue_settings
-from services.rollout_rows import Finished, Issued
+from buffers.index.replay_index import ReplayIndex
+from buffers.rows.arrow import scores_batch
+from buffers.rows.schema import SCORES
+from buffers.segments.writer import SegmentWriter
+from services.queue.actor import queue_settings
+from services.rollout.completions import CompletionLog
+from services.rollout.rows import Finished, Issued
 from streamrl.clock import SystemClock
 from streamrl.config import Config, limits
 from streamrl.config.learner_tables import LearnerConfig

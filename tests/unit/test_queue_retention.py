@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from resumed_run import ResumedRun, Shape
 
-from buffers.ledger_records import Accepted, Dropped, Lost, Record, Step
-from buffers.places import PARTIALS_DIR, SPARE_DIR
-from buffers.queue import COMPLETIONS_DIR, SCORES_DIR
-from buffers.records import AcceptedRows, QueueSettings
-from buffers.retention import Retention
+from buffers.ledger.records import Accepted, Dropped, Lost, Record, Step
+from buffers.rows.records import AcceptedRows, QueueSettings
+from buffers.segments.places import COMPLETIONS_DIR, PARTIALS_DIR, SCORES_DIR, SPARE_DIR
+from buffers.segments.retention import Retention
 from streamrl.types import FrameRef
 
 SHAPE = Shape(prompts=11, steps=40, retain="covered")

@@ -27,11 +27,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from buffers.last_books import last_books
-from buffers.ledger import read_ledger
-from buffers.ledger_facts import RowState, ledger_facts
-from buffers.ledger_frames import pack_frame, read_frames
-from buffers.queue import COMPLETIONS_DIR, LEDGER_DIR
+from buffers.ledger.facts import RowState, ledger_facts
+from buffers.ledger.frames import pack_frame, read_frames
+from buffers.ledger.ledger import read_ledger
+from buffers.recovery.last_books import last_books
+from buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR
 from streamrl.errors import ComponentError, DataError, FencedError, StartAgainError
 from streamrl.types import FrameRef, Version
 

@@ -7,11 +7,12 @@ import pytest
 from fault_scale import SEED, replay
 from queue_parts import Parts, both, groups_of, kill, open_queue, turn
 
-from buffers.ledger import read_ledger
-from buffers.ledger_records import Issued, Submitted
-from buffers.ledger_table import ledger_table
-from buffers.queue import LEDGER_DIR, ReplayQueue
-from buffers.submissions import Outcome, SubmissionState
+from buffers.index.submissions import Outcome, SubmissionState
+from buffers.ledger.ledger import read_ledger
+from buffers.ledger.records import Issued, Submitted
+from buffers.ledger.table import ledger_table
+from buffers.queue.replay_queue import ReplayQueue
+from buffers.segments.places import LEDGER_DIR
 from streamrl.errors import ComponentError, DataError
 from streamrl.streams import TASK, Share
 from streamrl.tasks.base import Prompt, SubmittedPrompt

@@ -14,20 +14,21 @@ from offered_trajectories import Offering, trajectory, turn
 from queue_parts import Parts, both, groups_of, kill, open_queue
 from queue_parts import turn as let_run
 
-from buffers.gather import rollout_rows
-from buffers.gathering import TOO_MANY_WAIT, TOO_STALE, UNKNOWN_VERSION, Objection
-from buffers.ledger import read_ledger
-from buffers.ledger_facts import ledger_facts
-from buffers.ledger_frames import read_frames
-from buffers.ledger_records import Accepted, Declined, Gathered, Issued, Offered, Scored, Step, Writer
-from buffers.ledger_table import ledger_table
-from buffers.offered import OfferedTrajectories, OfferState, Standing, num_bytes
-from buffers.queue import LEDGER_DIR, ReplayQueue
-from buffers.row_tables import logged_completions, logged_scores, rollouts_table
-from buffers.segment_reader import SegmentReader
-from buffers.submissions import SubmissionState
-from buffers.verify import verify_queue
-from services.trajectory_log import WRITER
+from buffers.index.offered import OfferedTrajectories, OfferState, Standing, num_bytes
+from buffers.index.submissions import SubmissionState
+from buffers.ledger.facts import ledger_facts
+from buffers.ledger.frames import read_frames
+from buffers.ledger.ledger import read_ledger
+from buffers.ledger.records import Accepted, Declined, Gathered, Issued, Offered, Scored, Step, Writer
+from buffers.ledger.table import ledger_table
+from buffers.queue.gathering import TOO_MANY_WAIT, TOO_STALE, UNKNOWN_VERSION, Objection
+from buffers.queue.replay_queue import ReplayQueue
+from buffers.recovery.row_tables import logged_completions, logged_scores, rollouts_table
+from buffers.recovery.verify import verify_queue
+from buffers.rows.gather import rollout_rows
+from buffers.segments.places import LEDGER_DIR
+from buffers.segments.reader import SegmentReader
+from services.queue.trajectory_log import WRITER
 from streamrl.errors import ComponentError, DataError, FencedError
 from streamrl.gateway.trajectory import Branch
 from streamrl.streams import OFFERED_STREAM

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from queue_parts import Order, Parts, both, queue_settings, turn
 
-from buffers.queue import ReplayQueue
+from buffers.queue.replay_queue import ReplayQueue
 from streamrl.clock import VirtualClock
 from streamrl.look_back import Waited
 from streamrl.types import Version

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.ray_processes import unless_ray_dies
+from services.launch.ray_processes import unless_ray_dies
 from streamrl.errors import ProcessDiedError
 
 LIMIT_S = 60
@@ -21,7 +21,7 @@ subprocess.run([sys.executable, "-c", sys.argv[1], sys.argv[2], str(os.getpid())
 """
 OWNER = """
 import os, subprocess, sys, psutil
-from services.ray_processes import end_orphans
+from services.launch.ray_processes import end_orphans
 quiet = "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
 sleeper = f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], {quiet})"
 leave = f"import subprocess, sys; print({sleeper}.pid)"

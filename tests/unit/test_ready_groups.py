@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buffers.group import Group
-from buffers.ready import ReadyGroups
+from buffers.index.group import Group
+from buffers.index.ready import ReadyGroups
 from streamrl.errors import ComponentError
 from streamrl.staleness import Candidate, select_batch
 

@@ -4,8 +4,8 @@ import random
 
 from small_index import accept, both, finish, make_index, score
 
-from buffers.group import Group, Row
-from buffers.recent import RecentGroup, RecentGroups
+from buffers.index.group import Group, Row
+from buffers.index.recent import RecentGroup, RecentGroups
 from streamrl.types import FrameRef
 
 FRAME = FrameRef("queue/completions/rollout-0-0-0.arrow", 0, 10, 64, 0, 0)

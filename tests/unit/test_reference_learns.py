@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from probe_learner import GROUP_SIZE, built, lease, train, write_rows
 
-from services.step_plan import shares_of
+from services.learner.step_plan import shares_of
 from streamrl.config import Config
 from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig, OptimizerConfig, OverlongConfig
 from streamrl.config.rollout_tables import RolloutConfig, SamplingConfig

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from run_files import COMPLETIONS_FOLDER, SCORES_FOLDER, write_segment
 
-from buffers import segment_removal
-from buffers.segment_reader import SegmentReader
-from buffers.segment_removal import SegmentRemover
+from buffers.segments import removal as segment_removal
+from buffers.segments.reader import SegmentReader
+from buffers.segments.removal import SegmentRemover
 from streamrl import removal
 from streamrl.errors import ComponentError
 from streamrl.removal import PIECE_BYTES, free, has_other_user, remove_folder, take_name

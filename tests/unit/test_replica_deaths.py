@@ -10,9 +10,9 @@ import ray
 from probe_learner import open_run
 from probe_parts import Handle
 
-from services.nodes import Nodes
-from services.parts import Parts
-from services.replicas import ReplicaPool
+from services.controller.nodes import Nodes
+from services.controller.parts import Parts
+from services.controller.replicas import ReplicaPool
 from streamrl.config.schema import Config, ModelConfig
 from streamrl.errors import ProcessDiedError
 

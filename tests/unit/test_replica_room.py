@@ -8,8 +8,8 @@ import numpy as np
 from fake_vllm_program import write_program
 from probe_parts import LONGEST_PROMPT, finished, with_replica
 
-from services.rollout import RolloutReplica
-from services.run_folder import RunFolder
+from services.rollout.actor import RolloutReplica
+from services.run.folder import RunFolder
 from streamrl.config import Config
 from streamrl.config.schema import ModelConfig
 from streamrl.models.load import prepare_model_folder

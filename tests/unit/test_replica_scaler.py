@@ -9,10 +9,10 @@ import pytest
 from probe_learner import open_run
 from probe_parts import Handle
 
-from services.nodes import Nodes
-from services.parts import Parts
-from services.replica_scaler import ReplicaScaler
-from services.replicas import ReplicaPool
+from services.controller.nodes import Nodes
+from services.controller.parts import Parts
+from services.controller.replica_scaler import ReplicaScaler
+from services.controller.replicas import ReplicaPool
 from streamrl.clock import VirtualClock
 from streamrl.config.rollout_tables import AutoscalingConfig, RolloutConfig
 from streamrl.config.schema import Config, ModelConfig

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from resumed_run import ResumedRun, Shape, Trained, kill, length_of
 
-from buffers.ledger_frames import read_frames
-from buffers.queue import LEDGER_DIR
-from services.resumed import resumed_event, worth_telling
+from buffers.ledger.frames import read_frames
+from buffers.segments.places import LEDGER_DIR
+from services.run.resumed import resumed_event, worth_telling
 from streamrl.errors import RunFolderError
 
 FOUND = {

@@ -12,13 +12,13 @@ from queue_parts import Parts, both, kill, open_queue
 from small_index import Order, accept, queue_settings, score, scored
 from small_lease import lease
 
-from buffers.columns import map_columns
-from buffers.index import ReplayIndex
-from buffers.rows import scores_batch
-from services.learner import _zero_variance_share
-from services.look_queue import _settings as books_settings
-from services.queue import queue_settings as queue_settings_of
-from services.step_plan import make_plan
+from buffers.index.replay_index import ReplayIndex
+from buffers.rows.arrow import scores_batch
+from buffers.rows.columns import map_columns
+from services.learner.actor import _zero_variance_share
+from services.learner.step_plan import make_plan
+from services.look.queue import _settings as books_settings
+from services.queue.actor import queue_settings as queue_settings_of
 from streamrl.algorithms.gdpo import gdpo
 from streamrl.clock import VirtualClock
 from streamrl.config import Config

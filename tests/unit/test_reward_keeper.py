@@ -8,7 +8,7 @@ import pytest
 import ray
 from probe_parts import Handle
 
-from services.reward_keeper import RewardKeeper
+from services.controller.reward_keeper import RewardKeeper
 from streamrl.errors import ComponentError
 
 DEATH = ray.exceptions.ActorDiedError()

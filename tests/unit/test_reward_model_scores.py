@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
-from buffers.gather import ScoringRows
-from services.cli import run_app
-from services.preflight import check
-from services.reward import reward_items
+from buffers.rows.gather import ScoringRows
+from services.cli.main import run_app
+from services.launch.preflight import check
+from services.reward.actor import reward_items
 from streamrl.config import Config, load_args
 from streamrl.config.schema import RewardModelConfig
 from streamrl.errors import ConfigError, DataError, NonFiniteError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from probe_learner import open_run
 
-from services.books import RunBook
+from services.controller.books import RunBook
 from streamrl.config import Config
 
 

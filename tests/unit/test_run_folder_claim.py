@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services import run_lock
-from services.claim import Claim, claim
-from services.liveness import ProcessId
-from services.run_folder import Launch, RunFolder, RunState, explained, find_run, write_whole
-from services.run_lock import RunLock
+from services.launch.claim import Claim, claim
+from services.run import run_lock
+from services.run.folder import Launch, RunFolder, RunState, explained, find_run, write_whole
+from services.run.liveness import ProcessId
+from services.run.run_lock import RunLock
 from streamrl.config.learner_tables import LearnerConfig
 from streamrl.config.schema import Config, ModelConfig, RewardConfig, RewardModelConfig
 from streamrl.errors import ResourceError, RunFolderError

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.rollout_rows import Issued, RunningRollouts
+from services.rollout.rows import Issued, RunningRollouts
 from streamrl.config.rollout_tables import ScriptedConfig
 from streamrl.engines.base import Engine
 from streamrl.engines.scripted import ScriptedEngine

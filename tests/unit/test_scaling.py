@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from services.replicas import changes
-from services.run_folder import RunRecord
-from services.scaling import KEYS, outcome, remembered, sizes, sizes_asked
+from services.controller.replicas import changes
+from services.run.folder import RunRecord
+from services.run.scaling import KEYS, outcome, remembered, sizes, sizes_asked
 from streamrl.config import Config
 from streamrl.config.resources import Estimate, growth
 from streamrl.config.rollout_tables import RolloutConfig

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from run_files import completions, write_far_segment
 
-from buffers.places import HOME, node_of, on_node, resolve
-from buffers.segment_copies import SegmentCopies, SegmentHead, read_head, read_range
-from buffers.segment_format import MAGIC
-from buffers.segment_reader import SegmentReader
+from buffers.segments.copies import SegmentCopies, SegmentHead, read_head, read_range
+from buffers.segments.format import MAGIC
+from buffers.segments.places import HOME, node_of, on_node, resolve
+from buffers.segments.reader import SegmentReader
 from streamrl.errors import DataError
 from streamrl.types import FrameRef
 

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 from segment_files import FOLDER, flip, scores, write, writer
 
-from buffers.columns import flat
-from buffers.schema import SCORES
-from buffers.segment_format import END_OF_STREAM, ENTRY_BYTES, MAGIC
-from buffers.segment_reader import SegmentReader
-from buffers.segment_writer import SegmentWriter
+from buffers.rows.columns import flat
+from buffers.rows.schema import SCORES
+from buffers.segments.format import END_OF_STREAM, ENTRY_BYTES, MAGIC
+from buffers.segments.reader import SegmentReader
+from buffers.segments.writer import SegmentWriter
 from streamrl.errors import DataError
 from streamrl.types import FrameRef
 

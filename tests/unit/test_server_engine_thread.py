@@ -11,7 +11,7 @@ import torch
 from fake_server import token
 from fake_vllm import FakeVllm, fake_engine
 
-from services.engine_thread import EngineThread
+from services.rollout.engine_thread import EngineThread
 from streamrl.errors import ProcessDiedError
 from streamrl.types import GenerationRequest, SamplingParams, UpdateMode, Version, VersionSpan
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.preflight import check
+from services.launch.preflight import check
 from streamrl.config import Config
 from streamrl.engines.server.place import engine_python
 from streamrl.errors import ConfigError

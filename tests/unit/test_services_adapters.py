@@ -17,11 +17,11 @@ from probe_parts import with_replica
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from services.cli import run_app
-from services.commands import export
-from services.learner_core import LearnerCore
-from services.rollout import RolloutReplica
-from services.run_folder import RunFolder
+from services.cli.main import run_app
+from services.commands.beside_up import export
+from services.learner.core import LearnerCore
+from services.rollout.actor import RolloutReplica
+from services.run.folder import RunFolder
 from streamrl.config import dump
 from streamrl.config.learner_tables import LearnerConfig, LoraConfig, OptimizerConfig
 from streamrl.config.schema import Config, ModelConfig, QueueConfig

@@ -18,8 +18,8 @@ import xxhash
 from delta_versions import RUN
 from published_versions import KEY, publish_steps
 
-from services.collective import CollectiveSender, CollectiveTransport, Meeting
-from services.ways import Home
+from services.weights.collective import CollectiveSender, CollectiveTransport, Meeting
+from services.weights.ends import Home
 from streamrl.errors import ComponentError, ConfigError, DataError
 from streamrl.types import Version
 from streamrl.weights.delta_files import Content

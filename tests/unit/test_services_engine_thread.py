@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 import numpy as np
 import pytest
 
-from services.engine_thread import SPARE_EVERY, EngineThread
+from services.rollout.engine_thread import SPARE_EVERY, EngineThread
 from streamrl.config.rollout_tables import ScriptedConfig
 from streamrl.engines.scripted import ScriptedEngine
 from streamrl.errors import ComponentError

@@ -12,10 +12,10 @@ import torch
 from probe_learner import lease, open_run
 from probe_parts import Handle
 
-from buffers.records import UnscoredFrame
-from services.far_rows import FarRows
-from services.learner import LearnerRank
-from services.reward import RewardActor
+from buffers.rows.records import UnscoredFrame
+from services.learner.actor import LearnerRank
+from services.queue.far_rows import FarRows
+from services.reward.actor import RewardActor
 from streamrl.config import Config
 from streamrl.config.schema import ModelConfig, QueueConfig
 from streamrl.errors import DeadlineError

@@ -12,9 +12,9 @@ import torch
 from probe_learner import REWARDS, STEPS, finished, lease, open_run
 from probe_parts import Handle
 
-from buffers.records import Lease
-from services.completions import CompletionLog
-from services.learner import PHASES, LearnerRank
+from buffers.rows.records import Lease
+from services.learner.actor import PHASES, LearnerRank
+from services.rollout.completions import CompletionLog
 from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.config.learner_tables import LearnerConfig, OptimizerConfig

@@ -14,9 +14,9 @@ import torch
 from probe_learner import STEPS, built, change
 from probe_parts import Handle
 
-from services.learner_core import LearnerCore
-from services.observe import Observer
-from services.publisher import Publisher
+from services.learner.core import LearnerCore
+from services.learner.publisher import Publisher
+from services.part.observe import Observer
 from streamrl.config.learner_tables import LearnerConfig, OptimizerConfig
 from streamrl.config.schema import Config, EvalConfig, ModelConfig, ObserveConfig
 from streamrl.errors import NonFiniteError

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from buffers.places import PARTIALS_DIR
-from services.queue import QueueActor
+from buffers.segments.places import PARTIALS_DIR
+from services.queue.actor import QueueActor
 from streamrl.config import Config
 from streamrl.config.learner_tables import LearnerConfig
 from streamrl.config.rollout_tables import RolloutConfig

@@ -12,9 +12,9 @@ import torch
 from probe_learner import finished
 from probe_parts import Handle, with_replica
 
-from services.node import NodeSeat
-from services.rollout import RolloutReplica
-from services.run_folder import RunFolder
+from services.rollout.actor import RolloutReplica
+from services.run.folder import RunFolder
+from services.weights.node import NodeSeat
 from streamrl.config import Config
 from streamrl.config.rollout_tables import RolloutConfig
 from streamrl.config.schema import ModelConfig, QueueConfig

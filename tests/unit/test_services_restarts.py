@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import ray
 
-from services.deaths import death_in, explain_death, process_died, trace_of
-from services.restarts import RestartBudget, back_off_s
-from services.seat import Seat
+from services.part.deaths import death_in, explain_death, process_died, trace_of
+from services.part.restarts import RestartBudget, back_off_s
+from services.part.seat import Seat
 from streamrl.errors import ComponentError, DataError, ProcessDiedError
 
 

@@ -11,13 +11,13 @@ import pytest
 from probe_learner import finished, open_run
 from probe_parts import Handle
 
-from buffers.columns import map_columns
-from buffers.gather import score_columns
-from buffers.records import ScoredRows, UnscoredFrame
-from buffers.segment_reader import SegmentReader
-from services.completions import CompletionLog
-from services.reward import RewardActor
-from services.rollout_rows import Finished, Issued
+from buffers.rows.columns import map_columns
+from buffers.rows.gather import score_columns
+from buffers.rows.records import ScoredRows, UnscoredFrame
+from buffers.segments.reader import SegmentReader
+from services.reward.actor import RewardActor
+from services.rollout.completions import CompletionLog
+from services.rollout.rows import Finished, Issued
 from streamrl.config import Config
 from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig
 from streamrl.config.rollout_tables import RolloutConfig

@@ -14,9 +14,9 @@ import pytest
 from probe_learner import STEPS, built, change
 from probe_parts import Handle
 
-from services.learner_core import LearnerCore
-from services.observe import Observer
-from services.saver import Saver
+from services.learner.core import LearnerCore
+from services.learner.saver import Saver
+from services.part.observe import Observer
 from streamrl.config.learner_tables import LearnerConfig, OptimizerConfig
 from streamrl.config.schema import CheckpointConfig, Config, ModelConfig, ObserveConfig
 from streamrl.errors import ComponentError, DeadlineError

@@ -9,12 +9,12 @@ import pytest
 import ray
 from run_files import completions, write_far_segment
 
-from buffers.fetch_plan import FetchPlan
-from buffers.segment_copies import SegmentCopies, read_head, read_range
-from buffers.segment_reader import SegmentReader
-from services.node_folder import NODE_RUNS, Visit, enter, id_here
-from services.run_folder import RunFolder
-from services.segments import Segments
+from buffers.segments.copies import SegmentCopies, read_head, read_range
+from buffers.segments.fetch_plan import FetchPlan
+from buffers.segments.reader import SegmentReader
+from services.queue.segments import Segments
+from services.run.folder import RunFolder
+from services.weights.node_folder import NODE_RUNS, Visit, enter, id_here
 from streamrl.errors import ConfigError, DataError
 
 NODE = "0123456789ab"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from small_lease import lease
 
-from services.reward import FailureShare
-from services.rollout_rows import finite
-from services.step_plan import STOP, decode, encode, make_plan, share_of, shares_of
+from services.learner.step_plan import STOP, decode, encode, make_plan, share_of, shares_of
+from services.reward.actor import FailureShare
+from services.rollout.rows import finite
 from streamrl.config import Config
 from streamrl.config.learner_tables import LearnerConfig
 from streamrl.errors import ComponentError

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from services.deadline import within
-from services.events import KEPT, EventLog
-from services.named_tasks import run_all, run_until
+from services.controller.events import KEPT, EventLog
+from services.part.deadline import within
+from services.part.named_tasks import run_all, run_until
 from streamrl.errors import ComponentError, DeadlineError
 
 

@@ -12,10 +12,10 @@ import ray
 from probe_learner import open_run
 from probe_parts import Handle
 
-from services.learner import LearnerRank
-from services.learners import LEARNER_CALLS, Learners
-from services.parts import Parts
-from services.worker_group import WorkerGroup
+from services.controller.learners import LEARNER_CALLS, Learners
+from services.controller.parts import Parts
+from services.controller.worker_group import WorkerGroup
+from services.learner.actor import LearnerRank
 from streamrl.config import Config
 from streamrl.config.learner_tables import LearnerConfig
 from streamrl.errors import ComponentError, DataError, NonFiniteError, ProcessDiedError

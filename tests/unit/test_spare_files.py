@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from segment_files import FOLDER, scores, write, writer
 
-from buffers import segment_removal
-from buffers.places import SPARE_DIR
-from buffers.segment_reader import SegmentReader
-from buffers.segment_removal import SegmentRemover
-from buffers.spare_files import SpareFiles, take_spare
+from buffers.segments import removal
+from buffers.segments.places import SPARE_DIR
+from buffers.segments.reader import SegmentReader
+from buffers.segments.removal import SegmentRemover
+from buffers.segments.spare_files import SpareFiles, take_spare
 from streamrl.disk import create_empty
 from streamrl.errors import ComponentError, FencedError
 from streamrl.types import FrameRef
@@ -77,7 +77,7 @@ def test_a_segment_that_was_begun_and_never_finished_has_no_rows_of_the_one_befo
 
 
 async def test_a_file_that_is_read_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_removal, "PATIENCE_S", 1e6)
+    monkeypatch.setattr(removal, "PATIENCE_S", 1e6)
     old = write(tmp_path, frames=9)
     batch = SegmentReader(tmp_path).read(old[0])
     remover = SegmentRemover(tmp_path, "disk", MANY)
@@ -94,7 +94,7 @@ async def test_a_file_that_is_read_is_not_written_over(tmp_path: Path, monkeypat
 async def test_a_reader_that_keeps_a_file_is_waited_for_a_while_and_has_it_for_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment_removal, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(removal, "PATIENCE_S", 0.2)
     old = write(tmp_path)
     batch = SegmentReader(tmp_path).read(old[0])
     remover = SegmentRemover(tmp_path, "disk", MANY)
@@ -105,7 +105,7 @@ async def test_a_reader_that_keeps_a_file_is_waited_for_a_while_and_has_it_for_i
 
 
 def test_a_copy_by_links_keeps_what_it_was_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_removal, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(removal, "PATIENCE_S", 0.2)
     old = write(tmp_path)
     backup = tmp_path / "backup"
     backup.hardlink_to(tmp_path / old[0].path)
@@ -126,7 +126,7 @@ def test_no_more_is_kept_than_may_be(tmp_path: Path) -> None:
 def test_the_file_of_a_writer_that_was_replaced_and_still_lives_is_not_written_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment_removal, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(removal, "PATIENCE_S", 0.2)
     zombie = writer(tmp_path)
     old = zombie.append(scores()).result()
     removed(tmp_path, old.path)

@@ -13,11 +13,11 @@ import pytest
 from looked_run import finished_run
 from small_run import GROUP_SIZE, GROUPS, STEPS
 
-from services.cli import run_app
-from services.run_folder import RunFolder
-from services.sql import Answer, query_run, query_tables
-from services.sql_output import as_csv, as_json, as_text
-from services.sql_tables import TABLES
+from services.cli.main import run_app
+from services.look.sql import Answer, query_run, query_tables
+from services.look.sql_output import as_csv, as_json, as_text
+from services.look.sql_tables import TABLES
+from services.run.folder import RunFolder
 from streamrl.errors import ConfigError
 
 DOCS = Path(__file__).parents[2] / "docs" / "sql.md"

@@ -20,20 +20,20 @@ from small_run import (
     token_ids,
 )
 
-from buffers.ledger import LedgerFile
-from buffers.ledger_facts import RowState, ledger_facts
-from buffers.ledger_records import Accepted, Dropped, Incarnation, Issued, Record, RunHeader, Scored, Step, Withdrawn
-from buffers.ledger_table import LEDGER, ledger_table
-from buffers.opening import COMPLETIONS_DIR, SCORES_DIR
-from buffers.recorded import recorded_leases
-from buffers.records import ACCEPTED, SCORED
-from buffers.row_tables import LoggedRows, rollouts_table
-from buffers.rows import completions_batch
-from buffers.schema import COMPLETIONS, SCORES
-from buffers.segment_writer import SegmentWriter
-from services.run_folder import RunFolder
-from services.sql_tables import TABLES, ledger_of, steps_table, tables_for, weights
-from services.step_plan import make_plan, shares_of
+from buffers.ledger.facts import RowState, ledger_facts
+from buffers.ledger.ledger import LedgerFile
+from buffers.ledger.records import Accepted, Dropped, Incarnation, Issued, Record, RunHeader, Scored, Step, Withdrawn
+from buffers.ledger.table import LEDGER, ledger_table
+from buffers.recovery.recorded import recorded_leases
+from buffers.recovery.row_tables import LoggedRows, rollouts_table
+from buffers.rows.arrow import completions_batch
+from buffers.rows.records import ACCEPTED, SCORED
+from buffers.rows.schema import COMPLETIONS, SCORES
+from buffers.segments.places import COMPLETIONS_DIR, SCORES_DIR
+from buffers.segments.writer import SegmentWriter
+from services.learner.step_plan import make_plan, shares_of
+from services.look.sql_tables import TABLES, ledger_of, steps_table, tables_for, weights
+from services.run.folder import RunFolder
 from streamrl.config import Config, load
 from streamrl.errors import DataError
 from streamrl.types import FrameRef, Ticket

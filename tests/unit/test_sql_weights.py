@@ -9,11 +9,11 @@ import pytest
 import torch
 from small_lease import lease
 
-from buffers.ledger_facts import LedgerFacts
-from buffers.records import ACCEPTED, Lease
-from buffers.row_tables import ROLLOUTS_TABLE
-from services.sql_tables import weights
-from services.step_plan import StepPlan, make_plan
+from buffers.ledger.facts import LedgerFacts
+from buffers.recovery.row_tables import ROLLOUTS_TABLE
+from buffers.rows.records import ACCEPTED, Lease
+from services.learner.step_plan import StepPlan, make_plan
+from services.look.sql_tables import weights
 from streamrl.algorithms.aggregation import AGGREGATIONS, Denominators
 from streamrl.config import Config
 from streamrl.config.learner_tables import AlgorithmConfig, LearnerConfig, OverlongConfig

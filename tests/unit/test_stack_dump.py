@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.stack_dump import dump, find_py_spy
+from services.part.stack_dump import dump, find_py_spy
 from streamrl.rewards.base import RewardItem
 from streamrl.rewards.pool import RewardPool
 from streamrl.stacks import SHOW

@@ -7,7 +7,7 @@ import pytest
 from probe_learner import open_run
 from probe_parts import Handle
 
-from services.stall_desk import StallDesk, parts_say
+from services.controller.stall_desk import StallDesk, parts_say
 from streamrl.clock import VirtualClock
 from streamrl.config import Config
 from streamrl.config.schema import DeadlineConfig, GatewayConfig, ModelConfig
@@ -110,7 +110,7 @@ async def test_a_run_without_data_of_its_own_waits_for_prompts_as_long_as_it_tak
 
 
 async def test_parts_are_asked_for_themselves_and_one_that_is_silent_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.quick.QUICK_S", 0.05)
+    monkeypatch.setattr("services.part.quick.QUICK_S", 0.05)
     queue = Handle(movement=lambda: BOOKS)
     store = Handle(kept=lambda: [(0, 2), (1, 1)])
     replicas = {"rollout-0": Handle(status=lambda: {"name": "rollout-0"}), "rollout-1": Handle()}

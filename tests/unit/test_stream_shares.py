@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from fault_scale import SEED, replay
 
-from buffers.names import PLAIN
+from buffers.rows.names import PLAIN
 from streamrl.streams import STREAM_NAME, TASK, Share, StreamShares
 
 

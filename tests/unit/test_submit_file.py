@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from submitted_prompts import gateway_of
 
-from services.submit import read_asks, submit_file
+from services.commands.submit import read_asks, submit_file
 from streamrl.errors import RequestError
 
 LINES = [

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.teller import Event, Teller
+from services.part.teller import Event, Teller
 from streamrl.errors import DataError
 
 

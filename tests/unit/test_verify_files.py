@@ -12,22 +12,21 @@ from looked_run import finished_run, interrupted_run, run_folder
 from run_files import write_ledger
 from small_run import GROUP_SIZE, GROUPS, STEPS, completion_rows
 
-from buffers.ledger import read_ledger
-from buffers.ledger_facts import ledger_facts
-from buffers.ledger_frames import pack_frame, read_frames
-from buffers.ledger_records import Covered, RunHeader
-from buffers.opening import COMPLETIONS_DIR, LEDGER_DIR, SCORES_DIR
-from buffers.partial_rows import Piece, partials_batch
-from buffers.places import PARTIALS_DIR
-from buffers.rows import completions_batch
-from buffers.schema import COMPLETIONS, PARTIALS
-from buffers.second_look import LOOKS, second_look
-from buffers.segment_format import ENTRY_BYTES, MAGIC, read_index
-from buffers.segment_writer import SegmentWriter
-from buffers.verify import Damage
-from services.cli import run_app
-from services.run_folder import RunFolder
-from services.verify import verify_run
+from buffers.ledger.facts import ledger_facts
+from buffers.ledger.frames import pack_frame, read_frames
+from buffers.ledger.ledger import read_ledger
+from buffers.ledger.records import Covered, RunHeader
+from buffers.ledger.second_look import LOOKS, second_look
+from buffers.recovery.verify import Damage
+from buffers.rows.arrow import completions_batch
+from buffers.rows.partial_rows import Piece, partials_batch
+from buffers.rows.schema import COMPLETIONS, PARTIALS
+from buffers.segments.format import ENTRY_BYTES, MAGIC, read_index
+from buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR, PARTIALS_DIR, SCORES_DIR
+from buffers.segments.writer import SegmentWriter
+from services.cli.main import run_app
+from services.look.verify import verify_run
+from services.run.folder import RunFolder
 from streamrl.errors import DataError
 from streamrl.learner import checkpoint_format
 from streamrl.types import PartialTokens, Ticket, Version, VersionSpan

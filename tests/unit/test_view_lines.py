@@ -7,8 +7,8 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
-from services.view import JsonView, PlainView, choose_view, page, summary_text
-from services.view_state import ViewState, human_bytes, human_seconds, number
+from services.commands.view import JsonView, PlainView, choose_view, page, summary_text
+from services.run.view_state import ViewState, human_bytes, human_seconds, number
 from streamrl.config.learner_tables import LearnerConfig
 from streamrl.config.rollout_tables import RolloutConfig
 from streamrl.config.schema import Config, QueueConfig

@@ -7,8 +7,8 @@ import pytest
 from probe_learner import open_run
 from probe_parts import Handle
 
-from services.nodes import Nodes
-from services.parts import Parts
+from services.controller.nodes import Nodes
+from services.controller.parts import Parts
 from streamrl.config.rollout_tables import RolloutConfig
 from streamrl.config.schema import Config, DeadlineConfig, ModelConfig, RayConfig
 from streamrl.errors import DeadlineError

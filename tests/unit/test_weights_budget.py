@@ -12,9 +12,9 @@ import torch
 from probe_learner import built, open_run
 from probe_parts import Handle
 
-from services.learner import LearnerRank
-from services.run_folder import RunFolder
-from services.weights import WeightStoreActor
+from services.learner.actor import LearnerRank
+from services.run.folder import RunFolder
+from services.weights.actor import WeightStoreActor
 from streamrl.config.schema import Config, ModelConfig, WeightsConfig
 from streamrl.errors import DeadlineError, ResourceError
 from streamrl.logs import release

@@ -12,8 +12,8 @@ import pytest
 from delta_versions import RUN
 from published_versions import KEY, Published, publish_steps, wrong_copies
 
-from services.shared_folder import FolderSender, FolderTransport
-from services.ways import Home
+from services.weights.ends import Home
+from services.weights.shared_folder import FolderSender, FolderTransport
 from streamrl.errors import DataError, ResourceError
 from streamrl.types import Version
 from streamrl.weights.disk import DiskShelf, pieces
@@ -141,7 +141,7 @@ def test_the_folder_goes_away_with_a_process_that_is_killed(made: Published, tmp
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from services.shared_folder import FolderSender\n"
+        "from services.weights.shared_folder import FolderSender\n"
         "from streamrl.weights.shelf import VersionShelf\n"
         "made = FolderSender(VersionShelf('run', b'', Path(sys.argv[1])), Path(sys.argv[2]))\n"
         "print(made._cleaner.pid, flush=True)\n"

@@ -9,9 +9,9 @@ import torch
 from probe_learner import open_run
 from probe_parts import Handle, with_replica
 
-from services.rollout import RolloutReplica
-from services.run_folder import RunFolder
-from services.weights import WeightStoreActor
+from services.rollout.actor import RolloutReplica
+from services.run.folder import RunFolder
+from services.weights.actor import WeightStoreActor
 from streamrl.config import Config
 from streamrl.config.rollout_tables import RolloutConfig, SamplingConfig, ScriptedConfig
 from streamrl.config.schema import ModelConfig

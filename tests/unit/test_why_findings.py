@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.why import WINDOW, explain
+from services.look.why import WINDOW, explain
 from streamrl.config.learner_tables import AlgorithmConfig, CriticConfig, LearnerConfig
 from streamrl.config.rollout_tables import AutoscalingConfig, RolloutConfig
 from streamrl.config.schema import Config

@@ -1,0 +1,1 @@
+"""The replay index: what every group is doing, decided without I/O."""

@@ -1,0 +1,1 @@
+"""The ledger: the queue's decisions, in order, durable."""

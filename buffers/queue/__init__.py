@@ -1,0 +1,1 @@
+"""The replay queue: the index, durable and awaitable."""

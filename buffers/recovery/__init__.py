@@ -1,0 +1,1 @@
+"""From a run's files back to what it knew: to go on, to replay, to look, to verify."""

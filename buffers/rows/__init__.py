@@ -1,0 +1,1 @@
+"""Rows as Arrow batches and as numpy columns, and what they must hold."""

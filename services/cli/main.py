@@ -1,0 +1,354 @@
+"""The command line: parses, delegates, prints, and turns an error into one message and an exit code.
+
+Guarantees: `--help` imports nothing beyond the parser; no command but `doctor`, `dpo`, `export`, `replay`,
+`reward-model`, `sql` and `queue` imports torch, Ray or Arrow; a StreamRLError is a message without a traceback. Exit
+codes: 0 done, 2 configuration, 3 resources, 4 a part failed, 130 interrupted.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+
+from services.cli.dpo import dpo
+from services.cli.look import queue, sql
+from services.cli.page import page
+from services.cli.reward_model import reward_model
+from services.cli.submit import submit
+from services.cli.words import Flag, Json, Rest, find
+from services.commands.printed import print_facts
+from streamrl.errors import ConfigError, StreamRLError
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+app = App(
+    name="streamrl",
+    help="Reinforcement-learning post-training of language models as a durable, exact stream.",
+    version_flags=[],
+    # Markdown would cost every --help 70 ms for its parser, boxes another 35 ms.
+    help_format="plaintext",
+    help_formatter="plain",
+    result_action="return_value",
+)
+doctor = App(name="doctor", help="Measure what a configuration's own parts do, before a run.")
+app.command(doctor)
+app.command(queue)
+app.command(sql)
+app.command(reward_model)
+app.command(dpo)
+app.command(submit)
+app.command(page)
+
+
+@app.command
+def up(
+    config: str,
+    *rest: Rest,
+    detach: Flag = False,
+    fresh: Flag = False,
+    name: str | None = None,
+    accept_changed_data: Flag = False,
+    as_json: Json = False,
+) -> int:
+    """Start, resume or show a run, and stay with it until it ends.
+
+    More TOML files follow an `@`, single keys are given by their path; what comes later wins:
+    `streamrl up a.toml @ b.toml --learner.optimizer.lr 1e-6`.
+
+    Parameters
+    ----------
+    config
+        A TOML file.
+    detach
+        Return when the run is up; `streamrl down` ends it.
+    fresh
+        Start a new folder, `NAME-2`, `NAME-3`, ... if `NAME` is taken.
+    name
+        Name of the run, instead of the configuration's.
+    accept_changed_data
+        Go on with a run though its data set is another one than before.
+    as_json
+        Print every event as a line of JSON.
+    """
+    from services.commands.up import up as bring_up
+
+    return bring_up(
+        _checked(config, rest, name),
+        detach=detach,
+        fresh=fresh,
+        as_json=as_json,
+        accept_changed_data=accept_changed_data,
+    )
+
+
+@app.command
+def check(config: str, *rest: Rest, name: str | None = None, as_json: Json = False) -> int:
+    """Check a configuration and what it needs of this machine; start nothing.
+
+    Parameters
+    ----------
+    config
+        A TOML file; overlays and keys follow as for `up`.
+    name
+        Name of the run, instead of the configuration's.
+    as_json
+        Print the resolved configuration as JSON.
+    """
+    import msgspec
+
+    checked = _checked(config, rest, name)
+    if as_json:
+        print(msgspec.json.encode(checked).decode())
+    else:
+        rank = checked.learner.lora.rank
+        trained = f", adapters of rank {rank}" if rank else ""
+        print(f"{config}: nothing wrong; run {checked.name}, {checked.learner.steps} steps{trained}")
+    return 0
+
+
+@app.command
+def status(run: str | None = None, *, as_json: Json = False) -> int:
+    """Say how a run stands.
+
+    Parameters
+    ----------
+    run
+        A run folder, or a name under `runs/`; the newest when absent.
+    """
+    from services.commands import beside_up
+
+    facts = beside_up.status(find(run))
+    print_facts(facts, as_json)
+    return 0
+
+
+@app.command
+def logs(
+    run: str | None = None,
+    component: str | None = None,
+    *,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative="")] = False,
+    lines: Annotated[int, Parameter(name=["--lines", "-n"])] = 20,
+) -> int:
+    """Show the last lines of the parts' logs.
+
+    Parameters
+    ----------
+    run
+        A run folder, or a name under `runs/`; the newest when absent.
+    component
+        Only this part: `owner`, `controller`, `rollout`, `reward`, `learner`, ...
+    follow
+        Go on with what is written, until the run ends.
+    lines
+        Lines of each log.
+    """
+    from services.commands import beside_up
+
+    def show(part: str, line: str) -> None:
+        print(f"{part:<12} {line}")
+
+    beside_up.show_logs(find(run), component, count=lines, follow=follow, show=show)
+    return 0
+
+
+@app.command
+def why(run: str | None = None, *, as_json: Json = False) -> int:
+    """Say what bounds a run's speed, and what ails its learning.
+
+    Parameters
+    ----------
+    run
+        A run folder, or a name under `runs/`; the newest when absent.
+    """
+    from services.commands import beside_up
+
+    findings = beside_up.why(find(run))
+    if as_json:
+        print(json.dumps(findings))
+        return 0
+    for finding in findings:
+        print(f"{finding['kind']}: {finding['text']}")
+    if not findings:
+        print("nothing stands out")
+    return 0
+
+
+@app.command(name="eval")
+def evaluate(run: str | None = None, *, as_json: Json = False) -> int:
+    """Score the held-out items under the newest version.
+
+    Parameters
+    ----------
+    run
+        A run folder, or a name under `runs/`; the newest when absent.
+    """
+    from services.commands import beside_up
+
+    print_facts(beside_up.evaluate(find(run)), as_json)
+    return 0
+
+
+@app.command
+def export(
+    run: str | None = None, *, to: str | None = None, format: Literal["hf", "peft"] = "hf", as_json: Json = False
+) -> int:
+    """Write the newest checkpoint as a Hugging Face model folder.
+
+    Parameters
+    ----------
+    run
+        A run folder, or a name under `runs/`; the newest when absent.
+    to
+        The folder to write; `export/` in the run folder when absent, `adapters/` for the format peft.
+    format
+        hf is the whole model, adapters merged; peft the adapters alone, as peft loads them (`learner.lora`).
+    """
+    from services.commands import beside_up
+
+    found = find(run)
+    place = found.export_path if format == "hf" else found.adapters_path
+    print_facts(beside_up.export(found, Path(to) if to else place, format), as_json)
+    return 0
+
+
+@app.command
+def replay(run: str | None = None, *, steps: int | None = None, num_workers: int | None = None) -> int:
+    """Train again on the rollouts that a run recorded, and compare each step.
+
+    Parameters
+    ----------
+    run
+        A run folder, or a name under `runs/`; the newest when absent.
+    steps
+        Steps to make again; all that were recorded when absent.
+    num_workers
+        Learner ranks; the run's own number when absent.
+    """
+    found = find(run)
+    # Behind the search: this one takes seconds to import.
+    from services.commands.replay import main as replay_run
+
+    return replay_run(found, steps, num_workers)
+
+
+@doctor.command
+def parity(config: str, *rest: Rest, prompts: int = 64, as_json: Json = False) -> int:
+    """Compare the engine's log-probs with those of the model that is trained, at one version.
+
+    Parameters
+    ----------
+    config
+        A TOML file; overlays and keys follow as for `up`.
+    prompts
+        Held-out prompts that are answered, and scored on both sides.
+    as_json
+        Print the figures as JSON.
+    """
+    import msgspec
+
+    checked = _checked(config, rest, None)
+    # Behind the check: this one takes seconds to import.
+    from services.commands.doctor import parity as compare
+
+    print_facts(msgspec.to_builtins(compare(checked, prompts)), as_json)
+    return 0
+
+
+@app.command
+def scale(*words: Annotated[str, Parameter(name="[RUN] PART=N", show_default=False)], as_json: Json = False) -> int:
+    """Have more or fewer rollout replicas or reward children in a live run, from now on and after a restart;
+    `rollout=auto` leaves the replicas to autoscaling.
+
+    Parameters
+    ----------
+    words
+        A run folder, or a name under `runs/` (the newest run when absent), then parts with their numbers: rollout=4
+        reward=2.
+    """
+    from services.commands import beside_up
+
+    run, asked = _run_and_numbers(words)
+    print_facts(beside_up.scale(find(run), asked), as_json)
+    return 0
+
+
+@app.command
+def down(run: str | None = None, *, as_json: Json = False) -> int:
+    """End a run: a clean stop with a checkpoint, then nothing of it left.
+
+    Parameters
+    ----------
+    run
+        A run folder, or a name under `runs/`; the newest when absent.
+    """
+    from services.commands import beside_up
+
+    print_facts(beside_up.down(find(run)), as_json)
+    return 0
+
+
+def main() -> None:
+    """The console script `streamrl`."""
+    sys.exit(run_app(sys.argv[1:]))
+
+
+def run_app(arguments: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        code = app(arguments, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        print(f"streamrl: {_usage(error, arguments)}", file=sys.stderr)
+        return EXIT_USAGE
+    except StreamRLError as error:
+        print(f"streamrl: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; stdout must not fail again when Python flushes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def _checked(path: str, rest: tuple[str, ...], name: str | None) -> Any:
+    """The configuration of a command line, weighed against this machine. Raises ConfigError,
+    ResourceError.
+    """
+    from streamrl.config import ResourceProblems, check_resources, load_args
+
+    given = [*rest, *(["--name", name] if name is not None else [])]
+    config = load_args(path, given)
+    problems = check_resources(config)
+    if problems:
+        raise ResourceProblems(tuple(problems))
+    return config
+
+
+def _run_and_numbers(words: tuple[str, ...]) -> tuple[str | None, dict[str, str]]:
+    """The run, None for the newest, and the number of each part. Raises ConfigError."""
+    asked = dict(word.split("=", 1) for word in words if "=" in word)
+    names = [word for word in words if "=" not in word]
+    if len(names) > 1 or not asked or len(asked) + len(names) < len(words):
+        raise ConfigError(
+            f"give a part and its number, as rollout=4, after the run if it is not the newest: got {words}"
+        )
+    return (names[0] if names else None), asked
+
+
+def _usage(error: CycloptsError, arguments: list[str]) -> str:
+    """What is wrong with a command line, on one line, and where its right form is told."""
+    known = [name for name in arguments[:1] if name in app]
+    what = str(error)
+    if isinstance(error, UnusedCliTokensError):
+        what = f"{' '.join(known)} has no use for {', '.join(map(repr, error.unused_tokens))}."
+    return f"{what} See `{' '.join(['streamrl', *known, '--help'])}`."
+
+
+if __name__ == "__main__":
+    main()

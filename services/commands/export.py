@@ -1,0 +1,87 @@
+"""A run's newest checkpoint as a Hugging Face folder, or its adapters as one of peft's, without the run being up.
+
+Knows the names that the learner gives its weights in a checkpoint, and nothing else of either side. Imports
+torch.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from services.run.folder import RunFolder
+from services.run.layout import model_folder
+from streamrl.config import Config, limits, load
+from streamrl.errors import ConfigError, DataError, RunFolderError
+from streamrl.learner.checkpoint import CheckpointInfo, find_newest
+from streamrl.models.export import export_hf
+from streamrl.models.load import DTYPES, load_model
+from streamrl.models.merge import merge
+from streamrl.weights.tensors import weights_digest
+
+WEIGHT = "model/"
+
+ExportLayout = Literal["hf", "peft"]
+
+
+def export_newest(run: RunFolder, to: Path, layout: ExportLayout = "hf") -> int:
+    """Write the newest verified checkpoint's weights to the folder `to`; returns the step they are of.
+
+    Where adapters are trained, `hf` is the model with them merged, and `peft` the adapters alone. Raises RunFolderError
+    when the run has no checkpoint, DataError when the checkpoint is of another model, ConfigError for the adapters of a
+    run that trains none.
+    """
+    found = find_newest(run.checkpoints_path).newest
+    if found is None:
+        raise RunFolderError(
+            f"run {run.name} has no checkpoint to export yet; the first comes after the warm-up, "
+            "then one every checkpoint.every steps"
+        )
+    config = load(run.config_path)
+    source = model_folder(run.path, config)
+    if layout == "peft":
+        _export_adapters(found, config, source, to)
+        return found.version.step
+    weights = _merged(found, config, source) if config.learner.lora.rank else _weights(found, config)
+    export_hf(weights, source, to)
+    return found.version.step
+
+
+def _weights(found: CheckpointInfo, config: Config) -> Iterator[tuple[str, torch.Tensor]]:
+    """Whole weights by their Hugging Face names, in the model's number format, one at a time."""
+    for name, tensor in _trained(found):
+        yield name, tensor.to(DTYPES[config.model.dtype])
+
+
+def _trained(found: CheckpointInfo) -> Iterator[tuple[str, torch.Tensor]]:
+    """What the optimizer changed, in float32."""
+    for entry in found.manifest.files:
+        for name in entry.tensors:
+            if name.startswith(WEIGHT):
+                yield name.removeprefix(WEIGHT), found.tensor(name)
+
+
+def _merged(found: CheckpointInfo, config: Config, source: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights that a replica would serve: those in `source`, with the adapters of the checkpoint."""
+    base = [(name, param.detach()) for name, param in load_model(source, config.model.dtype).named_parameters()]
+    trained_on = found.extra["backend"]["adapters"]["base"]
+    if weights_digest(base) != trained_on:
+        raise DataError(
+            f"the adapters of checkpoint {found.path} are of a model with digest {trained_on}, and the one in {source} "
+            f"has {weights_digest(base)}: put the model back that the run was started on"
+        )
+    lora = config.learner.lora
+    return merge(base, dict(_trained(found)), limits.lora_alpha(lora) / lora.rank)
+
+
+def _export_adapters(found: CheckpointInfo, config: Config, source: Path, to: Path) -> None:
+    lora = config.learner.lora
+    if not lora.rank:
+        what = "learner.lora.rank = 0: the run trains all weights, so it has no adapters"
+        raise ConfigError(f"{what}; export them whole, which is the format hf")
+    # Not above: it needs a package that only those have who train adapters.
+    from streamrl.models.peft_folder import export_peft, peft_config
+
+    wanted = peft_config(lora.rank, limits.lora_alpha(lora), limits.lora_targets(lora), str(source))
+    export_peft(dict(_trained(found)), wanted, to)

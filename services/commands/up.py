@@ -1,0 +1,143 @@
+"""`streamrl up`: claim the folder, launch, show the run until it ends, and tell how.
+
+Guarantees: this process holds nothing that the run needs but its life (without --detach its death ends the
+run); Ctrl-C once asks for a clean stop, twice ends everything at once; it returns when the last process of
+the run is gone.
+"""
+
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from services.commands.view import View, choose_view, summary_text
+from services.launch import watcher
+from services.launch.claim import claim, is_new
+from services.launch.origins import check_origins
+from services.launch.preflight import preflight
+from services.launch.start import OWNER_COMMAND, Launched, launch, remove_leftovers
+from services.run import run_lock
+from services.run.control_client import ControlClient
+from services.run.ending import EXIT_INTERRUPTED, failure_of
+from services.run.folder import RunFolder, RunState
+from services.run.gateway_address import require_free
+from streamrl.config.schema import Config
+from streamrl.errors import ComponentError
+
+Event = dict[str, Any]
+UP_KINDS = frozenset({"warmup", "step", "eval"})
+# What the owner itself goes through; any other phase is told by a part that is up.
+OWNER_PHASES = frozenset({"ray", "actors", "running", "stopping"})
+
+
+def up(
+    config: Config,
+    *,
+    detach: bool = False,
+    fresh: bool = False,
+    as_json: bool = False,
+    accept_changed_data: bool = False,
+    command: Sequence[str] = OWNER_COMMAND,
+) -> int:
+    """Bring a run up and stay with it. Returns 0 (done, or up when detached) or 130 (stopped).
+
+    Raises ConfigError, RunFolderError or ResourceError before anything starts, and what the run failed with.
+    """
+    check_origins()
+    if is_new(config):  # else it may be this run, up already, that has the port; then it is looked for below
+        require_free(config.gateway)
+    if fresh or is_new(config):
+        # Before the folder is made: a mistake that is put right must not look like a changed configuration.
+        preflight(config)
+    claimed = claim(config, fresh=fresh, accept_changed_data=accept_changed_data)
+    run = claimed.run
+    if claimed.state is RunState.FINISHED:
+        tell_summary(run, as_json=as_json)
+        return 0
+    remove_leftovers(run)
+    require_free(config.gateway)  # of the run before nothing is left
+    if claimed.state is not RunState.NEW and not as_json:
+        print(f"resuming run {run.name} ({claimed.state}), launch {run.incarnation}")
+    launched = launch(claimed, detach=detach, command=command)
+    view = choose_view(claimed.config, as_json=as_json)
+    with Interrupts(launched) as interrupts:
+        try:
+            last = _show(launched, view, until_up=detach)
+        finally:
+            view.close()
+        if detach and last is not None and last["kind"] != "end":
+            return _tell_up(run, as_json=as_json)
+        code = launched.process.wait()
+        # A watcher that was killed is gone before the owner is.
+        run_lock.wait_until_free(run.lock_path, claimed.config.deadlines.stop_s)
+    stopped = (interrupts.asked and last is None) or (last is not None and last.get("how") == "stopped")
+    return _tell_end(run, EXIT_INTERRUPTED if stopped else code, last, as_json=as_json)
+
+
+def _show(launched: Launched, view: View, *, until_up: bool) -> Event | None:
+    """Show events until the end, or until the run is up. Returns the one that was waited for, else None."""
+    try:
+        client = ControlClient(launched.control)
+    except ComponentError:
+        # The owner died before it could answer; its exit code and log say more than the socket.
+        return None
+    with client:
+        for event in client.events():
+            view.show(event)
+            if event is not None and (event["kind"] == "end" or (until_up and _is_up(event))):
+                return event
+    return None
+
+
+def _is_up(event: Event) -> bool:
+    """Whether the event shows that the parts of the run work, beyond the owner's own steps to start them."""
+    name = event.get("name")
+    return event["kind"] in UP_KINDS or (event["kind"] == "phase" and name not in OWNER_PHASES)
+
+
+def _tell_up(run: RunFolder, *, as_json: bool) -> int:
+    if not as_json:
+        print(f"run {run.name} is up; `streamrl status {run.path}` looks at it, `streamrl down {run.path}` ends it")
+    return 0
+
+
+def _tell_end(run: RunFolder, code: int, end: Event | None, *, as_json: bool) -> int:
+    if code not in (0, EXIT_INTERRUPTED):
+        raise failure_of(run, code, end)
+    if code == 0 and not as_json:
+        tell_summary(run, as_json=False)
+    elif not as_json:
+        print(f"stopped; `streamrl up {run.config_path}` goes on from here")
+    return code
+
+
+def tell_summary(run: RunFolder, *, as_json: bool) -> None:
+    """Print the figures of a finished run."""
+    summary = run.summary() or {}
+    print(json.dumps(summary) if as_json else f"run {run.name} is finished\n{summary_text(summary)}")
+
+
+class Interrupts:
+    """Turns Ctrl-C into an order to the watcher: the first asks for a clean stop, the second insists.
+
+    `asked` says whether there was one. Use as a context manager, in the main thread.
+    """
+
+    def __init__(self, launched: Launched) -> None:
+        self.asked = False
+        self._watcher = launched.process
+        self._before: Any = None
+
+    def __enter__(self) -> "Interrupts":
+        self._before = signal.signal(signal.SIGINT, self._on_interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _on_interrupt(self, _number: int, _frame: object) -> None:
+        self._watcher.send_signal(watcher.INSIST if self.asked else watcher.ASK)
+        if not self.asked:
+            print("stopping; Ctrl-C again ends it at once", file=sys.stderr)
+        self.asked = True

@@ -1,0 +1,1 @@
+"""The controller, and what keeps each kind of part."""

@@ -1,0 +1,129 @@
+"""Keeps the gateway of a run: starts it, tells it which replicas serve, and starts another when its process dies.
+
+Its first start may end the run by an error of its own: the user asked for a port that is taken, say. Nothing else of it
+does, and its death never: with its restarts used up the run goes on without a gateway, and says so.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import ray
+from ray.actor import ActorHandle
+
+from services.part.deadline import within
+from services.part.restarts import RestartBudget, back_off_s
+from services.run.folder import RunFolder
+from services.run.gateway_address import url_of
+from services.run.gateway_tokens import write_tokens
+from streamrl.config import Config
+from streamrl.errors import DeadlineError, ProcessDiedError, StreamRLError
+
+NAME = "gateway"
+COST = "answers that it was streaming broke off; prompts that were submitted go on"
+
+
+class GatewayKeeper:
+    """See the module. newest_step: the highest step that the run trained. report: takes an event.
+    explain: of a death, with its cost. pause: waits so many seconds, between two of them."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        config: Config,
+        restarts: RestartBudget,
+        newest_step: Callable[[], int],
+        report: Callable[[str, dict[str, Any]], None],
+        explain: Callable[[str, BaseException, str], Awaitable[StreamRLError]],
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._run = run
+        self._config = config
+        self._restarts = restarts
+        self._newest_step = newest_step
+        self._report = report
+        self._explain = explain
+        self._pause = pause
+        self._sessions = itertools.count()
+        self._words = itertools.count()
+        self._serving: dict[str, ActorHandle] = {}
+        self._handle: ActorHandle | None = None
+        self._port = _port_before(run) or config.gateway.port
+        self._served = 0
+
+    def serves(self, name: str, replica: ActorHandle) -> None:
+        """A replica serves from now on, or soon."""
+        self._serving[name] = replica
+        self._tell_serving()
+
+    def left(self, name: str) -> None:
+        """It does not any more."""
+        if self._serving.pop(name, None) is not None:
+            self._tell_serving()
+
+    def status(self) -> dict[str, Any]:
+        """For `streamrl status`; nothing in a run without a gateway."""
+        return {NAME: {"url": self._url(), "started": self._served}} if self._served else {}
+
+    async def keep(self, make: Callable[[], ActorHandle], longest_prompt: int) -> None:
+        """Have a gateway for as long as the run lasts. make: starts its process."""
+        write_tokens(self._run)
+        number = await self._one(make(), longest_prompt)
+        while number is not None:
+            await self._pause(back_off_s(number))
+            number = await self._one(make(), longest_prompt)
+        await asyncio.Event().wait()
+
+    def closing(self) -> list[Any]:
+        """One call for what runs."""
+        return [] if self._handle is None else [self._handle.close.remote()]
+
+    async def _one(self, handle: ActorHandle, longest_prompt: int) -> int | None:
+        """One gateway, to its end. The number of the restart that follows, None when there may be none."""
+        try:
+            starting = handle.start.remote(next(self._sessions), longest_prompt, self._port)
+            self._port = await within(self._config.deadlines.start_s, starting, who=NAME, what="the start")
+            self._takes_over(handle)
+            await handle.run.remote()
+            return None
+        except (ray.exceptions.RayError, DeadlineError) as error:
+            self._handle = None
+            death = await self._explain(NAME, error, COST)
+            ray.kill(handle)
+            return self._restart(death, error)
+
+    def _takes_over(self, handle: ActorHandle) -> None:
+        self._handle = handle
+        self._served += 1
+        self._restarts.served(NAME, self._newest_step())
+        self._report(NAME, {"url": self._url()})
+        self._tell_serving()
+
+    def _restart(self, death: StreamRLError, error: BaseException) -> int | None:
+        if not self._served and not isinstance(death, ProcessDiedError):
+            raise death from error
+        number = self._restarts.died(NAME, self._newest_step())
+        if number is None:
+            self._notice(f"{death}; it was started again {self._restarts.limit} times: the run goes on without it")
+        else:
+            self._notice(f"{death}; restart {number} of {self._restarts.limit}")
+        return number
+
+    def _tell_serving(self) -> None:
+        if self._handle is not None:
+            self._handle.serve.remote(next(self._words), dict(self._serving))
+
+    def _notice(self, text: str) -> None:
+        self._report("notice", {"text": text})
+
+    def _url(self) -> str:
+        return url_of(self._config.gateway, self._port)
+
+
+def _port_before(run: RunFolder) -> int:
+    """That of the gateway of this launch, before the system was started again; 0 when there was none. Clients know
+    it."""
+    launch = run.record.launch
+    return (urlsplit(launch.gateway).port or 0) if launch is not None and launch.gateway else 0

@@ -1,0 +1,118 @@
+"""All ranks of the learner as one part: made together, asked together, ended together."""
+
+import secrets
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from services.controller.parts import Parts
+from services.controller.worker_group import WorkerGroup
+from services.part.deaths import DIED, process_died
+from services.run.folder import RunFolder
+from streamrl.learner.dispatch import Dispatch, DispatchTable
+from streamrl.learner.rank_mesh import RankMesh
+
+LEARNER_CALLS = DispatchTable(
+    "learner",
+    {
+        # Collective, or of what each rank has for itself.
+        "build": Dispatch.ONE_TO_ALL,
+        "enter": Dispatch.ONE_TO_ALL,
+        "warm_up": Dispatch.ONE_TO_ALL,
+        "run": Dispatch.ONE_TO_ALL,
+        "close": Dispatch.ONE_TO_ALL,
+        "status": Dispatch.ONE_TO_ALL,
+        # Rank 0 makes room for versions, and its plan has the other ranks do what it was told.
+        "expect_replicas": Dispatch.RANK_ZERO,
+        "stop": Dispatch.RANK_ZERO,
+        "finish": Dispatch.RANK_ZERO,
+    },
+)
+"""Every method of `services.learner.actor.LearnerRank`. None is called with rows: these go from rank to rank in the
+plan of a step, by the same mesh."""
+
+
+class Learners:
+    """The ranks, and whoever takes their place.
+
+    Example:
+        learners.make()
+        built, *_ = await learners.call("build", controller)
+        result, *_ = await learners.call("run")
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        run: RunFolder,
+        queue: ActorHandle,
+        store: ActorHandle,
+        mesh: RankMesh,
+        home: ActorHandle | None = None,
+    ) -> None:
+        self._parts = parts
+        self._run = run
+        self._queue = queue
+        self._store = store
+        self._mesh = mesh
+        self._home = home
+        self._group: WorkerGroup | None = None
+
+    def make(self) -> None:
+        """Start the processes of all ranks, in place of those that there are."""
+        for rank in self._group.ranks if self._group is not None else ():
+            ray.kill(rank)
+        meeting = self._new_meeting()
+        told = meeting, self._queue, self._store, self._home
+        ranks = [self._parts.learner(rank, *told) for rank in range(self._mesh.world_size)]
+        self._group = WorkerGroup(LEARNER_CALLS, self._mesh, ranks)
+
+    def _new_meeting(self) -> str:
+        """A fresh file for the ranks to find each other; what dead ones left of theirs is removed."""
+        for old in self._run.path.glob("learner-*.store"):
+            old.unlink(missing_ok=True)
+        return str(self._run.path / f"learner-{secrets.token_hex(4)}.store")
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """As `WorkerGroup.call`."""
+        return await self._made.call(method, *args)
+
+    async def expect_replicas(self, count: int) -> None:
+        """Tell rank 0, which makes room for as many versions as replicas may hold. A rank that dies over it is told
+        when it is back."""
+        with suppress(*DIED):
+            await self._tell("expect_replicas", count)
+
+    async def stop(self) -> None:
+        """Have the ranks finish their step, commit a checkpoint of it, and end `run`."""
+        if self._group is not None:
+            await self._tell("stop")
+
+    async def finish(self) -> None:
+        """The same, and the run is finished with it. Ranks that die over it are to be told again."""
+        try:
+            await self._tell("finish")
+        except DIED as error:
+            if not process_died(error):
+                raise
+
+    def asked(self) -> list[Coroutine[Any, Any, Any]]:
+        """One call for what each rank says of itself."""
+        return [] if self._group is None else self._group.each("status")
+
+    def closing(self) -> list[Coroutine[Any, Any, Any]]:
+        """One call for each rank that puts its things in order."""
+        return [] if self._group is None else self._group.each("close")
+
+    @property
+    def _made(self) -> WorkerGroup:
+        assert self._group is not None, "the ranks are called before they are made"
+        return self._group
+
+    async def _tell(self, method: str, *args: Any) -> None:
+        """Call a method of rank 0 alone; its error is as Ray gives it."""
+        (call,) = self._made.each(method, *args)
+        await call

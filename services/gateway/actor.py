@@ -1,0 +1,204 @@
+"""The gateway: an HTTP server in an actor of the run's own, through which clients reach the replicas.
+
+It holds nothing that anybody needs when it dies: requests under way end with it, the replicas abort them, and its
+keeper starts another on the same port. It is no Ray Serve deployment (`docs/architecture.md` says why).
+"""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+from ray.actor import ActorHandle
+
+from services.gateway.answering import Answering
+from services.gateway.app import Desk, describe_truly, make_app
+from services.gateway.controls import ControlDesk
+from services.gateway.guard import PATIENCE, Guard, Patience
+from services.gateway.heads import BoundedHeads
+from services.gateway.page import add_page
+from services.gateway.pool import Pool
+from services.gateway.prompts import PromptDesk
+from services.gateway.rows import GatewayRows
+from services.gateway.samples import SampleDesk
+from services.gateway.sessions import SessionDesk
+from services.gateway.trajectories import TrajectoryDesk
+from services.gateway.versions import VersionDesk
+from services.gateway.watch import RunWatch
+from services.gateway.weights import WeightsDesk
+from services.part.observe import Observer
+from services.queue.trajectory_log import TrajectoryLog
+from services.run.folder import RunFolder
+from services.run.gateway_address import listen
+from services.run.layout import model_folder
+from streamrl.clock import SystemClock
+from streamrl.config import Config
+from streamrl.config.schema import GatewayConfig
+from streamrl.gateway.asked import Limits, Reader
+from streamrl.gateway.auth import Doorkeeper
+from streamrl.gateway.chat import load_chat_template
+from streamrl.gateway.prometheus import GatewayCounts
+from streamrl.gateway.prompt_lines import PromptReader
+from streamrl.gateway.sessions import Sessions
+from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
+from streamrl.sampling import GroupSampling
+
+KEEP_ALIVE_S = 30
+CLOSE_S = 1.0
+"""What requests under way have to end when the run does."""
+
+
+class GatewayActor:
+    """See the module."""
+
+    def __init__(
+        self,
+        run_folder: str,
+        config: dict[str, Any],
+        controller: ActorHandle,
+        queue: ActorHandle,
+        store: ActorHandle,
+        home: ActorHandle | None = None,
+        patience: Patience = PATIENCE,
+    ) -> None:
+        self._config = msgspec.convert(config, Config)
+        self._run = RunFolder.open(Path(run_folder))
+        self._controller = controller
+        self._queue = queue
+        self._versions = VersionDesk(store, patience.hold_s)
+        self._weights = WeightsDesk(self._run, store)
+        self._home = home
+        self._patience = patience
+        self._told = -1
+
+    async def start(self, session: int, longest_prompt: int, port: int) -> int:
+        """Listen, and give the port. session: the number of this gateway, higher than of all before. longest_prompt: in
+        tokens, of the task; what engines were made for. port: 0 for any that is free.
+
+        Raises ResourceError when the port is taken, ConfigError for what the model's folder or the certificate is not.
+        """
+        self._observer = Observer(self._run, self._config, "gateway")
+        config = self._config
+        self._pool = Pool(session, config.deadlines.start_s, self._tell)
+        self._socket = listen(config.gateway, port, self._patience.send_s)
+        self._weights.begin()
+        counts = GatewayCounts()
+        self._watch = RunWatch(self._run, config, self._status)
+        app = make_app(self._desk(longest_prompt, counts))
+        add_page(app, self._watch)
+        describe_truly(app)
+        guard = Guard(
+            app,
+            Doorkeeper(self._run.key(), config.gateway.names),
+            max_body_bytes=config.gateway.max_body_bytes,
+            max_requests=config.gateway.max_requests,
+            count=counts.answered,
+            patience=self._patience,
+        )
+        self._server = uvicorn.Server(server_settings(config.gateway, guard, self._patience.head_s))
+        bound: int = self._socket.getsockname()[1]
+        self._observer.log.info("listens", host=config.gateway.host, port=bound, session=session)
+        return bound
+
+    async def serve(self, number: int, replicas: dict[str, ActorHandle]) -> None:
+        """These replicas serve now. number: of this word; an older one that comes late is ignored."""
+        if number > self._told:
+            self._told = number
+            self._pool.serve(replicas)
+
+    async def run(self) -> None:
+        """Answer until `close`."""
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            await self._pool.close()
+            await self._versions.close()
+            await self._prompts.ends.close()
+            await self._watch.close()
+            self._rows.close()
+            await asyncio.to_thread(self._trajectories.close)
+            self._observer.close()
+
+    async def close(self) -> None:
+        """End `run`, requests under way after a moment."""
+        self._server.should_exit = True
+        await self._watch.end()
+
+    def _desk(self, longest_prompt: int, counts: GatewayCounts) -> Desk:
+        config = self._config
+        folder = model_folder(self._run.path, config)
+        tokenizer = load_tokenizer(folder)
+        limits = Limits(
+            model=self._run.name,
+            context=longest_prompt + config.rollout.sampling.max_new_tokens,
+            max_completions=config.gateway.max_completions,
+            vocab_size=tokenizer.vocab_size,
+        )
+        self._rows = GatewayRows(self._run.path, tokenizer, self._home, config.deadlines.step_s)
+        return Desk(
+            reader=Reader(limits, tokenizer, load_chat_template(folder)),
+            limits=limits,
+            tokenizer=tokenizer,
+            pool=self._pool,
+            answering=Answering(self._pool, tokenizer, config.deadlines.rollout_s, counts.sampled),
+            counts=counts,
+            status=self._status,
+            created=self._run.record.created_ns // 10**9,
+            prompts=self._prompt_desk(tokenizer, longest_prompt),
+            controls=ControlDesk(self._run.path),
+            versions=self._versions,
+            weights=self._weights,
+            samples=SampleDesk(self._queue, self._rows, tokenizer, config),
+            trajectories=self._trajectory_desk(limits),
+            sessions=self._session_desk(tokenizer),
+        )
+
+    def _prompt_desk(self, tokenizer: TextTokenizer, longest_prompt: int) -> PromptDesk:
+        gateway = self._config.gateway
+        self._prompts = PromptDesk(
+            PromptReader(tokenizer, longest_prompt, gateway.max_payload_bytes),
+            self._rows,
+            self._queue,
+            self._pool.abort_groups,
+            max_prompts=gateway.max_prompts,
+            max_line_bytes=gateway.max_body_bytes,
+            idle_s=self._patience.idle_s,
+        )
+        return self._prompts
+
+    def _trajectory_desk(self, limits: Limits) -> TrajectoryDesk:
+        log = TrajectoryLog(self._run.path, self._config, lambda writer: self._queue.next_epoch.remote(writer))
+        self._trajectories = TrajectoryDesk(self._config, self._queue, log, limits.context, limits.vocab_size)
+        return self._trajectories
+
+    def _session_desk(self, tokenizer: TextTokenizer) -> SessionDesk:
+        gateway = self._config.gateway
+        self._sessions = Sessions(SystemClock(), gateway.session_idle_s, gateway.session_bytes)
+        return SessionDesk(self._sessions, self._trajectories, tokenizer, GroupSampling(self._config).drawn)
+
+    async def _status(self) -> dict[str, Any]:
+        return await self._controller.status.remote()
+
+    def _tell(self, text: str) -> None:
+        self._observer.log.warning("notice", text=text)
+
+
+def server_settings(gateway: GatewayConfig, app: Any, head_s: float) -> uvicorn.Config:
+    """What the HTTP server is told. head_s: see `BoundedHeads`. It writes no access log: that would be as long as the
+    run has requests."""
+    return uvicorn.Config(
+        app,
+        http=partial(BoundedHeads, head_s=head_s),  # type: ignore[arg-type]
+        ssl_certfile=gateway.tls_cert,
+        ssl_keyfile=gateway.tls_key,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(CLOSE_S),
+    )

@@ -1,0 +1,362 @@
+"""The routes of the gateway, as a FastAPI application. It knows neither Ray nor the socket that it is served on.
+
+A route reads a body that the guard let through, has `Reader` say what is asked, and `Answering` answer it. Whatever is
+refused, wherever, is answered in OpenAI's shape with a code.
+"""
+
+import asyncio
+import html
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+
+from services.gateway.answering import Answering, ClientGone, answer, head_of, unless_gone
+from services.gateway.controls import ControlDesk
+from services.gateway.pool import Pool
+from services.gateway.prompts import PromptDesk, PromptStream
+from services.gateway.samples import MOST, SampleDesk
+from services.gateway.sessions import SessionDesk
+from services.gateway.trajectories import TrajectoryDesk
+from services.gateway.versions import VersionDesk
+from services.gateway.weights import WeightsDesk, WeightsStream
+from services.run.control import finite
+from services.run.scaling import AUTO
+from streamrl.gateway.answers import ChatForm, CompletionForm, models
+from streamrl.gateway.asked import ChatRequest, CompletionRequest, Limits, Reader
+from streamrl.gateway.prometheus import GatewayCounts
+from streamrl.gateway.prompt_lines import KEY_LETTERS, PromptLine
+from streamrl.gateway.refusal import Refusal, invalid, json_bytes
+from streamrl.gateway.session_body import RewardBody, checked, session_of
+from streamrl.gateway.tool_calls import ToolCallReader
+from streamrl.gateway.trajectory_body import TrajectoryBody
+from streamrl.models.tokenizer import TextTokenizer
+from streamrl.streams import DEFAULT_STREAM, STREAM_NAME, TASK
+
+Status = Callable[[], Awaitable[dict[str, Any]]]
+SEED_BITS = 62
+PageSize = Annotated[int, Field(ge=1, le=MOST)]
+Cursor = Annotated[str, Field(max_length=40)]
+VersionName = Annotated[str, Field(max_length=40)]
+StepNumber = Annotated[int, Field(ge=-1, lt=2**63)]
+
+
+def _size(given: Any) -> Any:
+    # No union: of that each member would say what is wrong.
+    if type(given) is not int and given != AUTO:
+        raise ValueError(f'a whole number, or "{AUTO}"')
+    return given
+
+
+Size = Annotated[Any, AfterValidator(_size), WithJsonSchema({"anyOf": [{"type": "integer"}, {"const": AUTO}]})]
+StreamName = Annotated[str, Field(pattern=f"^{STREAM_NAME}$")]
+
+
+class Fault(BaseModel):
+    """What is wrong, in OpenAI's words. code: stable, for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class FaultBody(BaseModel):
+    error: Fault
+
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": FaultBody, "description": text}
+    for status, text in {
+        400: "The request is wrong",
+        401: "No token of this run",
+        403: "The token does not allow this, or Host or Origin is not the gateway's",
+        404: "There is no such model or route",
+        408: "The body did not arrive in time",
+        409: "What was sent before, or came in time before, stands against it; or the machine has too little for it",
+        410: "The session was forgotten",
+        413: "The body is too long",
+        429: "Too many requests at once",
+        500: "A fault of the gateway's",
+        502: "The replica died in the middle",
+        503: "No replica serves, or the engine could not complete it",
+        504: "The answer took too long",
+    }.items()
+}
+STREAMS: dict[int | str, dict[str, Any]] = {
+    **REFUSALS,
+    200: {"description": "The answer; in events, where `stream` asks for it", "content": {"text/event-stream": {}}},
+}
+ANYBODY: dict[int | str, dict[str, Any]] = {403: REFUSALS[403], 500: REFUSALS[500]}
+"""Refusals of a route that wants no token."""
+_PROMPT_LINE = {"application/x-ndjson": {"schema": PromptLine.model_json_schema()}}
+LINES: dict[str, Any] = {
+    "responses": REFUSALS,
+    "status_code": 200,
+    "response_class": PromptStream,
+    "openapi_extra": {"requestBody": {"content": _PROMPT_LINE}},
+}
+"""What is told of a route that streams prompts."""
+_CODES = {400: "invalid_body", 404: "not_found", 405: "method_not_allowed"}
+"""Of the statuses that the framework gives by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What the routes work with. created: Unix seconds of the run's making. status: of the run."""
+
+    reader: Reader
+    limits: Limits
+    tokenizer: TextTokenizer
+    pool: Pool
+    answering: Answering
+    counts: GatewayCounts
+    status: Status
+    created: int
+    prompts: PromptDesk
+    controls: ControlDesk
+    versions: VersionDesk
+    samples: SampleDesk
+    weights: WeightsDesk
+    trajectories: TrajectoryDesk
+    sessions: SessionDesk
+
+
+def make_app(desk: Desk) -> FastAPI:
+    """The application, without its guard."""
+    app = FastAPI(
+        title="streamrl gateway",
+        description="Completions of a model while it is trained. Send `Authorization: Bearer` with the run's token.",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    _add_refusals(app)
+    _add_health(app, desk)
+    _add_openai(app, desk)
+    _add_prompts(app, desk)
+    _add_trajectories(app, desk.trajectories)
+    _add_sessions(app, desk.sessions)
+    _add_run(app, desk)
+    _add_controls(app, desk)
+    _add_weights(app, desk)
+    return app
+
+
+def describe_truly(app: FastAPI) -> None:
+    """Called once all routes are there. Two things that the framework says otherwise: a wrong body is answered by 400
+    and not by 422; refusals are JSON, whatever else a route answers in."""
+    spec = app.openapi()
+    for operation in (one for path in spec["paths"].values() for one in path.values()):
+        operation["responses"].pop("422", None)
+        for status, told in operation["responses"].items():
+            if status != "200":
+                (schema,) = told["content"].values()
+                told["content"] = {"application/json": schema}
+    for name in ("HTTPValidationError", "ValidationError"):
+        spec["components"]["schemas"].pop(name, None)
+
+
+def _add_openai(app: FastAPI, desk: Desk) -> None:
+    completion_form = CompletionForm(desk.tokenizer)
+    model = desk.limits.model
+
+    @app.get("/v1/models", responses=REFUSALS)
+    async def list_models() -> Response:
+        """The one model that is served, and the versions that replicas answer under."""
+        return _json(models(model, desk.created, desk.limits.context, desk.pool.versions))
+
+    @app.post("/v1/completions", responses=STREAMS)
+    async def complete(body: CompletionRequest, request: Request) -> Response:
+        """Completions of a text or of token ids."""
+        session = session_of(request.headers, body)
+        memory = desk.sessions.memory(session)
+        asked = await asyncio.to_thread(desk.reader.completion, body, secrets.randbits(SEED_BITS), memory)
+        asked, capture = desk.sessions.opened(session, asked, body)
+        head = head_of(completion_form, secrets.token_hex(12), model)
+        return await answer(request, desk.answering, asked, completion_form, head, capture)
+
+    @app.post("/v1/chat/completions", responses=STREAMS)
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        """The next turn of a conversation."""
+        session = session_of(request.headers, body)
+        memory = desk.sessions.memory(session)
+        asked = await asyncio.to_thread(desk.reader.chat, body, secrets.randbits(SEED_BITS), memory)
+        number = secrets.token_hex(12)
+        reader = None if asked.tools is None else ToolCallReader(number, asked.tools)
+        asked, capture = desk.sessions.opened(session, asked, body, reader)
+        form = ChatForm(desk.tokenizer, reader)
+        return await answer(request, desk.answering, asked, form, head_of(form, number, model), capture)
+
+
+class CancelRequest(BaseModel):
+    """The body of `/api/prompts/cancel`. stream: as of the submission. keys: of its prompts."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    stream: StreamName = DEFAULT_STREAM
+    keys: Annotated[list[Annotated[str, Field(max_length=KEY_LETTERS)]], Field(min_length=1, max_length=4096)]
+
+
+def _add_prompts(app: FastAPI, desk: Desk) -> None:
+    @app.post("/api/prompts", **LINES)
+    async def submit(stream: StreamName = DEFAULT_STREAM) -> Response:
+        """Prompts to be trained on, a JSON object a line; each is answered, with its rollouts, when its group is
+        scored. Lines may come as long as the connection lasts."""
+        if stream == TASK:
+            raise invalid("invalid_value", f"{TASK!a} is the run's own data; give the stream another name", "stream")
+        return PromptStream(desk.prompts, stream)
+
+    @app.post("/api/prompts/cancel", responses=REFUSALS)
+    async def cancel(body: CancelRequest) -> Response:
+        """Give up prompts that have not ended."""
+        return _json({"generating": await desk.prompts.cancel(body.stream, body.keys)})
+
+
+def _add_trajectories(app: FastAPI, desk: TrajectoryDesk) -> None:
+    @app.post("/api/trajectories", responses=REFUSALS)
+    async def offer(body: TrajectoryBody) -> Response:
+        """A trajectory that was made and scored elsewhere, to be trained on: ids, log-probs, versions, reward."""
+        limits = {"context": desk.context, "vocab_size": desk.vocab_size}
+        trajectory = await asyncio.to_thread(body.trajectory, **limits, components=desk.components, drawn=desk.drawn)
+        return _json(await desk.take(trajectory))
+
+
+def _add_sessions(app: FastAPI, desk: SessionDesk) -> None:
+    @app.post("/api/sessions/{session_id}/reward", responses=REFUSALS)
+    async def reward(session_id: str, body: RewardBody) -> Response:
+        """End a session: its turns and forks are a trajectory with this reward, and handed to the learner."""
+        return _json(await desk.reward(checked(session_id, "session_id"), body))
+
+
+def _add_run(app: FastAPI, desk: Desk) -> None:
+    @app.get("/api/status", responses=REFUSALS)
+    async def status() -> Response:
+        """What `streamrl status` says of the running system."""
+        return _json(finite(await desk.status()))
+
+    @app.get("/api/samples", responses=REFUSALS)
+    async def samples(limit: PageSize = 50, before: Cursor = "") -> Response:
+        """The newest rollouts that were sampled and scored, with tokens, versions and rewards. `before` is what `next`
+        of another page said; rows that the run has let go are left out."""
+        page = await desk.samples.page(limit, before)
+        return Response(await asyncio.to_thread(json_bytes, page), media_type="application/json")
+
+    @app.get("/metrics", responses=REFUSALS, response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """The same figures for Prometheus."""
+        text = desk.counts.text(desk.pool.running, await desk.status())
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _add_controls(app: FastAPI, desk: Desk) -> None:
+    @app.get("/api/scale", responses=REFUSALS)
+    async def sizes() -> Response:
+        """What can be scaled: of each part how many there are to be, and of replicas how many serve."""
+        told = {part: {"now": size} for part, size in (await desk.controls.sizes()).items()}
+        told["rollout"]["serving"] = desk.pool.serving
+        return _json(told)
+
+    @app.post("/api/scale", responses=REFUSALS)
+    async def scale(body: dict[str, Size]) -> Response:
+        """Have more or fewer of some parts, by name: `{"rollout": 4}`; `"auto"` leaves replicas to autoscaling. Waits
+        for none of them to come or go."""
+        return _json(await desk.controls.scale(body))
+
+
+def _add_weights(app: FastAPI, desk: Desk) -> None:
+    @app.get("/api/versions", responses=REFUSALS)
+    async def newest_version(request: Request, after: StepNumber = -1) -> Response:
+        """The newest published version. With `after`, a step, the answer waits for a version beyond it, for some 25
+        seconds at most; then it is whatever there is."""
+        newest = await unless_gone(request.receive, desk.versions.newest(after))
+        return _json({"version": None if newest is None else str(newest)})
+
+    @app.get("/api/weights", responses=REFUSALS, status_code=200, response_class=WeightsStream)
+    async def weights(version: VersionName = "") -> Response:
+        """The weights of a version, the newest one unless it is named, as a safetensors file."""
+        return await desk.weights.open(version)
+
+
+def _add_health(app: FastAPI, desk: Desk) -> None:
+    @app.get("/healthz", responses=ANYBODY)
+    async def healthz() -> Response:
+        """The gateway answers."""
+        return _json({"status": "ok"})
+
+    @app.get("/readyz", responses={**ANYBODY, 503: REFUSALS[503]})
+    async def readyz() -> Response:
+        """A replica serves, so that completions can be had."""
+        if not desk.pool.ready:
+            raise Refusal(503, "no_replica", "no replica serves yet; ask again soon")
+        return _json({"status": "ready"})
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        """The routes for people, without scripts: a page with a token must load nothing from elsewhere."""
+        return HTMLResponse(_page(app.openapi()))
+
+
+def _add_refusals(app: FastAPI) -> None:
+    @app.exception_handler(Refusal)
+    async def refused(_: Request, refusal: Refusal) -> Response:
+        return _refused(refusal)
+
+    @app.exception_handler(RequestValidationError)
+    async def not_valid(_: Request, error: RequestValidationError) -> Response:
+        return _refused(_of_validation(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def of_http(_: Request, error: HTTPException) -> Response:
+        answered = _refused(Refusal(error.status_code, _CODES[error.status_code], str(error.detail)))
+        answered.headers.update(error.headers or {})
+        return answered
+
+    @app.exception_handler(ClientGone)
+    async def gone(_: Request, __: ClientGone) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+    @app.exception_handler(Exception)
+    async def broken(_: Request, error: Exception) -> Response:
+        structlog.get_logger().error("a request failed", error=repr(error))
+        return _refused(Refusal(500, "internal_error", "the gateway failed over this request; its log says why"))
+
+
+def _of_validation(errors: Sequence[Any]) -> Refusal:
+    """The first thing that is wrong with a body, without what was given: that may be long, or secret."""
+    first = errors[0]
+    param = ".".join(str(part) for part in first["loc"] if part != "body") or None
+    if first["type"] == "json_invalid":
+        return invalid("invalid_json", f"the body is not JSON: {first['ctx']['error']!a}")
+    code = "missing_parameter" if first["type"] == "missing" else "invalid_value"
+    return invalid(code, f"{'the body' if param is None else ascii(param)}: {first['msg']!a}", param)
+
+
+def _json(value: Any) -> Response:
+    return Response(json_bytes(value), media_type="application/json")
+
+
+def _refused(refusal: Refusal) -> Response:
+    content = json_bytes(refusal.body())
+    return Response(content, refusal.status, headers=refusal.headers(), media_type="application/json")
+
+
+def _page(spec: dict[str, Any]) -> str:
+    rows = [
+        f"<tr><td><code>{method.upper()} {html.escape(path)}</code></td>"
+        f"<td>{html.escape(operation.get('description', ''))}</td></tr>"
+        for path, operations in spec["paths"].items()
+        for method, operation in operations.items()
+    ]
+    title, text = html.escape(spec["info"]["title"]), html.escape(spec["info"]["description"])
+    style = "<style>body{font:16px sans-serif;margin:3em}td{padding:.3em 1em}</style>"
+    head = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{title}</title>{style}"
+    link = "<p>For programs: <a href='/openapi.json'>openapi.json</a></p>"
+    return f"{head}<h1>{title}</h1><p>{text}</p><table>{''.join(rows)}</table>{link}</html>"

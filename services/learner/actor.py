@@ -1,0 +1,364 @@
+"""A learner rank: the actor around `LearnerCore`.
+
+Rank 0 takes the lease of a step, makes the plan and hands it to the other ranks; all ranks train; rank 0 commits the
+step and reports. The commit comes after every rank's optimizer step, since the plan of the next step does not leave
+before. Torch runs in one thread of its own, so the actor answers at any time; versions are published
+(`services.learner.publisher`) and checkpoints written (`services.learner.saver`) beside the steps.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import numpy as np
+from ray.actor import ActorHandle
+
+from buffers.rows.records import Lease
+from services.learner.publisher import Publisher
+from services.learner.saver import Saver
+from services.learner.step_plan import FINISH, SAVE, STOP, StepPlan, overlong_penalties
+from services.part.deadline import within
+from services.part.due import checkpoint_due, evaluation_due
+from services.part.filtered_share import FilteredShare
+from services.part.observe import Observer
+from services.part.process_environment import extend_import_path
+from services.part.teller import Teller
+from services.queue.far_rows import FarRows
+from services.run.folder import RunFolder
+from services.weights.actor import EVALUATION
+from streamrl.algorithms.judging import baseline_rows
+from streamrl.clock import SystemClock
+from streamrl.config import Config
+from streamrl.disk import free_bytes
+from streamrl.disk_room import LOOK_EVERY_S
+from streamrl.errors import ComponentError
+from streamrl.share_guard import ShareGuard
+from streamrl.timeline import StepTimer
+
+if TYPE_CHECKING:
+    from streamrl.learner.warmup import WarmupProgress
+
+T = TypeVar("T")
+
+STARTING = "starting", 0
+PHASES = ("wait", "read", "pack", "forward_backward", "optimizer", "publish", "commit", "checkpoint")
+
+
+class LearnerRank:
+    """See the module."""
+
+    def __init__(
+        self,
+        rank: int,
+        run_folder: str,
+        config: dict[str, Any],
+        meeting: str,
+        queue: ActorHandle,
+        store: ActorHandle,
+        home: ActorHandle | None = None,
+    ) -> None:
+        extend_import_path()
+        self._rank = rank
+        self._config = msgspec.convert(config, Config)
+        self._run = RunFolder.open(Path(run_folder))
+        self._queue = queue
+        self._store = store
+        self._far = FarRows("learner", home, self._config.deadlines.step_s, leases=True)
+        # Here and not above: the controller makes this class and has no use for torch.
+        from services.learner.core import LearnerCore
+
+        self._core = LearnerCore(self._run, self._config, rank, Path(meeting))
+        self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+        self._stop = asyncio.Event()
+        self._otherwise = STOP
+        """What there is to do without a lease."""
+        self._finished = False
+        self._generated = 0
+        self._filtered = FilteredShare()
+        self._checkpoint_wanted = False
+        self._guard = ShareGuard(self._config.learner.algorithm)
+        self._replicas = self._config.rollout.replicas
+        self._observer = Observer(self._run, self._config, self._name)
+        limit = self._config.deadlines.checkpoint_s
+        self._saver = Saver(
+            self._core, queue, self._tell, self._observer, who=self._name, limit_s=limit, told=self._line_told
+        )
+        self._line = asyncio.Event()
+        """Set while there is no step of which the line of metrics is still to be made."""
+        self._line.set()
+        self._timer: StepTimer | None = None
+        """Of the steps, while there are any."""
+        self._beyond = STARTING
+        """What is done before and after them, and how far that is; as `StepTimer.now_in`."""
+        self._waits_for_disk = ""
+        self._telling: asyncio.Task[None] | None = None
+        """Makes that line; named here, since a task that nobody holds may be collected."""
+
+    # ---- start
+
+    async def build(self, controller: ActorHandle) -> dict[str, Any]:
+        """Load model and checkpoint; returns what `LearnerCore.build` does."""
+        self._controller = controller
+        self._teller = Teller(controller.report.remote)
+        self._publisher = Publisher(
+            self._core, self._store, controller, self._config, self._tell, self._observer, rank=self._rank
+        )
+        limit = self._config.deadlines.start_s
+        return await within(limit, self._in_thread(self._core.build), who=self._name, what="loading the model")
+
+    async def enter(self, incarnation: int) -> None:
+        """Make versions of this incarnation from now on. What an earlier learner published and nobody can need any more
+        would take its part of the budget for ever: whom it was handed back to is gone."""
+        self._core.incarnation = incarnation
+        if self._rank == 0:
+            self._core.keep_only(await self._store.kept.remote())
+
+    async def expect_replicas(self, count: int) -> None:
+        """So many rollout replicas follow the versions from now on."""
+        self._replicas = count
+        self._core.expect_replicas(count)
+
+    async def warm_up(self) -> None:
+        """The supervised phase of a fresh run, then the checkpoint that a resume begins with."""
+        loop = asyncio.get_running_loop()
+
+        def report(progress: "WarmupProgress") -> None:
+            self._beyond = "warm-up", progress.step
+            facts = {"step": progress.step, "loss": progress.loss, "score": progress.score}
+            if progress.score is not None and self._rank == 0:
+                loop.call_soon_threadsafe(self._tell, "warmup", facts)
+
+        await self._in_thread(self._core.warm_up, report)
+        await self._in_thread(self._core.save)
+        await self._told()
+
+    async def run(self) -> dict[str, Any]:
+        """Train to the last step, or until the queue is closed. Returns `finished` and the step reached.
+
+        Raises:
+            ComponentError: the guard has the run pause; a checkpoint of its step is committed.
+        """
+        try:
+            return await self._saver.unless_failed(self._publisher.unless_failed(self._train()))
+        finally:
+            self._observer.close()
+
+    async def _train(self) -> dict[str, Any]:
+        timer = self._timer = StepTimer(SystemClock(), PHASES, self._observer.trace)
+        await self._publisher.begin(self._compute)
+        while self._core.step < self._config.learner.steps and await self._step(timer):
+            pass
+        await self._publisher.finish()
+        await self._line_told()
+        await self._saver.finish()
+        finished = self._finished or self._core.step >= self._config.learner.steps
+        self._timer, self._beyond = None, ("export", 0)
+        if finished:
+            await self._in_thread(self._core.export)
+            await self._have_last_scored()
+        await self._told()
+        self._beyond = "ended", 0
+        if self._guard.pause and not finished:
+            raise ComponentError(f"{self._name}: {self._guard.pause}")
+        return {"finished": finished, "step": self._core.step}
+
+    async def _have_last_scored(self) -> None:
+        """The last version is scored in any case; of a run that ends before its time it is none that was due."""
+        if self._rank == 0 and not evaluation_due(self._config, self._core.step):
+            await self._store.pin.remote(self._core.version, EVALUATION)
+            await self._controller.published.remote(self._core.version)
+
+    async def status(self) -> dict[str, Any]:
+        """What it is at: the phase of a step or what is before and after them, and how many it has entered."""
+        doing, entered = self._beyond if self._timer is None else self._timer.now_in
+        paused = self._core.pause or self._waits_for_disk
+        # Before it is built, it holds none.
+        step = 0 if self._beyond == STARTING and self._timer is None else self._core.step
+        return {"step": step, "doing": doing, "entered": entered, "paused": paused}
+
+    async def stop(self) -> None:
+        """Finish the step under way, commit a checkpoint of it, and end `run`."""
+        self._stop.set()
+
+    async def finish(self) -> None:
+        """The same, and the weights of that step are the run's last."""
+        self._otherwise = FINISH
+        self._stop.set()
+
+    async def close(self) -> None:
+        """Give back shared memory and the process group."""
+        self._saver.close()
+        self._publisher.close()
+        await self._in_thread(self._core.close)
+
+    # ---- a step
+
+    async def _step(self, timer: StepTimer) -> bool:
+        """One step, or a checkpoint out of turn; False when there will be no more."""
+        lease, otherwise = await self._next(timer) if self._rank == 0 else (None, STOP)
+        plan = await self._in_thread(self._core.plan, lease, otherwise)
+        if plan.step < 0:
+            with timer.phase("checkpoint"):
+                await self._save()
+            self._finished = plan.step == FINISH.step
+            return plan.step == SAVE.step
+        limit = self._config.deadlines.step_s
+        training = self._in_thread(self._core.train, plan, timer)
+        metrics = await within(limit, training, who=self._name, what=f"step {plan.step}")
+        committed = self._queue.commit.remote(plan.step) if self._rank == 0 else None
+        with timer.phase("publish"):
+            publication = await self._publisher.begin(self._compute)
+            await self._line_told()  # of the step before, so no more than one step is untold at any time
+        with timer.phase("commit"):
+            counts = await committed if committed is not None else {}
+        self._line.clear()
+        with timer.phase("checkpoint"):
+            await self._save_if_due()
+        if lease is None:
+            self._line.set()
+            return True
+        self._checkpoint_wanted = counts["checkpoint_wanted"]
+        self._watch_share(metrics)
+        times = timer.finish()
+        facts = {**metrics, **self._facts(lease, counts, times["time/step"]), **times, **self._saver.take_facts()}
+        self._telling = asyncio.create_task(self._tell_step(facts, publication), name="line of metrics")
+        return True
+
+    def _watch_share(self, metrics: dict[str, float]) -> None:
+        """Tell of it, and stop after the step where the guard says so."""
+        if text := self._guard.look(self._core.step, metrics):
+            self._tell("notice", {"text": text})
+        if self._guard.pause:
+            self._stop.set()
+
+    async def _tell_step(self, facts: dict[str, Any], publication: "asyncio.Task[dict[str, Any]]") -> None:
+        """The step's line of metrics, with what its version took to publish. None when that failed: the run ends."""
+        await asyncio.wait({publication})
+        if not publication.cancelled() and publication.exception() is None:
+            self._tell("step", {**facts, **publication.result()})
+            self._line.set()
+
+    async def _next(self, timer: StepTimer) -> tuple[Lease | None, StepPlan]:
+        """What rank 0 has the ranks do: train on a lease, or what else."""
+        if self._checkpoint_wanted:
+            with timer.phase("checkpoint"):
+                if await self._still_wanted():
+                    return None, SAVE
+        with timer.phase("wait"):
+            return await self._lease(), self._otherwise
+
+    async def _still_wanted(self) -> bool:
+        """Whether the queue needs a further checkpoint to let go of rows, after the one that may be under way. Without
+        it there may be no room for the rows of the next step."""
+        self._checkpoint_wanted = False
+        await self._saver.finish()
+        return (await self._queue.status.remote())["checkpoint_wanted"]
+
+    async def _lease(self) -> Lease | None:
+        """The batch of this step, its rows on this node; None when the queue is closed, or the order to stop comes
+        first. Of a batch with rows that are lost the queue makes another one.
+        """
+        while True:
+            lease = await self._next_lease()
+            if lease is None or not await self._far.lost(lease.frames):
+                return lease
+
+    async def _next_lease(self) -> Lease | None:
+        lease = asyncio.ensure_future(self._queue.lease.remote(self._core.step))
+        stop = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({lease, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if self._stop.is_set():
+            lease.cancel()
+            return None
+        stop.cancel()
+        return await lease
+
+    async def _save_if_due(self) -> None:
+        if checkpoint_due(self._config, self._core.step):
+            await self._save()
+
+    async def _save(self) -> None:
+        await self._publisher.finish()  # the checkpoint has the digest of its version
+        await self._room_for_checkpoint()
+        await self._saver.begin(self._compute)
+
+    async def _room_for_checkpoint(self) -> None:
+        """Wait on rank 0, which writes it, until the disk has room for all of it; the others wait for rank 0. It looks
+        on a clock, as `streamrl.disk_room` does."""
+        if self._rank:
+            return
+        needed, said = self._core.state_bytes(), False
+        while (free := free_bytes(self._run.path)) < needed:
+            figures = f"{free / 1e6:.0f} MB free, needs {needed / 1e6:.0f} MB"
+            self._waits_for_disk = f"the checkpoint of step {self._core.step} waits for the disk: {figures}"
+            if not said:
+                self._tell("notice", {"text": self._waits_for_disk})
+            said = True
+            await asyncio.sleep(LOOK_EVERY_S)
+        self._waits_for_disk = ""
+
+    # ---- inside
+
+    @property
+    def _name(self) -> str:
+        return f"learner-{self._rank}"
+
+    async def _in_thread(self, call: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._compute, call, *args)
+
+    def _tell(self, kind: str, facts: dict[str, Any]) -> None:
+        self._teller.tell(kind, facts)
+
+    async def _line_told(self) -> None:
+        await self._line.wait()
+        await self._told()
+
+    async def _told(self) -> None:
+        limit = self._config.deadlines.step_s
+        await within(limit, self._teller.told(), who="controller", what="what the learner tells it")
+
+    def _facts(self, lease: Lease, counts: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """What the step's line of metrics says beside the learner's own numbers."""
+        sampled = lease.sampled_tokens > 0
+        staleness = np.maximum(lease.step - lease.oldest_step[sampled], 0)
+        rewards = lease.rewards[lease.valid & ~baseline_rows(lease.sample_index, self._config)]
+        generated = counts["tokens_accepted"] + counts["tokens_ignored"]
+        tokens_per_s = (generated - self._generated) / seconds
+        self._generated = generated
+        return {
+            "step": self._core.step,
+            "version": str(self._core.version),
+            "reward/mean": float(rewards.mean()) if len(rewards) else None,
+            "reward/failed": int((~lease.valid).sum()),
+            "reward/zero_variance_share": _zero_variance_share(lease),
+            "reward/truncated_share": float(lease.truncated.mean()),
+            "reward/overlong_mean": float(overlong_penalties(lease, self._config)[lease.valid].mean()),
+            "reward/filtered_share": self._filtered.since_last(counts),
+            "staleness/mean": float(staleness.mean()) if len(staleness) else 0.0,
+            "staleness/max": int(staleness.max(initial=0)),
+            "tokens/trained": counts["tokens_trained"],
+            "tokens/generated": generated,
+            "tokens/dropped": counts["tokens_dropped"],
+            "queue/rows": counts["rows_waiting"],
+            "queue/unscored": counts["rows_unscored"],
+            "queue/bytes": counts["bytes_used"],
+            "queue/wait_s": lease.waited_s,
+            "queue/unscored_s": lease.unscored_s,
+            "queue/quarantined": counts["prompts_quarantined"],
+            "rollout/tokens_per_s": tokens_per_s,
+            "rollout/replicas": self._replicas,
+        }
+
+
+def _zero_variance_share(lease: Lease) -> float:
+    """Share of the groups whose scores are all equal, in each component where there are any: they teach nothing."""
+    judged = lease.components if lease.components.shape[1] else lease.rewards[:, None]
+    judged, groups = judged[lease.valid], lease.group[lease.valid]
+    if not len(groups):
+        return 0.0
+    starts = np.flatnonzero(np.diff(groups, prepend=groups[0] - 1))
+    equal = np.maximum.reduceat(judged, starts) == np.minimum.reduceat(judged, starts)
+    return float(equal.all(axis=1).mean())

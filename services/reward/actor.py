@@ -1,0 +1,234 @@
+"""The reward stage: scores each rollout as soon as it is durable.
+
+Rows are read by memory map, decoded, and scored in child processes; a verdict becomes a row of the scores log and is
+then told to the queue. A failed score is a fact, not a zero (invariant 8); too many of them stop the run, with the
+last reason given. How many children there are to be may change at any time, and with it how many rows are taken at
+once.
+"""
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from ray.actor import ActorHandle
+
+from buffers.rows.arrow import scores_batch
+from buffers.rows.gather import ScoringRows, scoring_rows
+from buffers.rows.records import ScoredRows, UnscoredFrame
+from buffers.rows.schema import SCORES
+from buffers.segments.reader import SegmentReader
+from buffers.segments.writer import SegmentWriter
+from services.part.answers import decode
+from services.part.deadline import within, within_or_paused
+from services.part.observe import Observer
+from services.part.process_environment import extend_import_path
+from services.queue.far_rows import FarRows
+from services.run.folder import RunFolder
+from services.run.layout import SCORES_FOLDER, STACKS_FOLDER, model_folder
+from streamrl.config import Config
+from streamrl.errors import ComponentError
+from streamrl.evaluation import EvalScore, mean_score
+from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
+from streamrl.models.vocabulary import require_same_vocabulary
+from streamrl.rewards.base import RewardItem, component_columns, with_components
+from streamrl.rewards.pool import RewardPool
+from streamrl.streams import TASK
+from streamrl.types import IntArray, LongArray, Score, ScoreStatus
+
+NAME = "reward"
+
+
+class RewardActor:
+    """See the module."""
+
+    def __init__(
+        self, run_folder: str, config: dict[str, Any], queue: ActorHandle, home: ActorHandle | None = None
+    ) -> None:
+        extend_import_path()
+        self._config = msgspec.convert(config, Config)
+        self._run = RunFolder.open(Path(run_folder))
+        self._queue = queue
+        self._far = FarRows(NAME, home, self._config.deadlines.step_s, leases=False)
+        self._observer = Observer(self._run, self._config, NAME)
+        self._failures = FailureShare(self._config.rollouts_per_step, self._config.reward.max_failed)
+        self._scored = 0
+        self._ended_by: ComponentError | None = None
+        self._workers = self._config.reward.workers
+        self._told = -1
+        self._pool: RewardPool | None = None
+
+    async def start(self, epoch: int, workers: int | None = None) -> None:
+        """Load the tokenizer, start the children, open the scores log. `epoch` fences an earlier process. workers: how
+        many children, as of the configuration when None; what `scale` said, which is newer, holds in its place."""
+        self._epoch = epoch
+        if workers is not None and self._told < 0:
+            self._workers = workers
+        reward, queue = self._config.reward, self._config.queue
+        folder = model_folder(self._run.path, self._config)
+        self._tokenizer = load_tokenizer(folder)
+        if reward.model.path is not None:
+            require_same_vocabulary(folder, Path(reward.model.path), "reward.model.path")
+        self._reader = SegmentReader(self._run.path)
+        pool = RewardPool(
+            reward.function,
+            workers=self._workers,
+            batch_size=reward.batch_size,
+            timeout_s=reward.timeout_s,
+            memory_bytes=reward.memory_bytes,
+            import_paths=[path for path in sys.path if path],
+            model=reward.model,
+            stacks=str(self._run.path / STACKS_FOLDER),
+        )
+        await within(self._config.deadlines.start_s, pool.start(), who=NAME, what="the start of its children")
+        self._pool = pool
+        pool.scale(self._workers)  # it may have been told another number meanwhile
+        self._writer = SegmentWriter(
+            self._run.path,
+            SCORES_FOLDER,
+            NAME,
+            self._epoch,
+            SCORES,
+            queue.segment_bytes,
+            queue.durability,
+            queue.commit_interval_ms / 1e3,
+        )
+
+    async def run(self) -> None:
+        """Score until the queue is closed."""
+        sequence = 0
+        try:
+            while frames := await self._queue.unscored.remote(NAME, self._epoch, self._most_rows()):
+                lost = await self._far.lost(one.frame for one in frames)
+                frames = [one for one in frames if one.frame not in lost]
+                if frames:
+                    with self._observer.span("score"):
+                        await self._score_frames(frames, sequence)
+                    sequence += 1
+        except ComponentError as error:
+            self._ended_by = error
+            raise
+        finally:
+            await self._children().close()
+            await asyncio.to_thread(self._writer.close)
+            self._observer.close()
+
+    async def scale(self, number: int, workers: int) -> None:
+        """Have so many children from now on. Waits for none of them. number: of this word; an older one that comes late
+        is ignored."""
+        if number > self._told:
+            self._told, self._workers = number, workers
+            if self._pool is not None:
+                self._pool.scale(workers)
+
+    async def score_evaluation(self, answers: bytes) -> EvalScore:
+        """The mean over the held-out answers of one version; failed ones are left out and counted."""
+        held_out = decode(answers)
+        try:
+            scores = await self._children().score(held_out.items)
+        except ComponentError as error:
+            # What ended the stage is the cause; that its pool is closed is what follows from it.
+            raise self._ended_by or error from None
+        return mean_score(scores, len(held_out.errors))
+
+    async def status(self) -> dict[str, Any]:
+        """workers: children that are given work; busy of these have some, the oldest of it for oldest_s. answered:
+        batches that came to an end. not_started: why one that was to join did not come up."""
+        pool = self._children()
+        children = {"workers": pool.size, "children_lost": pool.lost, "not_started": pool.not_started}
+        children |= {"busy": pool.busy, "oldest_s": pool.oldest_s, "answered": pool.answered}
+        return {"name": NAME, "scored": self._scored, **children, "paused": self._writer.pause}
+
+    def _children(self) -> RewardPool:
+        if self._pool is None:
+            raise ComponentError("reward: its children have not started yet")
+        return self._pool
+
+    def _most_rows(self) -> int:
+        """Of one hand-out."""
+        return self._config.reward.batch_size * self._children().wanted
+
+    async def _score_frames(self, frames: list[UnscoredFrame], sequence: int) -> None:
+        parts = [scoring_rows(self._reader.read(one.frame), one.row) for one in frames]
+        self._reader.forget_copies()
+        items = [item for part in parts for item in reward_items(part, self._tokenizer)]
+        names = self._config.learner.algorithm.component_names
+        scores = [with_components(score, names) for score in await self._children().score(items)]
+        self._scored += len(scores)
+        self._log_failures(scores)
+        self._failures.add([score for score, own in zip(scores, _of_the_run(parts), strict=True) if own])
+        frame = await asyncio.wrap_future(self._writer.append(_batch(parts, scores)))
+        rows = ScoredRows(
+            number=np.concatenate([one.number for one in frames]),
+            sample_index=np.concatenate([one.sample_index for one in frames]),
+            branch=np.concatenate([one.branch for one in frames]),
+            attempt=np.concatenate([one.attempt for one in frames]),
+            valid=np.array([score.status is ScoreStatus.OK for score in scores]),
+            reward=np.array([np.nan if score.reward is None else score.reward for score in scores]),
+            components=component_columns(scores, names) if names else None,
+            reason=[score.reason for score in scores],
+        )
+        receipt = self._queue.add_scores.remote(NAME, self._epoch, sequence, frame, rows)
+        limit = self._config.deadlines.step_s
+        await within_or_paused(limit, receipt, who=NAME, what="the queue's receipt", pause=self._queue.pause.remote)
+
+    def _log_failures(self, scores: list[Score]) -> None:
+        """One line for each reason in a batch, with how many it hit: a reason may come with every rollout."""
+        for reason, count in Counter(score.reason for score in scores if score.status is ScoreStatus.FAILED).items():
+            self._observer.log.warning("no score", reason=reason, rollouts=count)
+
+
+class FailureShare:
+    """Stops a run whose rewards fail. Pure.
+
+    Looks at the newest `window` scores, once there are so many; `limit` is the share of failures that is too much.
+    """
+
+    def __init__(self, window: int, limit: float) -> None:
+        self._window = window
+        self._limit = limit
+        self._recent: list[Score] = []
+
+    def add(self, scores: list[Score]) -> None:
+        """Raises ComponentError when more than the limit failed, with the newest reason."""
+        self._recent = [*self._recent, *scores][-self._window :]
+        failed = [score for score in self._recent if score.status is ScoreStatus.FAILED]
+        if len(self._recent) < self._window or len(failed) <= self._limit * self._window:
+            return
+        raise ComponentError(
+            f"reward: {len(failed)} of the last {self._window} rollouts have no score, more than reward.max_failed = "
+            f"{self._limit:g} allows; the last reason: {failed[-1].reason}"
+        )
+
+
+def reward_items(rows: ScoringRows, tokenizer: TextTokenizer) -> list[RewardItem]:
+    """Texts, token ids and payloads of rows, as the reward pool takes them."""
+    completions = tokenizer.decode_batch(rows.sampled_ids, rows.sampled_offsets)
+    prompts = tokenizer.decode_batch(rows.prompt_ids, rows.prompt_offsets)
+    sampled, asked = _id_bytes(rows.sampled_ids, rows.sampled_offsets), _id_bytes(rows.prompt_ids, rows.prompt_offsets)
+    columns = (completions, prompts, rows.payload, rows.finish_reason, sampled, asked)
+    return [RewardItem(*fields) for fields in zip(*columns, strict=True)]
+
+
+def _id_bytes(ids_T: IntArray, offsets: LongArray) -> list[bytes]:
+    """The ids of each row as `RewardItem` has them."""
+    whole = ids_T.astype("<i4").tobytes()
+    return [whole[4 * start : 4 * end] for start, end in pairwise(offsets.tolist())]
+
+
+def _of_the_run(parts: list[ScoringRows]) -> list[bool]:
+    """Of each row whether it is of the run's own data. What a client submits may be nothing that the reward can score:
+    it is dropped, and the client told so, and ends nobody's run."""
+    return [stream == TASK for part in parts for stream in part.stream]
+
+
+def _batch(parts: list[ScoringRows], scores: list[Score]) -> pa.RecordBatch:
+    ids = [rollout for part in parts for rollout in part.rollout_id]
+    branch = np.concatenate([part.branch for part in parts])
+    return scores_batch(ids, branch, scores, scorer=NAME, scored_ns=time.time_ns())

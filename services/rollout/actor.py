@@ -1,0 +1,390 @@
+"""A rollout replica: takes groups, samples them, writes what it sampled, and follows the published versions.
+
+Three loops and one engine thread. `_take_loop` asks the queue for as many groups as the engine has room for (waits:
+admission; unblocked by: a new version, a trained batch). The row writer turns what finished into durable Arrow frames
+and tells the queue (`services.rollout.row_writer`). `_follow_loop` pulls each new version and hands it to the engine
+between two tokens (waits: the weight store; unblocked by: the learner). Beside them the journal writes down what has
+not ended yet (`services.rollout.partial_journal`).
+
+The replica answers under one verified version at a time and takes no group before it acknowledged one (invariant 6).
+What it may do when is decided by `streamrl.replica_state`.
+"""
+
+import asyncio
+import gc
+import itertools
+import time
+from collections.abc import Awaitable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import ray
+import ray.actor
+
+from buffers.rows.records import AcceptedRows
+from buffers.segments.places import HOME
+from services.part.answers import encode
+from services.part.deadline import within, within_or_paused
+from services.part.named_tasks import run_all
+from services.part.observe import Observer
+from services.part.process_environment import extend_import_path, import_path
+from services.rollout.completions import CompletionLog
+from services.rollout.engine_thread import EngineThread
+from services.rollout.fetch_to_node import fetch_to_node
+from services.rollout.group_requests import GroupRequests
+from services.rollout.guests import Guests
+from services.rollout.partial_journal import PartialJournal
+from services.rollout.row_writer import RowWriter
+from services.rollout.rows import Finished, Issued, RunningRollouts, finite
+from services.run.folder import RunFolder
+from services.run.layout import model_folder
+from streamrl.config import Config, limits
+from streamrl.engines.build import build_engine
+from streamrl.engines.server.place import ServerPlace
+from streamrl.gateway.news import News
+from streamrl.models.tokenizer import load_tokenizer
+from streamrl.replica_state import ReplicaStateMachine
+from streamrl.room import Room
+from streamrl.tasks.prompts import EncodedPrompts, longest_text
+from streamrl.tasks.resolve import resolve_task
+from streamrl.types import (
+    FrameRef,
+    GenerationRequest,
+    GenerationResult,
+    PartialTokens,
+    ServerLoad,
+    UpdateMode,
+    Version,
+)
+from streamrl.weights.manifest import WeightManifest, decode
+from streamrl.weights.pulls import in_thread
+from streamrl.weights.update_times import UpdateTimes
+
+if TYPE_CHECKING:
+    from services.weights.node import NodeSeat
+
+T = TypeVar("T")
+
+
+class RolloutReplica:
+    """See the module."""
+
+    def __init__(
+        self,
+        name: str,
+        run_folder: str,
+        config: dict[str, Any],
+        queue: ray.actor.ActorHandle,
+        store: ray.actor.ActorHandle,
+    ) -> None:
+        extend_import_path()
+        self._name = name
+        self._config = msgspec.convert(config, Config)
+        self._run_folder = run_folder
+        self._queue = queue
+        self._store = store
+        self._running = RunningRollouts()
+        self._unwanted: set[int] = set()
+        """Groups given up since work was last asked for: they may be among those that are on their way."""
+        self._two_versions = 0
+        self._updates_in_flight = 0
+        self._took: UpdateTimes | None = None
+        """Of the last update, until the weight store was told."""
+
+    async def ray_node(self) -> str:
+        """Ray's id of the node that it was placed on."""
+        return ray.get_runtime_context().get_node_id()
+
+    async def start(self, epoch: int, longest_prompt: int, seat: "NodeSeat | None" = None) -> None:
+        """Build the engine and join the weight store. The replica serves nothing before `run` pulled a version.
+
+        epoch: fences; after a restart the queue refuses whatever an older process still sends. longest_prompt: in
+        tokens, over the task's training and held-out prompts. seat: the node, where that is not the run's own.
+        """
+        # Here and not above: the controller makes this class and has no use for torch.
+        from services.rollout.evaluations import HeldOut
+        from streamrl.weights.served import ServedVersions
+
+        self._epoch = epoch
+        self._seat = seat
+        self._run = RunFolder.open(Path(seat.folder if seat is not None else self._run_folder))
+        self._observer = Observer(self._run, self._config, self._name)
+        max_length = longest_prompt + self._config.rollout.sampling.max_new_tokens
+        self._loop = asyncio.get_running_loop()
+        self._state = ReplicaStateMachine(self._name, self._epoch)
+        self._orders = itertools.count()
+        self._routable, self._news = asyncio.Event(), asyncio.Event()
+        self._took_last, self._left = asyncio.Event(), asyncio.Event()
+        self._room = Room(self._config.rollout.slots, self._config.rollout.group_size)
+        self._death: asyncio.Future[None] = self._loop.create_future()
+        folder = model_folder(self._run.path, self._config)
+        tokenizer = load_tokenizer(folder)
+        task = resolve_task(self._config.task.name, self._config.task.held_out)
+        prompts, stops = EncodedPrompts(task, tokenizer), tokenizer.eos_token_ids
+        self._evaluation = HeldOut(self._config, folder, max_length, task, tokenizer)
+        node = seat.node if seat is not None else HOME
+        self._log = CompletionLog(self._run.path, self._config, self._name, self._epoch, node)
+        self._requests = GroupRequests(self._config, prompts, stops, self._log.sampling, self._queue)
+        self._versions = ServedVersions(self._run.run_id, self._run.key())
+        place = ServerPlace(Path(import_path()), self._run.shared_memory_prefix)
+        make_engine = partial(build_engine, self._config, folder, max_length, place, self._name)
+        self._journal = self._new_journal(node)
+        text = limits.longest_row_text(self._config, longest_text(task))
+        worst_row = limits.worst_row_bytes(self._config, longest_prompt, text)
+        room = limits.frame_rows(self._config, worst_row)
+        self._writer = RowWriter(self._log, room, self._hand_in, self._durably, self._journal.ended, self._observer)
+        self._thread = EngineThread(
+            make_engine,
+            self._deliver,
+            self._engine_died,
+            self._observer.trace,
+            report=self._report,
+            report_every=self._journal.every,
+            hear=self._hear,
+            show=self._report,
+        )
+        self._guests = Guests(self._name, self._thread)
+        await asyncio.wrap_future(self._thread.start())
+        # What was loaded stays as long as this process; looking through it for garbage would stop everything for 0.2 s.
+        gc.freeze()
+        await self._store.join.remote(self._name)
+        self._state.started()
+        self._observer.log.info("started", epoch=epoch, engine=self._config.rollout.engine)
+
+    def _new_journal(self, node: str) -> PartialJournal:
+        def tell(text: str) -> None:
+            self._observer.log.warning("a journal of unfinished rollouts is of no use", text=text)
+
+        return PartialJournal(self._run.path, self._config, self._name, self._epoch, node, self._durably, tell)
+
+    async def run(self) -> None:
+        """Serve until the queue and the weight store are closed, or until it has left."""
+        write = asyncio.create_task(run_all({"write": self._writer.loop(), "journal": self._journal.run()}))
+        loops = asyncio.create_task(run_all({"take": self._take_loop(), "follow": self._follow_loop()}))
+        left = asyncio.create_task(self._left.wait())
+        try:
+            await asyncio.wait({write, loops, left, self._death}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (self._death, write, loops):
+                if task.done():
+                    task.result()
+        finally:
+            for task in (write, loops, left):
+                task.cancel()
+            await asyncio.gather(write, loops, left, return_exceptions=True)
+            self._guests.close()
+            await asyncio.to_thread(self._thread.stop)
+            await asyncio.to_thread(self._log.close)
+            await asyncio.to_thread(self._journal.close)
+            self._observer.close()
+
+    async def leave(self) -> None:
+        """Take no more groups, let those that it has end, hand them in, and end `run`. Of a replica that serves."""
+        await self._queue.retire.remote(self._name, self._epoch)
+        await self._took_last.wait()
+        while len(self._running):
+            self._news.clear()
+            await self._news.wait()
+        await self._writer.drained()
+        self._left.set()
+
+    async def status(self) -> dict[str, Any]:
+        """Counters and state, for the live view and for `streamrl status`."""
+        stats = await asyncio.wrap_future(self._thread.stats())
+        return {
+            "name": self._name,
+            "state": self._state.state.value,
+            "version": str(stats.version),
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "generated_tokens": stats.generated_tokens,
+            "finished_requests": stats.finished_requests,
+            "kv_bytes_used": stats.kv_bytes_used,
+            "busy_s": self._thread.busy_s(),
+            "spare_steps": self._thread.spare_steps,
+            "guests": len(self._guests),
+            "two_version_rollouts": self._two_versions,
+            "updates_in_flight": self._updates_in_flight,
+            **msgspec.to_builtins(self._journal.figures),
+            "paused": self._log.pause or self._journal.pause,
+        }
+
+    async def evaluate(self, manifest: bytes) -> bytes:
+        """Complete the held-out prompts greedily under exactly this version, beside the stream.
+
+        Returns the completions as the reward stage takes them (`services.rollout.evaluations.encode`).
+        """
+        weights = decode(manifest)
+        folder = await self._fetch(weights, "evaluation")
+        with self._observer.span("evaluate", "evaluation"), ExitStack() as opened:
+            tensors = await in_thread(opened.enter_context, self._versions.open(weights, folder))
+            work = self._evaluation.work(tensors, Version(*weights.version))
+            await asyncio.wrap_future(self._thread.run_spare(work))
+        return encode(self._evaluation.result())
+
+    # ---- guests: called by the gateway
+
+    async def open_guests(self) -> None:
+        """Wait until requests may be given to it."""
+        await self._routable.wait()
+
+    async def order_guests(self, session: int, requests: list[GenerationRequest], aborted: list[str]) -> None:
+        """Answer some requests beside the stream, and abort others. session: of the gateway, a new one each time."""
+        self._guests.order(session, requests, aborted)
+
+    async def guest_news(self, session: int) -> tuple[Version, list[News]]:
+        """The version that serves, and what the requests of the session have sampled since this was asked last; waits
+        for some, a second at most."""
+        news = await self._guests.news(session)
+        assert self._state.version is not None, "it was routable"
+        return self._state.version, news
+
+    async def abort_groups(self, numbers: list[int]) -> None:
+        """Generate these groups no further: nobody wants them any more, and their rows are ignored."""
+        self._unwanted.update(numbers)
+        self._abort(set(numbers))
+
+    def _abort(self, groups: set[int]) -> None:
+        names = [name for name, issued in self._running.issued.items() if issued.ticket.number in groups]
+        if names:
+            self._thread.abort(names).add_done_callback(self._ordered)
+
+    # ---- taking work
+
+    async def _take_loop(self) -> None:
+        await self._routable.wait()
+        while True:
+            room = await self._wait_for_room()
+            self._unwanted.clear()  # the queue gives none of these out any more
+            tickets = await self._queue.take.remote(self._name, self._epoch, self._state.version, room)
+            if not tickets:
+                self._took_last.set()
+                return
+            requests = self._issue(await self._requests.of(tickets))
+            requests = await self._journal.go_on(requests, self._running.issued, lambda: self._state.version)
+            self._state.accepted(len(requests))
+            self._thread.submit(requests).add_done_callback(self._ordered)
+            self._abort(self._unwanted)
+
+    async def _wait_for_room(self) -> int:
+        """Groups that the engine can take; at least one."""
+        while not (groups := self._room.groups(len(self._running))):
+            self._news.clear()
+            await self._news.wait()
+        return groups
+
+    def _hear(self, load: ServerLoad) -> None:
+        """Called by the engine thread."""
+        self._loop.call_soon_threadsafe(self._collect_load, load)
+
+    def _collect_load(self, load: ServerLoad) -> None:
+        self._room.heard(load)
+        self._news.set()
+
+    def _issue(self, asked: list[tuple[Issued, GenerationRequest]]) -> list[GenerationRequest]:
+        """Note what is to be submitted."""
+        older = [request.request_id for issued, request in asked if self._running.issue(request.request_id, issued)]
+        if older:
+            self._thread.abort(older).add_done_callback(self._ordered)
+            self._journal.ended(older)
+        return [request for _, request in asked]
+
+    # ---- writing what finished
+
+    def _deliver(self, results: list[GenerationResult], idle: bool) -> None:
+        """Called by the engine thread."""
+        self._loop.call_soon_threadsafe(self._collect, results, idle)
+
+    def _collect(self, results: list[GenerationResult], idle: bool) -> None:
+        results = self._guests.take(results)
+        now = time.time_ns()
+        self._state.finished(len(results))
+        finished = []
+        for result in results:
+            issued = self._running.ended(result.request_id)
+            if issued is None:
+                continue  # of a request that was aborted: nobody waits for it
+            self._two_versions += len(result.version_spans) > 1
+            finished.append(Finished(issued, finite(result, self._name), now))
+        self._writer.add(finished, idle)
+        self._room.ended(len(results))
+        self._news.set()
+
+    def _report(self, pieces: list[PartialTokens]) -> None:
+        """Called by the engine thread."""
+        self._loop.call_soon_threadsafe(self._collect_pieces, pieces)
+
+    def _collect_pieces(self, pieces: list[PartialTokens]) -> None:
+        if pieces := self._guests.take_pieces(pieces):
+            self._journal.collect(self._running.of_newest(pieces), self._running.issued)
+
+    async def _hand_in(self, sequence: int, frame: FrameRef, rows: AcceptedRows) -> None:
+        await self._queue.accept.remote(self._name, self._epoch, sequence, frame, rows)
+
+    async def _durably(self, what: str, work: Awaitable[T]) -> T:
+        """Await something that ends on a disk, and may wait for room there."""
+        limit = self._config.deadlines.step_s
+        return await within_or_paused(limit, work, who=self._name, what=what, pause=self._pause)
+
+    async def _pause(self) -> str:
+        return self._log.pause or self._journal.pause or await self._queue.pause.remote()
+
+    # ---- following the weights
+
+    async def _follow_loop(self) -> None:
+        while True:
+            took, self._took = self._took, None
+            data = await self._store.newer_than.remote(self._name, self._state.version, took)
+            if data is None:
+                return
+            await self._take_up(decode(data))
+
+    async def _take_up(self, manifest: WeightManifest) -> None:
+        """Verify a version, let the engine take it between two tokens, then say so to store and queue."""
+        version = Version(*manifest.version)
+        self._state.update(next(self._orders), version)
+        in_flight = len(self._running)
+        began = time.monotonic()
+        folder = await self._fetch(manifest, "weights")
+        arrived = time.monotonic()
+        with self._observer.span("update", "weights"), ExitStack() as opened:
+            prepared = await in_thread(self._opened, opened, manifest, folder)
+            mode = UpdateMode(self._config.rollout.update_mode)
+            loaded = asyncio.wrap_future(self._thread.load(prepared, version, mode))
+            limit, what = self._config.deadlines.update_s, f"taking up version {version}"
+            stalled = await within(limit, loaded, who=self._name, what=what)
+        self._state.loaded(version)
+        self._took = UpdateTimes(arrived - began, time.monotonic() - arrived, stalled)
+        self._updates_in_flight += in_flight > 0
+        # The store hears of it with the question for the next version.
+        await self._queue.serving.remote(self._name, self._epoch, version)
+        self._routable.set()
+        await self._journal.serves(version)
+
+    def _opened(self, opened: ExitStack, manifest: WeightManifest, folder: Path | None) -> Any:
+        """Beside the loop and the engine: digests of all bytes, the merge of adapters, the weights laid over them."""
+        return self._thread.prepare(opened.enter_context(self._versions.open(manifest, folder)))
+
+    async def _fetch(self, manifest: WeightManifest, track: str) -> Path | None:
+        """Have the bytes of a version on this node; the folder of the copies, where there are any."""
+        if self._seat is None:
+            return None
+        with self._observer.span("transfer", track):
+            return await fetch_to_node(self._name, self._seat, manifest)
+
+    def _ordered(self, order: "Future[None]") -> None:
+        """Called by the engine thread. An order that it refused leaves rollouts that nobody generates."""
+        error = None if order.cancelled() else order.exception()
+        if error is not None:
+            self._engine_died(error)
+
+    def _engine_died(self, error: BaseException) -> None:
+        """Called by the engine thread."""
+        self._loop.call_soon_threadsafe(self._die, error)
+
+    def _die(self, error: BaseException) -> None:
+        if not self._death.done():
+            self._death.set_exception(error)

@@ -1,0 +1,177 @@
+"""A replica's journal of what its running rollouts have sampled, and how it goes on where another replica's ended.
+
+Guaranteed: pieces are written in the order in which they were sampled, by one loop, and never hold up generation: what
+comes while the disk is slow or full waits in memory, where only running rollouts have anything. What is read of a
+replica that died never ends this one: without it a rollout begins anew, and the log says why. Only journals of the same
+node are looked at. What may be continued is decided by `streamrl.partials`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from buffers.rows.partial_rows import Piece
+from buffers.segments.partial_log import EarlierJournals, PartialFiles, PartialLog, read_partials
+from buffers.segments.places import PARTIALS_DIR, on_node
+from services.rollout.rows import Issued
+from streamrl.config import Config
+from streamrl.partials import PartialChains, usable
+from streamrl.types import GenerationRequest, PartialTokens, UpdateMode, Version
+
+Durably = Callable[[str, Awaitable[Any]], Awaitable[Any]]
+"""Awaits something, by name, that ends on a disk."""
+
+
+class JournalFigures(msgspec.Struct):
+    """Tokens written by this process. Rollouts that were issued again to it: how many went on, from how many tokens in
+    all, and how many began anew."""
+
+    tokens_journalled: int = 0
+    rollouts_continued: int = 0
+    tokens_continued: int = 0
+    rollouts_begun_anew: int = 0
+
+
+class PartialJournal:
+    """See the module. node: the replica's. durably: how it waits. tell: takes what is wrong with a journal."""
+
+    def __init__(
+        self,
+        run_folder: Path,
+        config: Config,
+        replica: str,
+        epoch: int,
+        node: str,
+        durably: Durably,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.every = config.rollout.journal_every_tokens if config.journals_partials else 0
+        self.figures = JournalFigures()
+        self._max_staleness = config.learner.max_staleness
+        self._one_version = config.learner.max_staleness == 0 or config.rollout.update_mode == UpdateMode.DRAIN
+        self._run_folder, self._folder = run_folder, on_node(node, PARTIALS_DIR)
+        self._replica, self._epoch = replica, epoch
+        self._durably, self._tell = durably, tell
+        queue = config.queue
+        interval_s = queue.commit_interval_ms / 1e3
+        self._log = PartialLog(
+            run_folder, self._folder, replica, epoch, queue.segment_bytes, queue.durability, interval_s
+        )
+        self._files = PartialFiles()
+        self._chains = PartialChains()
+        self._attempts: dict[str, int] = {}
+        """Of the running rollouts of which there is anything."""
+        self._pending: list[Piece] = []
+        self._wake = asyncio.Event()
+        self._earlier: EarlierJournals | None = None
+
+    @property
+    def pause(self) -> str:
+        """What a full disk keeps it waiting for, in words; "" while it does not wait."""
+        return self._log.pause
+
+    def collect(self, pieces: Sequence[PartialTokens], issued: Mapping[str, Issued]) -> None:
+        """Take what running rollouts have sampled. issued: the rollouts that somebody waits for."""
+        for tokens in pieces:
+            rollout = tokens.request_id
+            if rollout in issued:
+                attempt = self._attempts[rollout] = issued[rollout].ticket.attempt
+                self._chains.add(attempt, tokens)
+                self._pending.append(Piece(attempt, tokens))
+        self._wake.set()
+
+    def ended(self, rollouts: Sequence[str]) -> None:
+        """These rollouts are accepted: nothing of them is needed any more."""
+        for rollout in rollouts:
+            if self._attempts.pop(rollout, None) is not None:
+                self._chains.drop(rollout)
+        self._files.ended(rollouts)
+
+    async def run(self) -> None:
+        """Write what was collected, for ever."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self.turn()
+
+    async def turn(self) -> None:
+        """Write what was collected so far, and remove what is not needed any more."""
+        await self._write(self._take_pending())
+        await self._write(self._whole(self._files.crowding()))
+        await asyncio.to_thread(self._log.remove, self._files.take_free())
+
+    def close(self) -> None:
+        """Write the rest, end the file, and leave only what is needed."""
+        rest = self._take_pending()
+        if rest:
+            self._log.append(rest)
+        self._log.close()
+        if not rest:
+            self._log.remove(self._files.take_free(closed=True))
+
+    async def go_on(
+        self, requests: list[GenerationRequest], issued: Mapping[str, Issued], serving: Callable[[], Version]
+    ) -> list[GenerationRequest]:
+        """The requests, those that another process had begun with the tokens that they may go on from. serving: what
+        the replica serves; asked last, since reading the journals takes a while."""
+        again = {one.request_id for one in requests if issued[one.request_id].ticket.attempt > 0}
+        if not again or not self.every:
+            return requests
+        own = f"{self._replica}-{self._epoch}"
+        chains = PartialChains()
+        for piece in await asyncio.to_thread(read_partials, self._run_folder, self._folder, again, self._tell, own):
+            chains.add(piece.attempt, piece.tokens)
+        now = serving()
+        return [
+            self._with_tokens(one, issued[one.request_id], chains, now) if one.request_id in again else one
+            for one in requests
+        ]
+
+    async def serves(self, version: Version) -> None:
+        """The replica serves `version`: journals of its predecessors that are too old to go on from are removed."""
+        if self.every:
+            await asyncio.to_thread(self._remove_earlier, version.step - self._max_staleness)
+
+    def _remove_earlier(self, oldest_step: int) -> None:
+        if self._earlier is None:
+            self._earlier = EarlierJournals(self._run_folder, self._folder, self._replica, self._epoch, self._tell)
+        self._earlier.remove_before(oldest_step)
+
+    def _with_tokens(
+        self, request: GenerationRequest, issued: Issued, chains: PartialChains, serving: Version
+    ) -> GenerationRequest:
+        found = chains.newest(request.request_id, issued.ticket.attempt)
+        so_far = (
+            None if found is None else usable(found, issued.ticket, serving, self._max_staleness, self._one_version)
+        )
+        if so_far is None:
+            self.figures.rollouts_begun_anew += 1
+            return request
+        self.figures.rollouts_continued += 1
+        self.figures.tokens_continued += len(so_far.token_ids)
+        return replace(request, so_far=so_far)
+
+    def _take_pending(self) -> list[Piece]:
+        pending, self._pending = self._pending, []
+        return [piece for piece in pending if piece.tokens.request_id in self._attempts]
+
+    def _whole(self, rollouts: set[str]) -> list[Piece]:
+        """All that is known of these rollouts, to be written anew."""
+        attempts = {rollout: self._attempts[rollout] for rollout in sorted(rollouts)}
+        chains = {rollout: self._chains.newest(rollout, attempt + 1) for rollout, attempt in attempts.items()}
+        return [Piece(attempts[rollout], chain) for rollout, chain in chains.items() if chain is not None]
+
+    async def _write(self, pieces: Sequence[Piece]) -> None:
+        if not pieces:
+            return
+        for frame, future in await asyncio.to_thread(self._log.append, pieces):
+            written = await self._durably("the write of the journal", asyncio.wrap_future(future))
+            # Some may have ended meanwhile.
+            there = [piece.tokens for piece in frame if piece.tokens.request_id in self._attempts]
+            anew = [tokens.request_id for tokens in there if tokens.start == 0]
+            self._files.wrote(written.path, [tokens.request_id for tokens in there], anew)
+            self.figures.tokens_journalled += sum(len(piece.tokens.token_ids) for piece in frame)

@@ -1,0 +1,1 @@
+"""What every process of a run knows of it: its folder, its lock, its control socket, where things lie."""

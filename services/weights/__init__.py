@@ -1,0 +1,1 @@
+"""The weight store actor, and the ways of versions between nodes."""
