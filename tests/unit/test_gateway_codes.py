@@ -19,7 +19,7 @@ def test_the_table_of_the_documentation_has_every_code_under_its_status_and_no_o
 
 
 def test_every_code_is_said_somewhere() -> None:
-    sources = [path for folder in ("services", "buffers", "streamrl/gateway") for path in (ROOT / folder).glob("*.py")]
+    sources = [path for folder in ("services", "buffers", "streamrl/gateway") for path in (ROOT / folder).rglob("*.py")]
     text = "".join(path.read_text().partition("CODES: Mapping")[0] for path in sources)
     text += (ROOT / "streamrl/gateway/refusal.py").read_text().partition("class Refusal")[2]
     assert [code for codes in CODES.values() for code in codes if f'"{code}"' not in text] == []
