@@ -1,4 +1,4 @@
-"""The command that trains a policy on preference pairs. `cli` makes a command of it."""
+"""The command that trains a policy on preference pairs. `main` makes a command of it."""
 
 from pathlib import Path
 from typing import Literal

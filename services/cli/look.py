@@ -1,4 +1,4 @@
-"""The commands that look at the rows of a run: its queue, and queries. `cli` makes commands of them."""
+"""The commands that look at the rows of a run: its queue, and queries. `main` makes commands of them."""
 
 import sys
 from pathlib import Path

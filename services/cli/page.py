@@ -1,4 +1,4 @@
-"""`streamrl page`. `cli` makes a command of it."""
+"""`streamrl page`. `main` makes a command of it."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The command that trains a reward model. `cli` makes a command of it."""
+"""The command that trains a reward model. `main` makes a command of it."""
 
 from pathlib import Path
 

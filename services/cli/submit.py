@@ -1,4 +1,4 @@
-"""`streamrl submit`. `cli` makes a command of it."""
+"""`streamrl submit`. `main` makes a command of it."""
 
 import sys
 
