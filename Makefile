@@ -4,8 +4,9 @@
 #   make quickstart SEED=1   the same with another seed, in a run folder of its own
 #   make quickstart ARGS='--learner.steps 50 --name short'   any key, as `streamrl up` takes it
 #   make test                the layers, the unit tests and the integration tests but for the longest of both
-#   make test-long           these, and the longest fault tests in a short form: runs of minutes
+#   make test-long           these, and the longest fault tests in a short form: runs of minutes; ARGS='--part 2/3' a third of their files
 #   make test-low-bit        the tests of 8-bit optimizer states, which `make test` skips
+#   make test-kernels        the tests of a GPU's kernels, by Triton's interpreter, which `make test` skips
 #   make test-faults         the long fault tests: parts killed, crash points, damage, full disks; KILLS=500 for more
 #   make test-faults ARGS='-m "not long"'               without its longest
 #   make test-service        20,000 mutated requests, the OpenAPI description, replicas that come, go and die under load
@@ -15,7 +16,10 @@
 #   make test-page           the page of a run, in a headless Chromium; pictures of it in benchmarks/out/page
 #   make check               formatting, lint, types, layers
 #   make fmt                 format the code and repair what lint can
-#   make bench               all figures of the README; bench-quickstart, -engine, -queue, -weights, -learner, -algorithms, -learning, -page, -e2e and -service make one part each
+#   make bench               all figures of docs/benchmarks.md; bench-quickstart, -engine, -queue, -weights, -learner, -algorithms, -learning, -page, -e2e and -service make one part each
+#   make bench-gpu           what one GPU gives: engine, learner and a whole run, in 6 minutes
+#   make benchmarks-page     docs/benchmarks.md and the figures of the README, from the records in benchmarks/results
+#   make docs                the documentation as a site, in site/; a link that leads nowhere fails it
 #   make clean               remove caches and build leftovers; runs/, .venv and .venvs stay
 #
 # pip is used as this machine configures it (index, proxy, wheels). PYTHON=... chooses the interpreter.
@@ -26,30 +30,48 @@ PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKSTART := $(if $(SEED),--seed $(SEED) --name quickstart-seed$(SEED)) $(ARGS)
 
-.PHONY: quickstart test test-long test-low-bit test-faults test-service engines test-engines test-page check fmt clean
-.PHONY: bench bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-page bench-e2e bench-service
+.PHONY: quickstart test test-long test-low-bit test-kernels test-environments test-clients test-faults test-service engines test-engines test-page bubblewrap check fmt docs benchmarks-page clean
+.PHONY: bench bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-page bench-e2e bench-service bench-data bench-sandbox bench-gpu
 
 quickstart: $(VENV)/.installed
 	$(BIN)/streamrl up configs/quickstart.toml $(QUICKSTART)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -m 'not long' -n auto --maxprocesses 4 --dist loadfile
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration -m 'not long'
+	PYTHONPATH=tests $(BIN)/lint-imports
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -m 'not long' -n auto --maxprocesses 4 --dist loadfile --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration -m 'not long' --durations=10
 
 test-long: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 FAULT_SCALE=0.02 KILLS=1 $(BIN)/python -m pytest tests/unit tests/integration tests/faults -m long
+	OMP_NUM_THREADS=1 FAULT_SCALE=0.02 KILLS=1 $(BIN)/python -m pytest tests/unit tests/integration tests/faults -m long $(ARGS)
 
 test-low-bit: $(VENV)/.installed-dev .venvs/low-bit/.installed
-	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.venvs/low-bit $(BIN)/python -m pytest tests/unit/test_learner_low_bit.py \
-	  tests/unit/test_learner_low_bit_ranks.py tests/unit/test_learner_core_low_bit.py tests/unit/test_config_keys_act.py -k 'low_bit or optimizer.kind'
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.venvs/low-bit $(BIN)/python -m pytest tests/unit/streamrl/learner/optim/test_adamw_8bit.py \
+	  tests/unit/streamrl/learner/optim/test_adamw_8bit_ranks.py tests/unit/services/learner/test_core_adamw_8bit.py tests/unit/streamrl/config/test_keys_act.py -k 'adamw_8bit or low_bit or optimizer.kind'
+
+# The interpreter multiplies by numpy. A row of OpenBLAS's product depends on the row's place in the matrix on some
+# processors (Haswell, Zen), as no row of a GPU's tile does; its kernels for Nehalem run on any, and do not.
+test-kernels: $(VENV)/.installed-dev .venvs/triton/.installed
+	OMP_NUM_THREADS=1 OPENBLAS_CORETYPE=Nehalem PYTHONPATH=$(CURDIR)/.venvs/triton $(BIN)/python -m pytest -n auto --maxprocesses 4 \
+	  tests/unit/streamrl/engines/torch/cuda tests/unit/streamrl/learner/kernels \
+	  'tests/unit/streamrl/config/test_keys_act.py::test_a_key_changes_what_the_code_does[learner.execution.kernels]'
+
+# The packages of the adapters, beside the environment: each of them is one that few users want.
+# verifiers brings versions of its own of what streamrl has, too: its tests run by its environment.
+test-environments: $(VENV)/.installed-dev .venvs/environments/.installed .venvs/openenv/.installed
+test-environments: .venvs/nemo-gym/.installed .venvs/verifiers/.installed
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.venvs/environments $(BIN)/python -m pytest tests/environments
+	OMP_NUM_THREADS=1 .venvs/verifiers/bin/python -m pytest tests/environments/test_verifiers.py tests/environments/test_train_client.py
+
+# Published clients of the gateway, above streamrl's own environment. Connections that they leave open are theirs.
+test-clients: $(VENV)/.installed-dev .venvs/clients/.installed
+	OMP_NUM_THREADS=1 .venvs/clients/bin/python -m pytest -p no:unraisableexception tests/clients
 
 test-faults: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults $(ARGS)
 
 test-service: export FAULT_SCALE ?= 1
 test-service: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit/test_gateway_fuzz.py tests/service
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit/streamrl/gateway/test_fuzz.py tests/service
 
 engines: .venvs/vllm/.installed .venvs/sglang/.installed
 
@@ -65,23 +87,36 @@ test-page: $(VENV)/.installed-dev .venvs/browser/.installed
 	fi
 	OMP_NUM_THREADS=1 PYTHONPATH=.venvs/browser $(BIN)/python -m pytest tests/browser -rs
 
+# Of Debian, where that is allowed; without it its tests skip, by name.
+bubblewrap:
+	@if ! command -v bwrap > /dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	  echo "installing bubblewrap"; \
+	  apt-get -qq update && apt-get -qq install -y --no-install-recommends bubblewrap > /dev/null || true; \
+	fi
+
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	PYTHONPATH=tests $(BIN)/lint-imports
 
 fmt: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-e2e bench-service
+bench: bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-e2e bench-async bench-service bench-data bench-sandbox
 
 bench-quickstart: $(VENV)/.installed
 	$(BIN)/python benchmarks/bench_quickstart.py $(if $(CONFIG),--config $(CONFIG)) $(if $(SEED),-- --seed $(SEED))
 
 bench-queue: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_queue.py
+
+bench-data: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_data.py
+
+bench-sandbox: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_sandbox.py
 
 bench-weights: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_weights.py
@@ -102,10 +137,23 @@ bench-page: $(VENV)/.installed-dev .venvs/browser/.installed
 	OMP_NUM_THREADS=1 PYTHONPATH=.venvs/browser:tests $(BIN)/python benchmarks/bench_page.py
 
 bench-e2e: $(VENV)/.installed .venvs/trl/.installed
-	$(BIN)/python benchmarks/bench_e2e.py
+	$(BIN)/python benchmarks/bench_e2e.py $(ARGS)
+
+bench-async: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_async.py $(ARGS)
+
+bench-gpu: $(VENV)/.installed
+	$(BIN)/python benchmarks/bench_gpu.py $(ARGS)
 
 bench-service: $(VENV)/.installed .venvs/serve/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/bench_service.py $(ARGS)
+
+# Without the network: no page loads anything from another host.
+docs: .venvs/docs/.installed
+	NO_MKDOCS_2_WARNING=1 .venvs/docs/bin/mkdocs build --strict
+
+benchmarks-page:
+	PYTHONPATH=benchmarks $(or $(wildcard $(BIN)/python),python3) -m results_page
 
 clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info
@@ -137,9 +185,55 @@ $(VENV)/.installed-bench: $(VENV)/.installed
 	$(PIP_INSTALL) --no-deps --upgrade --target .venvs/low-bit 'torchao==0.18.*'
 	touch $@
 
+# A compiler for GPUs, beside the environment: its interpreter is all that a CPU has of it, and torch would import it.
+.venvs/triton/.installed: $(VENV)/.installed
+	$(PIP_INSTALL) --no-deps --upgrade --target .venvs/triton 'triton==3.9.*'
+	touch $@
+
+.venvs/environments/.installed: $(VENV)/.installed
+	$(PIP_INSTALL) --no-deps --upgrade --target .venvs/environments 'gymnasium==1.4.*' farama-notifications cloudpickle
+	touch $@
+
+# A server of OpenEnv. What its package needs beside these is for other things than serving.
+.venvs/openenv/.installed: $(VENV)/.installed
+	$(BIN)/python -m venv .venvs/openenv
+	.venvs/openenv/bin/python -m pip install --quiet --disable-pip-version-check 'fastmcp>=3,<4' fastapi uvicorn websockets requests pyyaml
+	.venvs/openenv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'openenv==0.10.*'
+	touch $@
+
+# A server of NeMo Gym, which asks for Python 3.12 and needs nothing of it, and what its servers import.
+.venvs/nemo-gym/.installed: $(VENV)/.installed-dev
+	$(BIN)/python -m venv .venvs/nemo-gym
+	printf '%s\n' $(CURDIR)/$(VENV)/lib/python3.*/site-packages > $$(echo .venvs/nemo-gym/lib/python3.*/site-packages)/streamrl.pth
+	.venvs/nemo-gym/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python 'nemo-gym==0.4.*'
+	.venvs/nemo-gym/bin/python -m pip install --quiet --disable-pip-version-check \
+	  'openai<=2.7.2' fastapi gprof2dot hydra-core itsdangerous omegaconf orjson pandas pydot python-multipart requests uvicorn wandb yappi
+	touch $@
+
+# The package of verifiers with what it wants, above streamrl's own environment; uv for the programs of its harnesses.
+.venvs/verifiers/.installed: $(VENV)/.installed-dev
+	$(BIN)/python -m venv .venvs/verifiers
+	printf '%s\n' $(CURDIR) $(CURDIR)/$(VENV)/lib/python3.*/site-packages > $$(echo .venvs/verifiers/lib/python3.*/site-packages)/streamrl.pth
+	.venvs/verifiers/bin/python -m pip install --quiet --disable-pip-version-check 'verifiers==0.4.*' uv
+	touch $@
+
 # What drives a browser, beside the environment as well: nothing else needs it.
 .venvs/browser/.installed: $(VENV)/.installed
 	$(PIP_INSTALL) --upgrade --target .venvs/browser 'selenium==4.*'
+	touch $@
+
+# What builds the documentation: the extra `docs` of pyproject.toml, without streamrl itself, which is read and not imported.
+.venvs/docs/.installed: constraints.txt | $(VENV)/.installed
+	$(BIN)/python -m venv .venvs/docs
+	.venvs/docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  'mkdocs-material==9.8.*' 'mkdocstrings[python]==1.*' ruff
+	touch $@
+
+.venvs/clients/.installed: $(VENV)/.installed-dev
+	$(BIN)/python -m venv .venvs/clients
+	printf '%s\n' $(CURDIR) $(CURDIR)/$(VENV)/lib/python3.*/site-packages > $$(echo .venvs/clients/lib/python3.*/site-packages)/streamrl.pth
+	.venvs/clients/bin/python -m pip install --quiet --disable-pip-version-check 'anthropic==2.14.*' 'litellm==1.110.*' \
+	  'openai-agents==0.24.*' 'pydantic-ai-slim[openai,anthropic]==2.68.*' 'langchain-openai==1.7.*' 'langchain-anthropic==1.7.*'
 	touch $@
 
 # The peer of bench-e2e, in an environment of its own: its pins are not ours.

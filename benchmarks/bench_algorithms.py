@@ -5,9 +5,9 @@ weights, is scored by the share of right tokens, and takes optimizer steps on wh
 that the second is off policy and ratios, clips and weights have work to do. The figure is the mean reward of the last
 steps less that of the first ones, over three seeds. `opd` has a teacher, which `grpo` with `ppo` made before. Under
 `gdpo` each of the four tokens is a component; under `remax` the last rollout of each prompt is greedy, and in no
-figure. Under `gae` and `prime` a second model, which begins as the policy, judges each batch and then learns from it.
-What learns from data that nobody samples is in `algorithms_supervised`, every choice beside advantage and loss in
-`algorithms_choices`.
+figure. Under `gae` and `prime` a second model, which begins as the policy, scores each batch and then learns from it.
+What learns from data that nobody samples is in `algorithm_cases.supervised`, every choice beside advantage and loss in
+`algorithm_cases.choices`.
 
     make bench-algorithms                               the whole table, some minutes
     make bench-algorithms ARGS=--quick                  one loss for each advantage, one advantage for each loss
@@ -25,9 +25,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from algorithms_choices import choices
-from algorithms_supervised import supervised
-from algorithms_task import (
+from algorithm_cases.choices import choices
+from algorithm_cases.supervised import supervised
+from algorithm_cases.task import (
     ANSWER,
     GROUP_SIZE,
     PROMPTS,
@@ -43,15 +43,17 @@ from algorithms_task import (
 from report import Report
 from transformers.utils.logging import disable_progress_bar
 
-from streamrl.algorithms.judging import JudgedRows, advantages_of, baseline_rows
+from streamrl.algorithms.advantages.estimate import RewardedRows, advantages_of, baseline_rows
 from streamrl.algorithms.losses import LOSSES, ROW_LOSSES, TEACHER_LOSSES
-from streamrl.config import Config, fields
-from streamrl.config.learner_tables import AlgorithmConfig, CriticConfig, LearnerConfig, OptimizerConfig, PrimeConfig
-from streamrl.config.rollout_tables import RolloutConfig
+from streamrl.config import Config
+from streamrl.config.schema import fields
+from streamrl.config.schema.algorithm import AlgorithmConfig
+from streamrl.config.schema.learner import CriticConfig, LearnerConfig, OptimizerConfig, PrimeConfig
+from streamrl.config.schema.rollout import RolloutConfig
+from streamrl.learner.model.policy import PolicyModel
 from streamrl.learner.objectives import Reference, policy_loss
-from streamrl.learner.optimizer import clip_gradients, make_optimizer
-from streamrl.learner.policy import PolicyModel
-from streamrl.reference_judges import PlainJudge, make_plain_judge
+from streamrl.learner.optim.optimizer import clip_gradients, make_optimizer
+from streamrl.reference_auxiliary import PlainAuxiliaryModel, make_plain_auxiliary_model
 from streamrl.types import RolloutRows
 
 ENDS = 10
@@ -97,7 +99,7 @@ def train(algorithm: AlgorithmConfig, seed: int, teacher: Reference | None = Non
     policy, generator = make_policy(seed), torch.Generator().manual_seed(seed)
     optimizer = make_optimizer(policy.parameters(), RATE)
     config = configured(algorithm)
-    judge = make_judge(policy, seed, config)
+    auxiliary = make_auxiliary_model(policy, seed, config)
     greedy = baseline_rows(np.tile(np.arange(GROUP_SIZE), PROMPTS), config)
     rewards = []
     for step in range(STEPS):
@@ -106,9 +108,9 @@ def train(algorithm: AlgorithmConfig, seed: int, teacher: Reference | None = Non
         advantages = advantages_of(judged(rows), config)
         rows = replace(rows, valid=~greedy)
         packed, total = batch(rows, advantages)
-        if judge is not None:
-            (((packed,), total),) = mini_batches = judge.judge([([packed], total)], rows)
-            judge.learn(step, mini_batches)
+        if auxiliary is not None:
+            (((packed,), total),) = mini_batches = auxiliary.add_advantages([([packed], total)], rows)
+            auxiliary.learn(step, mini_batches)
         for _ in range(2):
             loss, _ = policy_loss(policy, packed, total, algorithm, 1.0, teacher)
             loss.backward()
@@ -125,21 +127,21 @@ def configured(algorithm: AlgorithmConfig) -> Config:
     return Config(rollout=RolloutConfig(group_size=GROUP_SIZE), learner=learner)
 
 
-def make_judge(policy: PolicyModel, seed: int, config: Config) -> PlainJudge | None:
+def make_auxiliary_model(policy: PolicyModel, seed: int, config: Config) -> PlainAuxiliaryModel | None:
     """The second model that the advantage needs, if it needs one; it begins as the policy does."""
     if not (config.learner.algorithm.has_critic or config.learner.algorithm.has_implicit_rewards):
         return None
     with tempfile.TemporaryDirectory() as folder:
         policy.model.save_pretrained(folder)
-        return make_plain_judge(config, Path(folder), make_policy(seed))
+        return make_plain_auxiliary_model(config, Path(folder), make_policy(seed))
 
 
-def judged(rows: RolloutRows) -> JudgedRows:
+def judged(rows: RolloutRows) -> RewardedRows:
     """What the estimators look at: of each row the share of right tokens, and each token by itself."""
     token_NT = rows.token_ids.reshape(rows.num_rows, ANSWER + 1)
     components = right_tokens(token_NT[:, 1:].astype(np.int64), token_NT[:, 0].astype(np.int64))
     lengths, cut_off = np.full(rows.num_rows, ANSWER), np.zeros(rows.num_rows, np.bool_)
-    return JudgedRows(rows.rewards, rows.valid, rows.group, rows.sample_index, lengths, components, cut_off)
+    return RewardedRows(rows.rewards, rows.valid, rows.group, rows.sample_index, lengths, components, cut_off)
 
 
 def pairs(quick: bool) -> Iterator[tuple[str, str]]:
@@ -149,7 +151,7 @@ def pairs(quick: bool) -> Iterator[tuple[str, str]]:
     advantages, losses = sorted(fields.literals(named)), sorted(set(LOSSES) - TEACHER_LOSSES)
     for advantage in advantages:
         for loss in losses:
-            refused = loss in ROW_LOSSES and settings(advantage, loss).has_judge
+            refused = loss in ROW_LOSSES and settings(advantage, loss).has_auxiliary_model
             if not refused and (not quick or advantage == "grpo" or loss == "ppo"):
                 yield advantage, loss
 

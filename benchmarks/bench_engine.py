@@ -5,7 +5,8 @@ the median, and cut there; prompts have 8 to 16 tokens. transformers takes batch
 request; the engine has 64 slots, runs in deterministic mode, and gives log-probs as well. The two run in turns; a
 figure is the median of the rounds.
 
-Also: the time of one decode step of the tiny model, of a weight load, and of the quickstart's batch of 512.
+Also: the time of one decode step of the tiny model, of a weight load, of the quickstart's batch of 512, and until the
+first token of a conversation's second turn, whose first one had 2,000 tokens.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ from report import Report
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from streamrl.engines.torch import TorchEngine
-from streamrl.types import GenerationRequest, SamplingParams, UpdateMode, Version
+from streamrl.types import GenerationRequest, GenerationResult, SamplingParams, UpdateMode, Version
 
 SLOTS = 64
 MAX_LENGTH = 272
@@ -49,11 +51,11 @@ SIZES = {
 WANTED_RATIO = {"tiny": 5.0, "30M": 3.0}
 
 
-def build_model(size: str) -> PreTrainedModel:
+def build_model(size: str, context: int = 512) -> PreTrainedModel:
     torch.manual_seed(0)
     config = Qwen3Config(
         **SIZES[size],
-        max_position_embeddings=512,
+        max_position_embeddings=context,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=None,
@@ -151,6 +153,33 @@ def quickstart_batch(report: Report, rounds: int) -> None:
     report.add("tiny, weight load", 1e3 * statistics.median(loads), "ms", at_most=1)
 
 
+def second_turn(report: Report, rounds: int, tokens: int = 2000, told: int = 20) -> None:
+    """Until its first token, with what the first turn left in the cache, against the first turn's, and against a second
+    turn that finds nothing: both read the same tokens."""
+    engine = TorchEngine(build_model("30M", 4096), Version(0, 0), slots=2, max_length=tokens + 64, kv_bytes=2**30)
+    random, sampling = np.random.default_rng(0), SamplingParams(max_new_tokens=1)
+    times: dict[str, list[float]] = {"first": [], "second": [], "second, nothing kept": []}
+
+    def answered(name: str, request: GenerationRequest) -> GenerationResult:
+        start = time.perf_counter()
+        (result,) = engine.generate([request])
+        times[name].append(time.perf_counter() - start)
+        return result
+
+    for number in range(rounds + 1):
+        prompt = random.integers(3, 8192, tokens, dtype=np.int32)
+        first = GenerationRequest("first", prompt, 0, sampling, (), conversation=str(number))
+        said, more = answered("first", first).token_ids, random.integers(3, 8192, told, dtype=np.int32)
+        second = replace(first, prompt_ids=np.concatenate((prompt, said, more)), opening=tokens)
+        kept, anew = answered("second", second), answered("second, nothing kept", replace(second, conversation=""))
+        assert kept.logprobs.tobytes() == anew.logprobs.tobytes(), "kept or not, the bits are the same"
+    what = f"30M, {tokens} tokens, then {told} more: until the first token"
+    for name, taken in times.items():
+        report.add(f"{what}, {name} turn", 1e3 * statistics.median(taken[1:]), "ms")
+    ratios = [second / first for second, first in zip(times["second"], times["first"], strict=True)]
+    report.add(f"{what}, second turn over first", statistics.median(ratios[1:]), "x", at_most=0.2)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="torch engine against transformers.generate")
     parser.add_argument("--threads", type=int, default=1, help="intra-op threads of both sides")
@@ -162,6 +191,7 @@ def main() -> int:
     for rows in (64, 256):
         decode_steps(report, rows)
     quickstart_batch(report, options.rounds)
+    second_turn(report, options.rounds)
     for size in options.models.split(","):
         for number in (64, 256):
             compare(report, size, number, options.rounds)

@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from learning_curves import Result, read_result
-from learning_kept import KeptResults
-from learning_picture import draw
-from learning_runs import TASKS, Run, arguments, plan
-from learning_table import Line, add_rows, as_table, table_lines
+from learning_study.curves import Result, read_result
+from learning_study.kept import KeptResults
+from learning_study.picture import draw
+from learning_study.runs import TASKS, Run, arguments, plan
+from learning_study.table import Line, add_rows, as_table, table_lines
 from report import OUT, Report
 from rich.console import Console
 

@@ -1,6 +1,6 @@
 """How quick the page of a run is: 10,000 steps behind it, 100 replicas, ten more steps a second.
 
-A real gateway and a real Chromium share the machine's cores; the run behind it is scripted (`tests/page_server.py`).
+A real gateway and a real Chromium share the cores; the run behind it is scripted (`page_server`, of the tests).
 Figures are of a page that nobody sees: drawing into its canvases is in them, showing these on a screen is not. Wanted:
 the curves are there within 3 s, and 1.5 s the next time; the page keeps up with the screen (a frame each 17 ms) while
 steps come, and nothing holds it up for 200 ms; a heap of 64 MiB at most.
@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from page_server import PageServer, row, standing
-from page_viewer import Viewer, missing_programs, start_browser
 from report import Report
+from support.gateway.page_server import PageServer, row, standing
+from support.gateway.page_viewer import Viewer, missing_programs, start_browser
 
 STEPS, REPLICAS = 10_000, 100
 LIVE_STEPS, LIVE_S = 100, 0.1

@@ -22,11 +22,11 @@ from typing import Literal
 
 import numpy as np
 import psutil
-import queue_index
 import ray
-from queue_consumer import Consumer, Measured, Order, settings, touch
-from queue_ray import records_per_s
-from queue_wire import COMMIT_INTERVAL_S, RECORD_BYTES, processor_s
+from queue_parts import index
+from queue_parts.consumer import Consumer, Measured, Order, settings, touch
+from queue_parts.ray_queue import records_per_s
+from queue_parts.wire import COMMIT_INTERVAL_S, RECORD_BYTES, processor_s
 from report import Report
 
 from buffers.queue.replay_queue import ReplayQueue
@@ -55,13 +55,13 @@ def line(
     started: list[subprocess.Popen[bytes]] = []
 
     def start_program(name: str, *words: object) -> None:
-        started.append(subprocess.Popen([sys.executable, PROGRAMS / name, *map(str, words)]))
+        started.append(subprocess.Popen([sys.executable, "-m", name, *map(str, words)], cwd=PROGRAMS))
 
     def start(socket: str) -> None:
-        start_program("queue_scorer.py", socket, run, durability)
+        start_program("queue_parts.scorer", socket, run, durability)
         for number in range(producers):
             words = [socket, run, f"replica-{number}", durability, frames, in_flight, pause_s]
-            start_program("queue_producer.py", *words)
+            start_program("queue_parts.producer", *words)
 
     measured = asyncio.run(Consumer(run, durability, rows, retain).consume(start, producers, frames))
     for process in started:
@@ -213,7 +213,7 @@ def main() -> int:
         latency(report, folder)
         producers(report, folder, min(options.rounds, 3), options.frames)
         reading(report, line(folder, "disk", frames=200, retain="all")[1], options.rounds)
-    queue_index.measure(report, options.rows)
+    index.measure(report, options.rows)
     report.add("processor time of this benchmark", processor_s(), "s")
     return report.finish()
 

@@ -7,6 +7,7 @@ file of configs/, as ppo-quickstart.toml, which is to come to the same score and
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import psutil
-from report import Report
+from report import OUT, Report
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 USUAL = "quickstart.toml"
@@ -84,6 +85,8 @@ def main() -> int:
             return 1
         (path,) = Path(folder).glob("runs/*/summary.json")
         summary = json.loads(path.read_text())
+        OUT.mkdir(exist_ok=True)
+        shutil.copy(path.with_name("reward.png"), OUT / f"{Path(options.config).stem}.png")
     report.add("seed", summary["seed"], "")
     report.add("held-out score before", summary["eval_before"], "", at_most=0.5)
     report.add("held-out score after", summary["eval_after"], "", at_least=0.9)

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 from report import Report
-from service_load import Answers, Load
+from service_parts.load import Answers, Load
 
 import streamrl
 from services.run.folder import RunFolder

@@ -19,13 +19,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import weights_publish
-import weights_runs
 import xxhash
 from report import Report
+from weights_parts import publish, runs
 
 from streamrl.types import Version
-from streamrl.weights.delta import Buffer, apply_delta, encode_delta
+from streamrl.weights.delta.delta import Buffer, apply_delta, encode_delta
 from streamrl.weights.manifest import ITEM_BYTES, TensorEntry, WeightManifest, combined_digest
 
 HIDDEN, INNER, VOCAB = 896, 4864, 151_936
@@ -35,12 +34,12 @@ NUMBERS = {2: np.uint16, 4: np.uint32}
 FIRST_CALL = """
 import sys, time
 import numpy as np
-from streamrl.weights.delta_kernels import apply, encode, room
+from streamrl.weights.delta.kernels import apply, encode, encoded_words
 started = time.monotonic()
 for numbers in (np.uint16, np.uint32):
     old = np.zeros(64, numbers)
     old.flags.writeable = False
-    out = np.empty(room(64, old.itemsize), np.uint32)
+    out = np.empty(encoded_words(64, old.itemsize), np.uint32)
     stream = out[: encode(old, old, out)].view(np.uint8)
     stream.flags.writeable = False
     apply(stream, 0, old.copy())
@@ -186,8 +185,8 @@ def main() -> int:
     options = parser.parse_args()
     size = 10**6 * options.megabytes
     report = Report("weights")
-    weights_publish.measure(report, options.rounds)
-    weights_runs.measure(report, options.steps)
+    publish.measure(report, options.rounds)
+    runs.measure(report, options.steps)
     for dtype in ("bfloat16", "float32"):
         for share in (0.001, 0.01, 0.1):
             changed(report, dtype, size, share, options.rounds, wanted=share <= 0.01)

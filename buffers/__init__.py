@@ -1,1 +1,4 @@
-"""streamrl's Arrow replay queue: schemas, segments, ledger, index. A part of streamrl."""
+"""streamrl's Arrow replay queue: schemas, segments, ledger, index. A part of streamrl.
+Its folders import `streamrl`, and each other from the upper floors to the lower ones.
+No torch and no Ray.
+"""

@@ -1,1 +1,4 @@
-"""streamrl's running system: Ray actors, launch, command line. Part of streamrl, not a package of its own."""
+"""streamrl's running system: Ray actors, launch, command line. A part of streamrl, not a package of its own.
+Its folders import `buffers` and `streamrl`, and each other from the upper floors to the lower ones.
+No algorithm and no decision that needs no I/O: these are pure classes of the two others.
+"""

@@ -1,6 +1,6 @@
 """streamrl: reinforcement-learning post-training of language models as a durable, exact stream.
-
-Importing the package is cheap: nothing here pulls in torch, Ray or Arrow.
+It imports its own folders alone, and none of them when the package is imported: that is cheap.
+No Ray and no Arrow: these are of `buffers` and `services`.
 """
 
 from streamrl.errors import StreamRLError

@@ -20,7 +20,16 @@ carries errors between processes.
 
 
 class StreamRLError(Exception):
-    """Root of the tree. `exit_code` is what `streamrl` returns when this error ends a command."""
+    """Root of the tree. `exit_code` is what `streamrl` returns when this error ends a command.
+
+    Example:
+        >>> import pickle
+        >>> try:
+        ...     raise ConfigError("learner.steps is -1; it is at least 1")
+        ... except StreamRLError as error:
+        ...     print(error, error.exit_code, repr(pickle.loads(pickle.dumps(error))))
+        learner.steps is -1; it is at least 1 2 ConfigError('learner.steps is -1; it is at least 1')
+    """
 
     exit_code = 4
 
@@ -32,7 +41,12 @@ class ConfigError(StreamRLError, ValueError):
 
 
 class RequestError(ConfigError):
-    """A gateway refuses what a client asks for, and would again. code: the gateway's, which stays what it is."""
+    """A gateway refuses what a client asks for, and would again. code: the gateway's, which stays what it is.
+
+    Example:
+        >>> print(RequestError("temperature is -1; it is at least 0", "invalid_sampling"))
+        temperature is -1; it is at least 0 (invalid_sampling)
+    """
 
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message, code)
@@ -79,7 +93,12 @@ class NonFiniteError(ComponentError):
 
 
 class DroppedError(ComponentError):
-    """A submitted prompt will not be trained. reason: as the run books it, "cancelled" or "reward_failed" say."""
+    """A submitted prompt will not be trained. reason: the run's word for why, such as "cancelled".
+
+    Example:
+        >>> print(DroppedError("a-1", "cancelled"))
+        prompt 'a-1' will not be trained: cancelled
+    """
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(key, reason)

@@ -1,4 +1,4 @@
-"""Greedy answers to fixed prompts, under one version of the weights.
+"""Answers to fixed prompts, greedy or several of each, under one version of the weights, and what they score.
 
 Guarantees that every answer was sampled under the version that was asked for (anything else is an error, not
 a score), that prompts and seeds are those of every other evaluation, and that no training seed is touched. It
@@ -6,8 +6,8 @@ does not score: it hands out reward items, and `mean_score` sums up what came ba
 `step` lets a replica go on with its stream in between, on an engine that both may share."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from streamrl.errors import ComponentError
 from streamrl.models.tokenizer import TextTokenizer
 from streamrl.rewards.base import RewardItem
 from streamrl.tasks.base import Prompt, Task
+from streamrl.tasks.prompts import prompt_ids
 from streamrl.types import (
     FinishReason,
     GenerationRequest,
@@ -33,28 +34,41 @@ class Evaluation:
     """What one version answered.
 
     items: in the order of the prompts, those without an answer left out. errors: what the engine said about
-    those."""
+    those. prompts: number of the prompt of each item. sets: how many prompts each named set has, in their order."""
 
     version: Version
     items: list[RewardItem]
     errors: list[str]
     num_tokens: int
+    prompts: list[int] = field(default_factory=list)
+    sets: dict[str, int] = field(default_factory=dict)
+    samples: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class EvalScore:
     """mean: over the scores that are numbers; None when there is none. num_failed: what is not in the
-    mean."""
+    mean. parts: what else is told, by the name of its metric below `eval/`."""
 
     mean: float | None
     num_scored: int
     num_failed: int
+    parts: dict[str, float] = field(default_factory=dict)
 
 
 def held_out_prompts(task: Task, max_items: int = 0) -> list[Prompt]:
-    """The first `max_items` held-out prompts of `task`; all of them for 0."""
-    count = min(max_items, task.num_held_out) if max_items else task.num_held_out
-    return [task.held_out(index) for index in range(count)]
+    """The first `max_items` held-out prompts of each set of `task`; all of them for 0."""
+    prompts, first = [], 0
+    for name, count in held_out_sets(task).items():
+        prompts += [task.held_out(first + index) for index in range(held_out_sets(task, max_items)[name])]
+        first += count
+    return prompts
+
+
+def held_out_sets(task: Task, max_items: int = 0) -> dict[str, int]:
+    """How many prompts of each named set `held_out_prompts` gives, in their order. A task without names has one set."""
+    sets: dict[str, int] = getattr(task, "held_out_sets", {"": task.num_held_out})
+    return {name: min(max_items, count) if max_items else count for name, count in sets.items()}
 
 
 def mean_score(scores: Sequence[Score], num_errors: int = 0) -> EvalScore:
@@ -65,8 +79,43 @@ def mean_score(scores: Sequence[Score], num_errors: int = 0) -> EvalScore:
     return EvalScore(mean, len(rewards), len(scores) - len(rewards) + num_errors)
 
 
+def evaluation_score(evaluation: Evaluation, scores: Sequence[Score]) -> EvalScore:
+    """What the answers of an evaluation came to. scores: of its items.
+
+    Beside the mean over all, `parts` has `NAME/score` of each of several sets, and where a prompt has k samples
+    `avg@k`, the mean over prompts of their mean score, and `pass@k`, the mean over prompts of their best score: with
+    rewards of 0 and 1 the share of prompts that one of k samples solves (Chen et al. 2021, with n = k). A sample
+    without a score is in neither."""
+    whole = mean_score(scores, len(evaluation.errors))
+    parts: dict[str, float] = {}
+    by_prompt: dict[int, list[float]] = {}
+    for place, score in zip(evaluation.prompts, scores, strict=False):
+        if score.status is ScoreStatus.OK and score.reward is not None:
+            by_prompt.setdefault(place, []).append(score.reward)
+    if evaluation.samples > 1:
+        parts |= _of_samples("", evaluation.samples, list(by_prompt.values()))
+    first = 0
+    for name, count in evaluation.sets.items() if len(evaluation.sets) > 1 else ():
+        own = [by_prompt[place] for place in range(first, first + count) if place in by_prompt]
+        first += count
+        if own:
+            rewards = [reward for group in own for reward in group]
+            parts[f"{name}/score"] = math.fsum(rewards) / len(rewards)
+            parts |= _of_samples(f"{name}/", evaluation.samples, own) if evaluation.samples > 1 else {}
+    return replace(whole, parts=parts)
+
+
+def _of_samples(prefix: str, samples: int, groups: Sequence[Sequence[float]]) -> dict[str, float]:
+    """groups: the rewards of each prompt."""
+    if not groups:
+        return {}
+    means = math.fsum(math.fsum(group) / len(group) for group in groups) / len(groups)
+    best = math.fsum(max(group) for group in groups) / len(groups)
+    return {f"{prefix}avg@{samples}": means, f"{prefix}pass@{samples}": best}
+
+
 class Evaluator:
-    """Greedy completions of `prompts`, one version at a time.
+    """Completions of `prompts`, one version at a time: greedy, or `samples` of each at a temperature.
 
     Example:
         evaluator.start(engine.version)
@@ -76,13 +125,24 @@ class Evaluator:
     """
 
     def __init__(
-        self, engine: Engine, prompts: Sequence[Prompt], tokenizer: TextTokenizer, *, max_new_tokens: int
+        self,
+        engine: Engine,
+        prompts: Sequence[Prompt],
+        tokenizer: TextTokenizer,
+        *,
+        max_new_tokens: int,
+        samples: int = 1,
+        temperature: float = 0.0,
+        sets: Mapping[str, int] | None = None,
     ) -> None:
+        """sets: how many of the prompts each named set has, in their order."""
         self._engine = engine
         self._prompts = list(prompts)
         self._tokenizer = tokenizer
-        self._prompt_ids = tokenizer.encode_batch([prompt.text for prompt in prompts])
-        self._sampling = SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens)
+        self._prompt_ids = [prompt_ids(prompt, tokenizer) for prompt in prompts]
+        self._sampling = SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens)
+        self._samples = samples
+        self._sets = dict(sets or {})
         self._version: Version | None = None
         self._waiting: dict[str, int] = {}
         self._results: dict[int, GenerationResult] = {}
@@ -101,7 +161,7 @@ class Evaluator:
             )
         if self._engine.version != version:
             raise ComponentError(f"evaluation of {version}: the engine is at {self._engine.version}")
-        requests = [self._request(index, version) for index in range(len(self._prompts))]
+        requests = [self._request(place, version) for place in range(len(self._prompts) * self._samples)]
         self._version, self._results = version, {}
         self._waiting = {request.request_id: index for index, request in enumerate(requests)}
         self._engine.submit(requests)
@@ -136,14 +196,17 @@ class Evaluator:
         if self._version is None or self._waiting:
             raise ComponentError(f"the evaluation has no result yet: {len(self._waiting)} answers are missing")
         answered, errors = [], []
-        for index in range(len(self._prompts)):
-            result = self._results[index]
+        for place in range(len(self._prompts) * self._samples):
+            result = self._results[place]
             if result.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-                answered.append(index)
+                answered.append(place)
             else:
-                errors.append(f"{self._prompts[index].prompt_id}: {result.error or result.finish_reason}")
-        num_tokens = sum(len(self._results[index].token_ids) for index in answered)
-        return Evaluation(self._version, self._items(answered), errors, num_tokens)
+                prompt = self._prompts[place // self._samples]
+                errors.append(f"{prompt.prompt_id}: {result.error or result.finish_reason}")
+        num_tokens = sum(len(self._results[place].token_ids) for place in answered)
+        prompts = [place // self._samples for place in answered]
+        items = self._items(answered)
+        return Evaluation(self._version, items, errors, num_tokens, prompts, self._sets, self._samples)
 
     def run(self, version: Version) -> Evaluation:
         """`start`, every `step`, and `result`, on an engine that serves nobody else meanwhile."""
@@ -152,12 +215,14 @@ class Evaluator:
             self.step()
         return self.result()
 
-    def _request(self, index: int, version: Version) -> GenerationRequest:
-        prompt = self._prompts[index]
+    def _request(self, place: int, version: Version) -> GenerationRequest:
+        """place: prompt by prompt, the samples of each together."""
+        index, sample = divmod(place, self._samples)
+        name = f"eval/{self._prompts[index].prompt_id}"
         return GenerationRequest(
-            request_id=f"eval/{version}/{index}",
+            request_id=f"eval/{version}/{place}",
             prompt_ids=self._prompt_ids[index],
-            seed=rollout_seed(0, f"eval/{prompt.prompt_id}"),
+            seed=rollout_seed(0, f"{name}/{sample}" if sample else name),
             sampling=self._sampling,
             stop_token_ids=self._tokenizer.eos_token_ids,
         )
@@ -170,8 +235,8 @@ class Evaluator:
                 f"{', '.join(map(str, sorted(strange)))}; the version must stay pinned while it runs"
             )
 
-    def _items(self, indices: list[int]) -> list[RewardItem]:
-        rows = [self._results[index] for index in indices]
+    def _items(self, places: list[int]) -> list[RewardItem]:
+        rows = [self._results[place] for place in places]
         if not rows:
             return []
         offsets = np.concatenate(([0], np.cumsum([len(row.token_ids) for row in rows], dtype=np.int64)))
@@ -185,5 +250,5 @@ class Evaluator:
                 token_ids=row.token_ids.astype("<i4").tobytes(),
                 prompt_ids=self._prompt_ids[index].astype("<i4").tobytes(),
             )
-            for index, row, text in zip(indices, rows, texts, strict=True)
+            for index, row, text in zip([place // self._samples for place in places], rows, texts, strict=True)
         ]

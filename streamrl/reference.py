@@ -1,9 +1,9 @@
 """The whole algorithm in one file, without the stream: sample, score, learn, repeat. Read this first.
 
-    python -m streamrl.reference configs/quickstart.toml --model.path FOLDER --learner.steps 20
+    python -m streamrl.reference configs/quickstart.toml --model.preset none --model.path FOLDER --learner.steps 20
 
 One process, one thing after the other, plain PyTorch. It uses the engine, the packing and the losses of streamrl and
-nothing else of it: no Ray, no queue, no services; a second model that judges tokens is in `reference_judges`. With
+nothing else of it: no Ray, no queue, no services; a second model that judges tokens is in `reference_auxiliary`. With
 `rollout.deterministic = true`, `rollout.update_mode = "drain"` and `learner.max_staleness = 0` the running system gives
 the same ids, losses, gradient norms and weights as this loop, to the bit; `tests/integration/test_invariant_4_*` holds
 them together.
@@ -19,36 +19,44 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import torch
 
+from streamrl.algorithms.advantages.estimate import (
+    RewardedRows,
+    advantages_of,
+    baseline_rows,
+    counted_rows,
+    shaped_rewards,
+)
+from streamrl.algorithms.advantages.groups import BoolArray, DoubleArray
 from streamrl.algorithms.aggregation import Denominators
-from streamrl.algorithms.groups import BoolArray, DoubleArray
-from streamrl.algorithms.judging import JudgedRows, advantages_of, baseline_rows, counted_rows, shaped_rewards
+from streamrl.algorithms.group_filter import reason_to_filter
+from streamrl.algorithms.group_sampling import GroupSampling
 from streamrl.config import Config
-from streamrl.config.load import load_args
-from streamrl.dynamic_sampling import reason_to_filter
+from streamrl.config.loading.load import load_args
 from streamrl.engines.torch.engine import TorchEngine
 from streamrl.errors import ComponentError, ConfigError
+from streamrl.learner.batch.mini_batch_cut import mini_batch_of
+from streamrl.learner.batch.packing import PackedBatch, empty_pack, pack
+from streamrl.learner.batch.rows import count_targets, row_targets, select_rows
 from streamrl.learner.finite import require_finite
-from streamrl.learner.mini_batch_cut import mini_batch_of
+from streamrl.learner.model.policy import PREFIX, PolicyModel
 from streamrl.learner.objectives import policy_loss
-from streamrl.learner.optimizer import clip_gradients, make_optimizer
-from streamrl.learner.packing import PackedBatch, empty_pack, pack
-from streamrl.learner.policy import PREFIX, PolicyModel
-from streamrl.learner.rows import count_targets, row_targets, select_rows
-from streamrl.learner.schedule import learning_rate
+from streamrl.learner.optim.optimizer import clip_gradients, make_optimizer
+from streamrl.learner.optim.schedule import learning_rate
 from streamrl.models.load import load_model
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
-from streamrl.reference_judges import Cut, make_plain_judge
+from streamrl.reference_auxiliary import Cut, make_plain_auxiliary_model
 from streamrl.rewards.base import RewardItem, component_columns, with_components
 from streamrl.rewards.build import make_scorer
-from streamrl.sampling import GroupSampling
+from streamrl.scheduling.curriculum import Curriculum, next_turn
 from streamrl.tasks.base import Prompt, Task
-from streamrl.tasks.order import PromptOrder
-from streamrl.tasks.prompts import check_prompt_lengths
-from streamrl.tasks.resolve import resolve_task
+from streamrl.tasks.load import open_task
+from streamrl.tasks.order import order_of
+from streamrl.tasks.prompts import check_prompts, prompt_ids
 from streamrl.types import (
     FinishReason,
     GenerationRequest,
@@ -81,9 +89,10 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One rollout: what was asked and what was answered."""
+    """One rollout: what was asked and what was answered. turn: data pass and index of its prompt."""
 
     group: int
+    turn: tuple[int, int]
     sample_index: int
     prompt: Prompt
     prompt_ids: IntArray
@@ -106,16 +115,20 @@ def threads(count: int) -> Iterator[None]:
 
 
 class Reference:
-    """The synchronous loop over one configuration.
+    """The synchronous loop over one configuration. Raises ConfigError for what the loop leaves out.
 
     Example:
+        keys = ["--model.preset", "none", "--model.path", "runs/quickstart/start", "--learner.steps", "2"]
+        config = load_args(Path("configs/quickstart.toml"), keys)
         for record in Reference(config).steps():
-            print(record.step, record.reward_mean, record.loss)
+            print(record.step, record.reward_mean, record.loss, record.digest)
     """
 
     def __init__(self, config: Config) -> None:
         if config.model.path is None:
             raise ConfigError("the reference loop needs model.path: a folder with a model that is warmed up already")
+        if config.plays_episodes:
+            raise ConfigError("the reference loop has no environments; leave environment.name out")
         if config.learner.lora.rank:
             raise ConfigError("the reference loop trains all weights; set learner.lora.rank = 0")
         algorithm = config.learner.algorithm
@@ -127,17 +140,18 @@ class Reference:
         self.config = config
         self.folder = Path(config.model.path)
         self.tokenizer: TextTokenizer = load_tokenizer(self.folder)
-        self.task: Task = resolve_task(config.task.name, config.task.held_out)
-        self.order = PromptOrder(self.task.num_train, config.seed)
-        self.next_group = 0
-        self.scorer = make_scorer(config.reward.function, config.reward.model)
+        self.task: Task = open_task(config, self.folder)
+        self.order = order_of(self.task, config.seed)
+        self.next_group = self.next_place = 0
+        self.curriculum = Curriculum(config.data.curriculum)
+        self.scorer = make_scorer(config.reward.rule, config.reward.model, config.sandbox)
         self.sampling = GroupSampling(config)
         self.engine = self._make_engine()
         with threads(config.learner.threads):
             self.policy = PolicyModel(load_model(self.folder, config.model.dtype).to(torch.float32))
             self.optimizer = make_optimizer(self.policy.parameters(), config.learner.optimizer)
             self.start = self._start() if algorithm.has_reference else None
-            self.judge = make_plain_judge(config, self.folder, self.start)
+            self.auxiliary = make_plain_auxiliary_model(config, self.folder, self.start)
 
     def steps(self) -> Iterator[StepRecord]:
         """Every step, each as it is done."""
@@ -161,6 +175,7 @@ class Reference:
         while missing := wanted - len({sample.group for sample in samples}):
             for group in self.generate(step, missing):
                 verdicts = self.score(group)
+                self.measure(group, verdicts)
                 left_out = 0 if self.keeps(group, verdicts) else left_out + 1
                 if not left_out:
                     samples += group
@@ -184,26 +199,46 @@ class Reference:
         return not reason_to_filter(rewards, self.config.learner.filter, parts if named else None)
 
     def generate(self, step: int, count: int) -> list[list[Sample]]:
-        """The next `count` prompts in data order, `group_size` completions of each, under the present weights."""
-        asked: list[tuple[int, int, Prompt, IntArray]] = []
+        """The next prompts, `count` at most, `group_size` completions of each, under the present weights."""
+        asked: list[tuple[int, tuple[int, int], int, Prompt, IntArray]] = []
         requests: list[GenerationRequest] = []
-        for number in range(self.next_group, self.next_group + count):
-            data_pass, index = self.order.at(number)
+        turns = self.turns(count)
+        for number, (data_pass, index) in enumerate(turns, start=self.next_group):
             prompt = self.task.train(index)
-            prompt_ids = self.tokenizer.encode(prompt.text)
+            ids = prompt_ids(prompt, self.tokenizer)
             for sample_index in range(self.config.rollout.group_size):
                 rollout = rollout_id(group_id(prompt.prompt_id, data_pass), sample_index)
                 seed = rollout_seed(self.config.seed, rollout)
                 stop = self.tokenizer.eos_token_ids
                 sampling = self.sampling.of(sample_index)
-                requests.append(GenerationRequest(rollout, prompt_ids, seed, sampling, stop))
-                asked.append((number, sample_index, prompt, prompt_ids))
+                requests.append(GenerationRequest(rollout, ids, seed, sampling, stop))
+                asked.append((number, (data_pass, index), sample_index, prompt, ids))
         with threads(self.config.rollout.threads):
             self.engine.load_weights(self.weights(), Version(0, step), UpdateMode.DRAIN)
             results = self.engine.generate(requests)
-        self.next_group += count
+        self.next_group += len(turns)
         samples = [Sample(*one, result) for one, result in zip(asked, results, strict=True)]
         return [list(group) for _, group in groupby(samples, lambda sample: sample.group)]
+
+    def turns(self, count: int) -> list[tuple[int, int]]:
+        """(data pass, index) of the next prompts that do not rest; fewer than `count` where the next one's turn hangs
+        on how these are scored."""
+        taken: list[tuple[int, int]] = []
+        while len(taken) < count:
+            asked = {index for _, index in taken} if self.curriculum.acts else set()
+            turn = next_turn(self.next_place, self.order.at, lambda _: False, asked.__contains__, self.curriculum)
+            if turn.position is None:
+                break
+            taken.append(self.order.at(turn.position))
+            self.next_place = turn.position + 1
+        return taken
+
+    def measure(self, group: list[Sample], scores: list[Score]) -> None:
+        """Tell the curriculum how well the model does on a prompt."""
+        rewards = [score.reward for score in scores if score.reward is not None]
+        if rewards:
+            data_pass, index = group[0].turn
+            self.curriculum.measured(index, data_pass, fmean(rewards))
 
     def score(self, samples: list[Sample]) -> list[Score]:
         """The verdict on every completion."""
@@ -228,12 +263,12 @@ class Reference:
         before clipping."""
         learner = self.config.learner
         counts = rows.group, rows.sample_index, row_targets(rows)
-        judged = JudgedRows(rows.rewards, rows.valid, *counts, components, truncated)
+        judged = RewardedRows(rows.rewards, rows.valid, *counts, components, truncated)
         rows = replace(rows, rewards=shaped_rewards(judged, self.config))
         mini_batches, idle = self.cut(step, rows, judged), learner.critic.warmup_steps
-        if self.judge is not None:
-            mini_batches = self.judge.judge(mini_batches, rows)
-            self.judge.learn(step, mini_batches)
+        if self.auxiliary is not None:
+            mini_batches = self.auxiliary.add_advantages(mini_batches, rows)
+            self.auxiliary.learn(step, mini_batches)
         if step < idle:
             return 0.0, 0.0
         self.optimizer.set_learning_rate(learning_rate(step - idle, learner.optimizer, learner.steps - idle))
@@ -244,7 +279,7 @@ class Reference:
         require_finite({"loss/policy": sum(losses), "grad/norm": sum(norms)}, f"step {step + 1}")
         return sum(losses) / len(updates), sum(norms) / len(updates)
 
-    def cut(self, step: int, rows: RolloutRows, judged: JudgedRows) -> list[Cut]:
+    def cut(self, step: int, rows: RolloutRows, judged: RewardedRows) -> list[Cut]:
         """The packs of each mini-batch, and its counts. Advantages are of the whole batch."""
         learner = self.config.learner
         advantages = advantages_of(judged, self.config)
@@ -292,7 +327,7 @@ class Reference:
         with threads(rollout.threads):
             model = load_model(self.folder, self.config.model.dtype)
             most = model.config.get_text_config().max_position_embeddings - rollout.sampling.max_new_tokens
-            longest = check_prompt_lengths(self.task, self.tokenizer, most)
+            longest = check_prompts(self.task, self.tokenizer, most)
             return TorchEngine(
                 model,
                 Version(0, -1),

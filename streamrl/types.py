@@ -53,8 +53,14 @@ class UpdateMode(StrEnum):
 class Version(NamedTuple):
     """The number of a published weight set, ordered lexicographically.
 
-    Step 0 is the initial model; step s makes step s. A resume raises the incarnation, so a version published
-    after it is newer than every one of the lost branch.
+    Step 0 is the initial model; training step s makes step s. A resume raises the incarnation, so a version published
+    after it is newer than every version of the lost branch.
+
+    Example:
+        >>> str(Version(incarnation=0, step=7))
+        '0.7'
+        >>> Version(1, 3) > Version(0, 7)
+        True
     """
 
     incarnation: int
@@ -108,6 +114,10 @@ class GenerationRequest:
     `prompt_ids` is int32 of length >= 1. `seed` (unsigned, below 2**63) alone decides the sampled tokens, given
     the weights. Requests with equal prompts that are submitted together share one prefill. `so_far`: tokens that were
     sampled for it elsewhere, from the first one on; the completion goes on behind them, and they count as its own.
+
+    Requests of one `conversation` ("" for none) follow one another, and what one leaves in a KV cache may serve the
+    next. `opening`: tokens of the prompt that the first of them had (0: it is the first); those behind are of its later
+    turns.
     """
 
     request_id: str
@@ -116,6 +126,8 @@ class GenerationRequest:
     sampling: SamplingParams
     stop_token_ids: tuple[int, ...]
     so_far: PartialTokens | None = None
+    conversation: str = ""
+    opening: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +161,8 @@ class ServerLoad:
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """Counters since start (tokens, requests) and gauges (running, waiting, kv_bytes_*). load: what a server said of
-    itself last; None before that, and of an engine that keeps room for each of its slots."""
+    itself last; None before that, and of an engine that keeps room for each of its slots. kept_tokens: of prompts,
+    whose keys and values an earlier request of their conversation had left; of the engines of this process."""
 
     running: int
     waiting: int
@@ -159,6 +172,7 @@ class EngineStats:
     kv_bytes_total: int
     version: Version
     load: ServerLoad | None = None
+    kept_tokens: int = 0
 
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True):
@@ -207,16 +221,18 @@ class ScoreStatus(StrEnum):
 
 
 class Score(msgspec.Struct, frozen=True, array_like=True):
-    """The verdict on one rollout. A failed score has no number: `reward` is None and `reason` says why."""
+    """The verdict on one rollout. A failed score has no number: `reward` is None and `reason` says why. info: a JSON
+    object of what a reward function said beside its numbers, kept for people; "" for nothing."""
 
     status: ScoreStatus
     reward: float | None
     components: dict[str, float] = {}
     reason: str = ""
+    info: str = ""
 
     @classmethod
-    def ok(cls, reward: float, components: dict[str, float] | None = None) -> "Score":
-        return cls(ScoreStatus.OK, reward, components or {})
+    def ok(cls, reward: float, components: dict[str, float] | None = None, info: str = "") -> "Score":
+        return cls(ScoreStatus.OK, reward, components or {}, "", info)
 
     @classmethod
     def failed(cls, reason: str) -> "Score":
@@ -274,7 +290,14 @@ class RolloutRows:
 
 
 def prompt_digest(content: str, index: int) -> str:
-    """The id of a prompt, stable across runs of the same data: 16 hex digits of its content and index."""
+    """The id of a prompt, stable across runs of the same data: 16 hex digits of its content and index.
+
+    Example:
+        >>> prompt_digest("1+1=", 0) == prompt_digest("1+1=", 0)
+        True
+        >>> prompt_digest("1+1=", 0) == prompt_digest("1+1=", 1)
+        False
+    """
     return xxhash.xxh3_64_hexdigest(f"{index}\x00{content}".encode())
 
 
@@ -290,3 +313,15 @@ def rollout_seed(run_seed: int, rollout: str) -> int:
     """The sampling seed of a rollout, in [0, 2**63). It depends on the run's seed and the rollout's id only,
     so a second attempt draws the same tokens."""
     return xxhash.xxh3_64_intdigest(rollout.encode(), seed=run_seed) >> 1
+
+
+def turn_seed(run_seed: int, rollout: str, turn: int) -> int:
+    """The seed of a rollout's turn, counted from 0, as a client of the gateway would give it: with the same prompt and
+    weights `seed` = this samples the same tokens there."""
+    return rollout_seed(run_seed, f"{rollout}/turn/{turn}")
+
+
+def completion_seed(seed: int, index: int) -> int:
+    """What draws completion `index` of a client's request with `seed`."""
+    # An equal prompt and seed draw the same again, whatever id the request has.
+    return rollout_seed(seed % 2**64, f"guest/{index}")

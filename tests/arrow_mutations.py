@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from run_files import COMPLETIONS_FOLDER, SCORES_FOLDER, write_segment
+from support.queue.run_files import COMPLETIONS_FOLDER, SCORES_FOLDER, write_segment
 
 from buffers.rows.gather import rollout_rows, score_columns, scoring_rows
 from buffers.segments.format import ENTRY_BYTES, MAGIC, IndexEntry, frame_checksum, pack_entry, unpack_entry

@@ -1,17 +1,48 @@
 """Settings and fixtures that every test shares."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
-from finished_run import Finished, run
 from hypothesis import HealthCheck, settings
-from live_run import STREAMRL, prepare
+from support.rotation import files_of
+from support.runs.finished_run import Finished, run
+from support.runs.live_run import STREAMRL, prepare
+
+# Where there is no GPU, Triton's interpreter runs the kernels (`make test-kernels`). It has to know before anything
+# imports triton.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+LEFT_OUT: pytest.StashKey[list[str]] = pytest.StashKey()
 
 # A loaded machine is no failing example; a failing one prints how to replay it.
 settings.register_profile("streamrl", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("streamrl")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", help="k/n: every n-th test file from the k-th on, and those that TOUCHED names")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part = config.getoption("--part")
+    if not part:
+        return
+    file_of = {item: item.path.relative_to(config.rootpath).as_posix() for item in items}
+    kept = files_of(part, sorted(set(file_of.values())), os.environ.get("TOUCHED", "").split())
+    left_out = sorted(set(file_of.values()) - kept)
+    config.hook.pytest_deselected(items=[item for item in items if file_of[item] not in kept])
+    items[:] = [item for item in items if file_of[item] in kept]
+    config.stash[LEFT_OUT] = left_out
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    left_out = config.stash.get(LEFT_OUT, [])
+    return [f"left to another part, by name: {name}" for name in left_out]
 
 
 @pytest.fixture(scope="session")

@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from disk_model import DiskModel
-from disk_shim import DiskShim, Point
-from small_run import Book, SmallRun
+from support.faults.disk_model import DiskModel
+from support.faults.disk_shim import DiskShim, Point
+from support.runs.small_run import Book, SmallRun
 
 import buffers.ledger.ledger
 

@@ -22,11 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from disk_shim import Before, DiskShim, Point
-from small_run import Book, SmallRun
+from support.faults.disk_shim import Before, DiskShim, Point
+from support.runs.small_run import Book, SmallRun
 
 import buffers.ledger.ledger
-import streamrl.disk_room
+import streamrl.system.disk_space
 from streamrl.errors import ComponentError, ResourceError
 
 ALLOCATING = ("create", "mkdir", "posix_fallocate")
@@ -164,7 +164,7 @@ def tmpfs(free: int) -> Launch:
 
 def main(mode: str, seed: str, folder: str, count: str) -> None:
     buffers.ledger.ledger._ALLOCATE_BYTES = 2**11
-    streamrl.disk_room.LOOK_EVERY_S = 0.01
+    streamrl.system.disk_space.LOOK_EVERY_S = 0.01
     points = count_points(Path(folder) / "counted")
     allocating = sum(point.call in ALLOCATING for point in points)
     size = sum(path.stat().st_blocks * 512 for path in (Path(folder) / "counted").rglob("*"))

@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from fake_vllm import METRICS, FakeVllm
+from support.engines.fake_vllm import METRICS, FakeVllm
 
 TESTS = Path(__file__).parent
 

@@ -17,9 +17,9 @@ import psutil
 
 from services.launch import ray_session
 from services.run.folder import RunFolder
-from streamrl.config.learner_tables import LearnerConfig
-from streamrl.config.rollout_tables import RolloutConfig
-from streamrl.config.schema import Config, ModelConfig, RayConfig
+from streamrl.config.schema.learner import LearnerConfig
+from streamrl.config.schema.rollout import RolloutConfig
+from streamrl.config.schema.run import Config, ModelConfig, RayConfig
 
 NAME = "rollout-0"
 
@@ -39,7 +39,7 @@ class Sleeper:
 
     async def work(self, epoch: int) -> None:
         import numpy as np
-        from small_run import GROUP_SIZE, completion_rows
+        from support.runs.small_run import GROUP_SIZE, completion_rows
 
         from buffers.rows.arrow import completions_batch
         from buffers.rows.records import AcceptedRows

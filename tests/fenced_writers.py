@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from small_run import GROUP_SIZE, Order, completion_rows, queue_settings
+from support.runs.small_run import GROUP_SIZE, Order, completion_rows, queue_settings
 
 from buffers.ledger.ledger import read_ledger
 from buffers.ledger.records import Accepted, Writer

@@ -8,12 +8,12 @@ import json
 import sys
 from pathlib import Path
 
-from live_run import STREAMRL, live_run, prepare
+from support.runs.live_run import STREAMRL, live_run, prepare
 
 from buffers.ledger.ledger import read_ledger
 from buffers.ledger.records import Step
 from buffers.segments.places import LEDGER_DIR
-from streamrl.metrics import read_metrics
+from streamrl.observability.metrics import read_metrics
 
 OVERRIDES = (
     *("--rollout.engine", "scripted", "--eval.every", "1000", "--checkpoint.every", "5", "--learner.steps", "100"),

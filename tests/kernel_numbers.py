@@ -6,7 +6,7 @@ import inspect
 
 import numpy as np
 
-from streamrl.engines.torch import kernels
+from streamrl.engines.torch.eager import kernels
 
 EPS = np.float32(1e-6)
 

@@ -3,7 +3,9 @@
 Runs in an environment of its own (`.venvs/trl`), so it imports nothing of streamrl. Prints one JSON line with the
 seconds of `train()` and its rollouts a second, and saves the trained model for the common scorer.
 
-    python trl_grpo.py MODEL_FOLDER PROMPTS.jsonl OUT_FOLDER STEPS LEARNING_RATE THREADS
+    python trl_grpo.py MODEL_FOLDER PROMPTS.jsonl OUT_FOLDER STEPS LEARNING_RATE THREADS SAVE_EVERY
+
+SAVE_EVERY: steps between two models that are saved on the way, as OUT_FOLDER-STEP; 0 saves the last alone.
 """
 
 import os
@@ -19,7 +21,7 @@ import torch
 import transformers
 import trl
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 GROUPS, GROUP_SIZE, MAX_NEW_TOKENS = 64, 8, 5
@@ -28,6 +30,7 @@ GROUPS, GROUP_SIZE, MAX_NEW_TOKENS = 64, 8, 5
 def main() -> None:
     model_folder, prompts, out = sys.argv[1:4]
     steps, learning_rate, threads = int(sys.argv[4]), float(sys.argv[5]), int(sys.argv[6])
+    every = int(sys.argv[7])
     torch.set_num_threads(threads)
     rows = [json.loads(line) for line in Path(prompts).read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
@@ -43,6 +46,7 @@ def main() -> None:
         reward_funcs=reward,
         train_dataset=Dataset.from_list(rows[: GROUPS * steps]),
         processing_class=tokenizer,
+        callbacks=[SaveOnTheWay(out, every, tokenizer)] if every else [],
     )
     start = time.perf_counter()
     trainer.train()
@@ -51,6 +55,19 @@ def main() -> None:
     tokenizer.save_pretrained(out)
     versions = {"trl": trl.__version__, "transformers": transformers.__version__, "torch": torch.__version__}
     print(json.dumps({"seconds": seconds, "rollouts_per_s": GROUPS * GROUP_SIZE * steps / seconds, **versions}))
+
+
+class SaveOnTheWay(TrainerCallback):
+    """Saves the model each `every` steps, for a scorer that is the same for both sides."""
+
+    def __init__(self, out: str, every: int, tokenizer) -> None:
+        self._out, self._every, self._tokenizer = out, every, tokenizer
+
+    def on_step_end(self, args, state, control, model=None, **_) -> None:
+        if state.global_step % self._every == 0:
+            folder = f"{self._out}-{state.global_step}"
+            model.save_pretrained(folder)
+            self._tokenizer.save_pretrained(folder)
 
 
 def config(steps: int, learning_rate: float) -> GRPOConfig:

@@ -1,14 +1,16 @@
 """Where the groups' prompts come from: the task's data in its order, and what clients submitted. Pure.
 
-Guaranteed: each prompt of the task has its turn once in each data pass, and gets a group then or, if it is quarantined,
-is passed over and counted.
+Guaranteed: each prompt of the task has its turn once in each data pass, and gets a group then or, if it is quarantined
+or rests, is passed over and counted.
 """
 
-from buffers.index.quarantine import Quarantine
+from buffers.index.groups.quarantine import Quarantine
 from buffers.index.running import RunningGroups
-from buffers.index.submissions import Submissions
+from buffers.index.submitted.submissions import Submissions
 from buffers.rows.records import DataOrder, QueueSettings
-from streamrl.streams import OFFERED_STREAM, TASK, StreamShares
+from streamrl.config.schema.streams import OFFERED_STREAM, TASK
+from streamrl.scheduling.curriculum import Curriculum, next_turn
+from streamrl.scheduling.fair_share import StreamShares
 from streamrl.types import Ticket
 
 
@@ -25,6 +27,7 @@ class PromptSources:
         # Where a run is to be the same to the bit, whether a prompt is passed over may not depend on what ended first.
         self._decided = settings.max_staleness == 0
         self.submissions = Submissions()
+        self.curriculum = Curriculum(settings.curriculum)
         self.in_doubt = False
         """Whether the task's next prompt waits for groups of its own to end."""
         self.exhausted = False
@@ -43,20 +46,19 @@ class PromptSources:
         return item, True
 
     def _next_of_task(self) -> int | None:
-        """The next turn in the data order of a prompt that is not quarantined; None if there is none (yet)."""
+        """The next turn in the data order of a prompt that is not passed over; None if there is none (yet)."""
         self.in_doubt = self.exhausted = False
         if not self._shares.entitled(TASK):
             return None
-        position = self._running.data_groups
-        first_pass, item = self._order.at(position)
-        while self._quarantine.holds(item):
-            position += 1
-            data_pass, item = self._order.at(position)
-            if data_pass > first_pass + 1:
-                self.exhausted = True
-                return None
-        self.in_doubt = self._decided and self._quarantine.in_doubt(item, self._running.of_item[item])
-        return None if self.in_doubt else position
+        start, holds = self._running.data_groups, self._quarantine.holds
+        turn = next_turn(start, self._order.at, holds, self._hangs_on_groups, self.curriculum)
+        self.in_doubt, self.exhausted = turn.in_doubt, turn.exhausted
+        return turn.position
+
+    def _hangs_on_groups(self, item: int) -> bool:
+        """Whether groups of this item that run could have it passed over."""
+        running = self._running.of_item[item]
+        return self._decided and (self._quarantine.in_doubt(item, running) or (self.curriculum.acts and running > 0))
 
     def drawn(self, ticket: Ticket) -> None:
         """The same, of a new group's ticket that the ledger has."""

@@ -7,7 +7,7 @@
 
 Guaranteed: the books close at every moment (issued = running + ready + leased + trained + dropped; the same
 for the tokens accepted); a group is dropped only with a reason, and gives its place and its bytes back;
-admission and the choice of a batch follow `streamrl.staleness`. The index knows no files, no event loop, and
+admission and the choice of a batch follow `streamrl.scheduling.staleness`. The index knows no files, no event loop, and
 of replicas only names; the clock only dates issues.
 """
 
@@ -20,20 +20,22 @@ import numpy as np
 import numpy.typing as npt
 
 from buffers.index.budget import ByteBudget
-from buffers.index.group import Group, GroupState, Tally
-from buffers.index.group_filter import REWARD_FAILED, GroupFilter
+from buffers.index.groups.group import Group, GroupState, Tally
+from buffers.index.groups.group_filter import REWARD_FAILED, GroupFilter
+from buffers.index.groups.oldest import oldest_row
+from buffers.index.groups.quarantine import Quarantine, fault_of
+from buffers.index.groups.recent import RecentGroups
+from buffers.index.groups.suspects import REPLICA_DIED
 from buffers.index.issuing import Issuing
-from buffers.index.offered import OfferedTrajectories
-from buffers.index.oldest import oldest_row
+from buffers.index.measuring import MeasuredPrompts
 from buffers.index.prompt_sources import PromptSources
-from buffers.index.quarantine import Quarantine, fault_of
-from buffers.index.recent import RecentGroups
+from buffers.index.revisions import Revisions
 from buffers.index.running import RunningGroups
 from buffers.index.stepping import StepBooks
-from buffers.index.suspects import REPLICA_DIED
+from buffers.index.submitted.offered import OfferedTrajectories
 from buffers.rows.records import DataOrder, Found, Lease, OldestRow, QueueCounts, QueueSettings, Records, UnscoredFrame
 from streamrl.clock import Clock
-from streamrl.staleness import Admission, Candidate
+from streamrl.scheduling.staleness import Admission, Candidate
 from streamrl.types import FrameRef, Ticket
 
 
@@ -60,10 +62,13 @@ class ReplayIndex:
         self._steps = StepBooks(settings, self._tally, self._budget)
         self._dropped: Counter[str] = Counter()
         self._filter = GroupFilter(settings)
+        self.revisions = Revisions(settings, self._running, self._steps, self._filter.drop_reason, self._drop_by_rule)
         self.quarantine = Quarantine(settings.quarantine_after)
         sources = PromptSources(settings, order, self._running, self.quarantine)
         self._issuing = Issuing(settings, self._admission, self._running, sources, self._tally, self._budget)
         self.submissions = sources.submissions
+        self.measured = MeasuredPrompts(sources.curriculum, order)
+        self._curriculum = sources.curriculum
         self.recent = RecentGroups()
         self.offered = OfferedTrajectories()
         self._unrecorded: dict[int, str] = {}
@@ -152,7 +157,8 @@ class ReplayIndex:
         kept: list[Group] = []
         for group in finished:
             self.recent.finished(group)
-            if reason := self._filter.judge(group):
+            self.measured.finished(group)
+            if reason := self._filter.drop_reason(group):
                 if reason == REWARD_FAILED and not group.submitted and (fault := fault_of(group)):
                     self.quarantine.failed(group.item, group.number, fault)
                 self._drop_by_rule(group, reason)
@@ -390,4 +396,5 @@ class ReplayIndex:
             trajectories_waiting=self.offered.num_waiting,
             prompts_quarantined=len(self.quarantine),
             prompts_passed_over=running.passed_over,
+            prompts_resting=len(self._curriculum),
         )

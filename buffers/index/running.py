@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from buffers.index.budget import ByteBudget
-from buffers.index.group import Group, GroupState, Row, Tally
-from buffers.index.handout import ScoringBoard
-from buffers.index.suspects import is_suspect, is_to_blame
-from buffers.index.verdicts import check_verdicts
+from buffers.index.groups.group import Group, GroupState, Row, Tally
+from buffers.index.groups.handout import ScoringBoard
+from buffers.index.groups.suspects import is_suspect, is_to_blame
+from buffers.index.groups.verdicts import check_verdicts
 from buffers.rows.by_group import ByGroup
 from buffers.rows.records import FAILED_FINISHES, TRUNCATED_FINISH, QueueSettings, Records
 from buffers.rows.schema import FINISH_REASONS

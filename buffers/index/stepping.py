@@ -2,7 +2,7 @@
 
 Guaranteed: steps are leased in order, one at a time, and a lease asked for again is the same one; after going
 back, the steps that were trained before take the same groups again before anything else is chosen; trained
-rows hold their bytes until a checkpoint covers them. Which groups a new step takes is `streamrl.staleness`'s
+rows hold their bytes until a checkpoint covers them. Which groups a new step takes is `streamrl.scheduling.staleness`'s
 to say. Pure; linear in the groups concerned.
 """
 
@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 
 from buffers.index.budget import ByteBudget
-from buffers.index.group import Group, GroupState, Tally
-from buffers.index.leasing import build_lease
-from buffers.index.ready import ReadyGroups
+from buffers.index.groups.group import Group, GroupState, Tally
+from buffers.index.groups.leasing import build_lease
+from buffers.index.groups.ready import ReadyGroups
 from buffers.rows.records import Lease, QueueSettings
 from streamrl.errors import ComponentError, StartAgainError
-from streamrl.staleness import Candidate, late_groups
+from streamrl.scheduling.staleness import Candidate, late_groups
 
 Running = Callable[[], Collection[Candidate]]
 LastSteps = Callable[[], Iterable[int]]
@@ -55,6 +55,10 @@ class StepBooks:
     def waiting(self) -> Iterable[Group]:
         """The groups that are ready, those that a step takes again among them."""
         return chain(self._ready, *self._planned.values())
+
+    def ready(self, number: int) -> Group | None:
+        """A ready group that no step takes again; None if there is none of this number."""
+        return self._ready.get(number)
 
     def take_out(self, number: int) -> Group | None:
         """Remove a ready group; one that is planned for a step again stays."""

@@ -24,6 +24,7 @@ from buffers.ledger.records import (
     Lost,
     Offered,
     Record,
+    Rescored,
     RunHeader,
     Scored,
     Step,
@@ -53,10 +54,11 @@ class LedgerFacts:
     """The ledger as a whole. Arrays are [N], one entry an accepted row, in the order of acceptance.
 
     rows: type ACCEPTED. frame: the row's place in `frames`. position: number of the record that accepted it, over
-    all files, from 0. score_frame: place of its verdict in `score_frames`, NONE for none; score_row: the place in
-    that frame. next_step: the step whose batch comes next; steps: the groups of each step, by its latest record;
-    withdrawn: for a group, number of the last record that took its rows back. A lost branch may have steps from
-    `next_step` on. offered: (frame, score frame) of each trajectory that waits for its group, by number.
+    all files, from 0. score_frame: place in `score_frames` of the verdict that it was trained with, or of its newest;
+    NONE for none; score_row: the place in that frame. next_step: the step whose batch comes next; steps: the groups of
+    each step, by its latest record; withdrawn: for a group, number of the last record that took its rows back. A lost
+    branch may have steps from `next_step` on. offered: (frame, score frame) of each trajectory that waits for its
+    group, by number.
     """
 
     group_size: int = 0
@@ -79,7 +81,7 @@ class LedgerFacts:
         """int64 [N], the step whose batch had the row's group, NONE where none has (yet, or again)."""
         trained = {number: step for step, numbers in self.steps.items() if step < self.next_step for number in numbers}
         step = look_up(self.rows["number"], trained)
-        return np.where(self._is_withdrawn(), NONE, step)
+        return np.where(self.is_withdrawn(), NONE, step)
 
     def failed_at_once(self) -> npt.NDArray[np.bool_]:
         """bool [N], rollouts that ended as abort or error: they have failed, and nobody scores them."""
@@ -89,7 +91,7 @@ class LedgerFacts:
         """bool [N], rows that a run which goes on from a checkpoint of `resume_step` still reads."""
         step = self.trained_step()
         covered = (step != NONE) & (step < resume_step)
-        return np.asarray(~(covered | self._is_dropped() | self._is_withdrawn()), np.bool_)
+        return np.asarray(~(covered | self._is_dropped() | self.is_withdrawn()), np.bool_)
 
     def states(self, valid: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
         """int8 [N], the RowState of each row. valid: bool [N], rows with a verdict that is valid."""
@@ -99,12 +101,12 @@ class LedgerFacts:
         # The record of such a drop may be lost with the process; the next opening drops the group again.
         state[self._is_dropped() | (complete & ~comparable)] = RowState.DROPPED
         state[self.trained_step() != NONE] = RowState.TRAINED
-        state[self._is_withdrawn()] = RowState.WITHDRAWN
+        state[self.is_withdrawn()] = RowState.WITHDRAWN
         return state
 
     def _complete(self, valid: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """bool [N] each: rows of groups whose rollouts are all there and scored, and of groups that can be compared."""
-        stands = ~self._is_withdrawn()
+        stands = ~self.is_withdrawn()
         scored = (self.score_frame != NONE) | self.failed_at_once()
         _, group = np.unique(self.rows["number"], return_inverse=True)
         groups = int(group.max(initial=NONE)) + 1
@@ -117,7 +119,8 @@ class LedgerFacts:
     def _is_dropped(self) -> npt.NDArray[np.bool_]:
         return np.isin(self.rows["number"], np.array(sorted(self.dropped), np.int64))
 
-    def _is_withdrawn(self) -> npt.NDArray[np.bool_]:
+    def is_withdrawn(self) -> npt.NDArray[np.bool_]:
+        """bool [N], rows that were taken back."""
         return self.position < look_up(self.rows["number"], self.withdrawn)
 
 
@@ -156,6 +159,10 @@ class _Reading:
         self._rows: list[Records] = []
         self._positions: list[int] = []
         self._verdicts: list[Records] = []
+        self._revised_at: list[int] = []
+        """For each part of the verdicts the record that has it, where that is one of a rescoring; else NONE."""
+        self._trained_at: dict[int, int] = {}
+        """For each group, the last record that trained it."""
         self._offered = 0
 
     def apply(self, position: int, record: Record) -> None:
@@ -171,8 +178,9 @@ class _Reading:
                 self._rows.append(unpack(ACCEPTED, rows))
                 self._positions.append(position)
             case Scored(frame=frame, rows=rows):
-                facts.score_frames.append(frame)
-                self._verdicts.append(unpack(SCORED, rows))
+                self._score(frame, rows, NONE)
+            case Rescored(frame=frame, rows=rows):
+                self._score(frame, rows, position)
             case Offered(frame=frame, score_frame=score_frame):
                 facts.offered[self._offered] = frame, score_frame
                 self._offered += 1
@@ -182,30 +190,54 @@ class _Reading:
             case Dropped(numbers, reason):
                 facts.dropped.update(dict.fromkeys(numbers, reason))
             case Withdrawn(numbers):
-                facts.withdrawn.update(dict.fromkeys(numbers, position))
+                self._withdraw(numbers, position)
             case Lost(numbers, unplanned=unplanned):
-                facts.withdrawn.update(dict.fromkeys(numbers, position))
-                if unplanned >= 0:
-                    facts.steps = {step: groups for step, groups in facts.steps.items() if step < unplanned}
+                self._withdraw(numbers, position)
+                for step in [step for step in facts.steps if step >= unplanned >= 0]:
+                    self._not_trained(facts.steps.pop(step))
             case Step(step, numbers):
                 facts.steps[step] = numbers
                 facts.next_step = step + 1
+                self._trained_at.update(dict.fromkeys(numbers, position))
             case Covered(step):
                 facts.covered_step = max(facts.covered_step, step)
             case _:
                 pass
+
+    def _withdraw(self, numbers: list[int], position: int) -> None:
+        self._facts.withdrawn.update(dict.fromkeys(numbers, position))
+        self._not_trained(numbers)
+
+    def _not_trained(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._trained_at.pop(number, None)
+
+    def _score(self, frame: FrameRef, rows: bytes, revised_at: int) -> None:
+        self._facts.score_frames.append(frame)
+        self._verdicts.append(unpack(SCORED, rows))
+        self._revised_at.append(revised_at)
 
     def finish(self) -> LedgerFacts:
         facts = self._facts
         facts.rows, facts.frame = _joined(self._rows, ACCEPTED)
         facts.position = np.array(self._positions, np.int64)[facts.frame]
         verdicts, frame = _joined(self._verdicts, SCORED)
+        counts = self._counts(verdicts, frame)
+        verdicts, frame = verdicts[counts], frame[counts]
         match_ = _verdict_of(facts.rows, verdicts)
         found = match_ != NONE
         facts.score_frame, facts.score_row = np.full((2, len(match_)), NONE, np.int64)
         facts.score_frame[found] = frame[match_[found]]
         facts.score_row[found] = verdicts["row"][match_[found]]
         return facts
+
+    def _counts(self, verdicts: Records, part: LongArray) -> npt.NDArray[np.bool_]:
+        """bool [N], verdicts but for revisions that came behind the last training of their group."""
+        revised_at, trained_at = (
+            np.array(self._revised_at, np.int64)[part],
+            look_up(verdicts["number"], self._trained_at),
+        )
+        return np.asarray((revised_at == NONE) | (trained_at == NONE) | (revised_at < trained_at), np.bool_)
 
 
 def _joined(parts: list[Records], dtype: "np.dtype[np.void]") -> tuple[Records, LongArray]:
@@ -215,16 +247,17 @@ def _joined(parts: list[Records], dtype: "np.dtype[np.void]") -> tuple[Records, 
 
 
 def _verdict_of(rows: Records, verdicts: Records) -> LongArray:
-    """int64 [N], the place of each row's verdict, NONE for none: what names the same rollout, branch and attempt."""
+    """int64 [N], the place of each row's last verdict, NONE for none: it names the same rollout, branch and attempt."""
     columns: list[npt.NDArray[Any]] = [np.concatenate((rows[name], verdicts[name])) for name in _KEY]
     is_verdict = np.repeat([0, 1], [len(rows), len(verdicts)])
-    # Sorted by key, a row comes right before its verdict.
+    # Sorted by key, a row comes right before its verdicts, which keep their order.
     order = np.lexsort((is_verdict, *reversed(columns)))
     before, after = order[:-1], order[1:]
-    same = np.logical_and.reduce([column[before] == column[after] for column in columns])
-    pairs = same & (is_verdict[before] == 0) & (is_verdict[after] == 1)
+    ends = np.append(np.logical_or.reduce([column[before] != column[after] for column in columns]), True)[: len(order)]
+    last = order[np.flatnonzero(ends)][np.cumsum(ends) - ends]
+    pairs = (is_verdict[order] == 0) & (is_verdict[last] == 1)
     found = np.full(len(rows), NONE, np.int64)
-    found[before[pairs]] = after[pairs] - len(rows)
+    found[order[pairs]] = last[pairs] - len(rows)
     return found
 
 

@@ -22,9 +22,9 @@ import msgspec
 from buffers.ledger.frames import CLOSING, FRAME_BYTES, pack_frame, read_frames
 from buffers.ledger.group_commit import GroupCommitter
 from buffers.ledger.records import Record, RunHeader
-from streamrl.disk import allocate, create_preallocated, sync_data, sync_folder, truncate, write_all
-from streamrl.disk_room import DiskRoom
 from streamrl.errors import DataError
+from streamrl.system.disk import allocate, create_preallocated, sync_data, sync_folder, truncate, write_all
+from streamrl.system.disk_space import DiskSpace
 
 _ALLOCATE_BYTES: Final = 2**20
 """Room taken ahead at once: a full disk shows there, before a frame is begun."""
@@ -70,7 +70,7 @@ class Ledger:
         self._allocated = _ALLOCATE_BYTES
         self._fd = create_preallocated(self._path, _ALLOCATE_BYTES)
         self._closed = False
-        self._room = DiskRoom()
+        self._room = DiskSpace()
         self._committer = GroupCommitter[tuple[Record, ...], None]("ledger", self._commit, interval_s=commit_interval_s)
         if self._sync:
             sync_folder(folder)

@@ -176,6 +176,26 @@ class Quarantined(msgspec.Struct, frozen=True, array_like=True, tag=18):
     reason: str
 
 
+class Measured(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """Finished groups of the data's prompts, for a curriculum that acts: the item of each, its group's number, the data
+    pass and the mean reward. They outlive the verdicts that say so."""
+
+    items: list[int]
+    numbers: list[int]
+    passes: list[int]
+    means: list[float]
+
+
+class Rescored(msgspec.Struct, frozen=True, array_like=True, tag=19):
+    """Verdicts of another reward on rows that have been scored, or wait to be, packed as SCORED: what is trained behind
+    this record learns from them. All of one rescoring stand in one commit. revision: 1 for the first one."""
+
+    scorer: str
+    frame: FrameRef
+    rows: bytes
+    revision: int
+
+
 Record = (
     RunHeader
     | Incarnation
@@ -196,4 +216,6 @@ Record = (
     | Died
     | Failed
     | Quarantined
+    | Rescored
+    | Measured
 )

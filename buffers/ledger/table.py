@@ -25,9 +25,11 @@ from buffers.ledger.records import (
     Incarnation,
     Issued,
     Lost,
+    Measured,
     Offered,
     Quarantined,
     Record,
+    Rescored,
     RunHeader,
     Scored,
     Step,
@@ -50,7 +52,7 @@ _HEAD: Final = {
     "segment": pa.string(),
     "frame_offset": pa.int64(),
 }
-"""Said once in a record."""
+"""ParsedMessage once in a record."""
 _ITEM: Final = {
     "group_number": pa.int64(),
     "sample_index": pa.int32(),
@@ -66,7 +68,7 @@ _ITEM: Final = {
     "sampled_tokens": pa.int32(),
     "oldest_step": pa.int64(),
 }
-"""Said of each group or rollout of a record."""
+"""ParsedMessage of each group or rollout of a record."""
 LEDGER: Final = pa.schema({**_HEAD, **_ITEM})
 
 Head = dict[str, Any]
@@ -113,6 +115,8 @@ def _described(record: Record) -> tuple[Head, Items]:
             return {"kind": "accepted", "who": replica, **_place(frame)}, _rows(unpack(ACCEPTED, rows))
         case Scored(scorer, frame, rows):
             return {"kind": "scored", "who": scorer, **_place(frame)}, _rows(unpack(SCORED, rows))
+        case Rescored(scorer, frame, rows):
+            return {"kind": "rescored", "who": scorer, **_place(frame)}, _rows(unpack(SCORED, rows))
         case Dropped(numbers, reason):
             return {"kind": "dropped", "reason": reason}, _groups(numbers)
         case Withdrawn(numbers, step):
@@ -137,6 +141,9 @@ def _described(record: Record) -> tuple[Head, Items]:
         case Failed(item, number, reason) | Quarantined(item, number, _, reason):
             told = {"group_number": np.array([number]), "data_index": np.array([item])}
             return {"kind": type(record).__name__.lower(), "reason": reason}, told
+        case Measured(items, numbers):
+            told = {"group_number": np.array(numbers, np.int64), "data_index": np.array(items, np.int64)}
+            return {"kind": "measured"}, told
         case Declined(items, reason):
             return {"kind": "declined", "reason": reason}, {"data_index": np.array(items, np.int64)}
 

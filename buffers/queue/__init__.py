@@ -1,1 +1,4 @@
-"""The replay queue: the index, durable and awaitable."""
+"""The replay queue: the index, durable and awaitable.
+It imports `buffers`, `streamrl.scheduling`, `streamrl.system`, `streamrl.tasks` and `streamrl.config`.
+No Ray: the actor around it is `services.queue`.
+"""

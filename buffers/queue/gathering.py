@@ -15,14 +15,14 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from buffers.index.offered import Standing, num_bytes, oldest_step, rows_of
 from buffers.index.published import PublishedVersions
 from buffers.index.replay_index import ReplayIndex
+from buffers.index.submitted.offered import Standing, num_bytes, oldest_step, rows_of
 from buffers.ledger.records import Accepted, Declined, Gathered, Issued, Offered, Record, Scored, Submitted
 from buffers.queue.journal import Journal
 from buffers.rows.records import SCORED, QueueSettings, unpack
-from streamrl.staleness import Admission
-from streamrl.streams import OFFERED_STREAM
+from streamrl.config.schema.streams import OFFERED_STREAM
+from streamrl.scheduling.staleness import Admission
 from streamrl.tasks.base import SubmittedPrompt
 from streamrl.types import Ticket, Version
 
@@ -129,7 +129,7 @@ class GatheredTrajectories:
         """Make a group of these trajectories, if there is room for it; whether there was."""
         told = [self._offered.told(item) for item in items]
         oldest = min(oldest_step(rows_of(one)) for one in told)
-        if not self._has_room(oldest, sum(one.frame.length for one in told)):
+        if not self._has_capacity(oldest, sum(one.frame.length for one in told)):
             return False
         number = self._index.counts().groups_issued
         records: list[Record] = [Gathered(number, items), *self._issue(number, self._admission.last_step(oldest))]
@@ -139,7 +139,7 @@ class GatheredTrajectories:
         self._journal.write(*records)
         return True
 
-    def _has_room(self, oldest: int, size: int) -> bool:
+    def _has_capacity(self, oldest: int, size: int) -> bool:
         counts, settings = self._index.counts(), self._settings
         capacity = self._admission.capacity(
             serving_step=oldest,

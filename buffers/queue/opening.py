@@ -19,7 +19,7 @@ from buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR, SCORES_DIR
 from buffers.segments.reader import SegmentReader
 from buffers.segments.retention import Retention
 from streamrl.clock import Clock
-from streamrl.disk import make_folder, sync_file
+from streamrl.system.disk import make_folder, sync_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def open_folder(
     dropped = [Dropped(numbers, reason) for reason, numbers in history.dropped.items()]
     failed = index.quarantine.pop_unrecorded()
     quarantined = [record for record in failed if isinstance(record, Quarantined)]
-    made: list[Record] = [*dropped, *failed]
+    made: list[Record] = [*dropped, *failed, *index.measured.pop_unrecorded()]
     written += [ledger.append(record) for record in made]
     for durable_at in written:
         durable_at.result()

@@ -68,7 +68,7 @@ class QuarantinedPrompts:
         dropped = [Dropped(numbers, reason) for reason, numbers in self._index.pop_dropped().items()]
         failed = self._index.quarantine.pop_unrecorded()
         self._told += [record for record in failed if isinstance(record, Quarantined)]
-        return [*dropped, *failed]
+        return [*dropped, *failed, *self._index.measured.pop_unrecorded()]
 
     def close(self) -> None:
         self._closed = True

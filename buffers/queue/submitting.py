@@ -10,7 +10,7 @@ wakes each waiting call: `submit` raises, `ends` returns [].
 from collections.abc import Sequence
 
 from buffers.index.replay_index import ReplayIndex
-from buffers.index.submissions import Outcome, SubmissionState, num_bytes
+from buffers.index.submitted.submissions import Outcome, SubmissionState, num_bytes
 from buffers.ledger.records import Cancelled, Dropped, Submitted
 from buffers.queue.journal import Journal
 from buffers.queue.signals import Signal

@@ -9,7 +9,7 @@ from dataclasses import replace
 from buffers.queue.signals import Signal
 from buffers.rows.records import Lease
 from streamrl.clock import Clock
-from streamrl.look_back import Waited
+from streamrl.scheduling.utilization import Waited
 
 
 class Waits:

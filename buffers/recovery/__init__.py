@@ -1,1 +1,4 @@
-"""From a run's files back to what it knew: to go on, to replay, to look, to verify."""
+"""From a run's files back to what it knew: to go on, to replay, to look, to verify.
+It imports `buffers`.
+Nothing is decided anew: what the ledger says holds.
+"""

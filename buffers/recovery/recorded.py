@@ -9,7 +9,7 @@ from pathlib import Path
 from buffers.index.fence import WriterFence
 from buffers.index.replay_index import ReplayIndex
 from buffers.ledger.ledger import LedgerFile, read_ledger
-from buffers.ledger.records import Accepted, Scored
+from buffers.ledger.records import Accepted, Rescored, Scored
 from buffers.recovery.recovery import recover, survey
 from buffers.rows.records import DataOrder, Lease, QueueSettings
 from buffers.segments.places import HOME, LEDGER_DIR, node_of
@@ -31,7 +31,7 @@ def recorded_leases(run_folder: Path, settings: QueueSettings, order: DataOrder)
     history = survey(files, settings)
     _require_rows(run_folder, files)
     index = ReplayIndex(settings, order, SystemClock())
-    recover(files, history, 0, index, WriterFence(), SegmentReader(run_folder))
+    recover(files, history, 0, index, WriterFence(), SegmentReader(run_folder), as_trained=True)
     for step in sorted(history.steps):
         lease = index.lease(step)
         if lease is None:
@@ -43,7 +43,7 @@ def recorded_leases(run_folder: Path, settings: QueueSettings, order: DataOrder)
 def _require_rows(run_folder: Path, files: list[LedgerFile]) -> None:
     """Refuse a run that has let go of some of its rows."""
     records = (record for file in files for record in file.records)
-    named = {record.frame.path for record in records if isinstance(record, Accepted | Scored)}
+    named = {record.frame.path for record in records if isinstance(record, Accepted | Scored | Rescored)}
     gone = sorted(path for path in named if node_of(path) == HOME and not (run_folder / path).exists())
     if gone:
         raise RunFolderError(

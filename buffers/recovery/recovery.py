@@ -8,9 +8,10 @@ with another data set than the one before it, which somebody has to have agreed 
 without the rows that they had: no group has rows of two prompts.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +33,11 @@ from buffers.ledger.records import (
     Incarnation,
     Issued,
     Lost,
+    Measured,
     Offered,
     Quarantined,
     Record,
+    Rescored,
     RunHeader,
     Scored,
     Step,
@@ -56,9 +59,9 @@ Flags = npt.NDArray[np.bool_]
 class History:
     """What the ledger says as a whole. steps: the groups of each trained step, by its latest record. data_changed: it
     ends with another data set than that of the settings; withdrawn: groups that begin again for that. taken_back: for a
-    group whose rows were discarded, the place of the last record that says so, counted from 0. dropped: by reason,
-    groups that were dropped for their scores just before the end, of which there is no record. given_up: groups of
-    which there is one."""
+    group whose rows were discarded, the place of the last record that says so, counted from 0. trained_at: the same of
+    the last record that trained a group. dropped: by reason, groups that were dropped for their scores just before the
+    end, of which there is no record. given_up: groups of which there is one."""
 
     incarnation: int = -1
     data_changed: bool = False
@@ -67,6 +70,7 @@ class History:
     given_up: set[int] = field(default_factory=set)
     steps: dict[int, list[int]] = field(default_factory=dict)
     taken_back: dict[int, int] = field(default_factory=dict)
+    trained_at: dict[int, int] = field(default_factory=dict)
     dropped: dict[str, list[int]] = field(default_factory=dict)
 
 
@@ -119,6 +123,7 @@ def survey(files: Iterable[LedgerFile], settings: QueueSettings, accept_changed_
             history.given_up.update(record.numbers)
         elif isinstance(record, Step):
             history.steps[record.step] = record.numbers
+            history.trained_at.update(dict.fromkeys(record.numbers, place))
         elif isinstance(record, Lost | Withdrawn):
             history.taken_back.update(dict.fromkeys(record.numbers, place))
             first = record.unplanned if isinstance(record, Lost) else -1
@@ -136,8 +141,11 @@ def recover(
     index: ReplayIndex,
     fence: WriterFence,
     reader: SegmentReader,
+    as_trained: bool = False,
 ) -> None:
     """Bring a fresh index and fence to where the ledger ends, for a learner that resumes from `resume_step`.
+
+    as_trained: groups that were trained have the verdicts that they were trained with; else their newest.
 
     Raises:
         RunFolderError: the ledger does not have every step below `resume_step`, or scores lack a component.
@@ -150,25 +158,28 @@ def recover(
             "they are not of one run; restore the ledger, or start afresh"
         )
     covered = [number for step in range(resume_step) for number in history.steps[step]]
-    replay = _Replay(index, fence, reader, _marked(covered), history.taken_back, history.given_up)
+    trained_at = history.trained_at if as_trained else {}
+    replay = _Replay(index, fence, reader, _marked(covered), history.taken_back, history.given_up, trained_at)
     index.start_at(resume_step, len(covered))
     for place, record in enumerate(record for file in files for record in file.records):
         replay.apply(place, record)
     history.withdrawn = replay.settle_data(resume_step, history.data_changed)
     if history.data_changed:
         index.quarantine.forget()
+        index.measured.forget()
     index.release_all()
-    history.dropped = index.pop_dropped()
-    index.begin_filtering()
     for step in sorted(step for step in history.steps if step >= resume_step):
         index.plan(step, history.steps[step])
+    index.revisions.settle()
+    history.dropped = index.pop_dropped()
+    index.begin_filtering()
 
 
 @dataclass(slots=True)
 class _Replay:
     """Applies records in order. covered: by group number, whether it needs no memory any more. taken_back, given_up: as
-    in `History`. fingerprint: of the data set so far. changed: another one was begun with, and the step that it began
-    at is still to come."""
+    in `History`. trained_at: groups that keep their verdicts from that record on. fingerprint: of the data set so far.
+    changed: another one was begun with, and the step that it began at is still to come."""
 
     index: ReplayIndex
     fence: WriterFence
@@ -176,6 +187,7 @@ class _Replay:
     covered: Flags
     taken_back: dict[int, int]
     given_up: set[int]
+    trained_at: dict[int, int]
     fingerprint: str | None = None
     changed: bool = False
 
@@ -185,6 +197,7 @@ class _Replay:
                 if self.fingerprint not in (None, fingerprint):
                     self.changed = True
                     self.index.quarantine.forget()
+                    self.index.measured.forget()
                 self.fingerprint = fingerprint
             case Incarnation(_, step):
                 self.settle_data(step, False)
@@ -195,12 +208,16 @@ class _Replay:
                 self._issue(record)
             case Accepted():
                 self._accept(place, record)
-            case Scored():
-                self._score(record)
+            case Scored(frame=frame, rows=rows):
+                self._score(frame, unpack(SCORED, rows), self.index.score)
+            case Rescored():
+                self._rescore(place, record)
             case Died(numbers):
                 self.index.died(numbers)
             case Failed() | Quarantined():
                 self.index.quarantine.recorded(record)
+            case Measured():
+                self.index.measured.recorded(record)
             case Dropped(numbers, reason):
                 for number in numbers:
                     self.index.drop(number, reason)
@@ -246,21 +263,25 @@ class _Replay:
         for taken, book in ((last > place, self.index.add_dropped), (last <= place, self.index.add_trained)):
             book(int((covered & taken).sum()), int(rows["sampled_tokens"][covered & taken].sum()))
 
-    def _score(self, record: Scored) -> None:
+    def _rescore(self, place: int, record: Rescored) -> None:
         rows = unpack(SCORED, record.rows)
+        trained_at = np.array([self.trained_at.get(number, place) for number in rows["number"].tolist()], np.int64)
+        self._score(record.frame, rows[trained_at >= place], self.index.revisions.take)
+
+    def _score(self, frame: FrameRef, rows: Records, take: Callable[..., Any]) -> None:
         rows = rows[~self._is_covered(rows)]
-        if not len(rows) or self._let_go(record.frame, rows):
+        if not len(rows) or self._let_go(frame, rows):
             return
-        batch = self.reader.read(record.frame)
+        batch = self.reader.read(frame)
         valid, reward = score_columns(batch)
         if rows["row"].max() >= len(valid):
-            raise DataError(f"{record.frame.path}: offset {record.frame.offset}: fewer rows than the ledger names")
+            raise DataError(f"{frame.path}: offset {frame.offset}: fewer rows than the ledger names")
         valid, reward = valid[rows["row"]], reward[rows["row"]]
         components = map_columns(batch.column("components"), self.index.components)[rows["row"]]
-        self._require_components(record.frame, rows, valid, components)
+        self._require_components(frame, rows, valid, components)
         # Text by text, which most frames need not: few scores fail.
         reason = None if valid.all() else batch.column("reason").take(pa.array(rows["row"])).to_pylist()
-        self.index.score(rows, valid, reward, components, reason)
+        take(rows, valid, reward, components, reason)
 
     def _let_go(self, frame: FrameRef, rows: Records) -> bool:
         """Whether nobody needed these verdicts any more, and they went with their file

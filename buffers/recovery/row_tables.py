@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from buffers.ledger.facts import NONE, LedgerFacts, RowState
-from buffers.ledger.second_look import second_look
+from buffers.ledger.live_files import read_again
 from buffers.rows.schema import COMPLETIONS, FINISH_REASONS, SCORES
 from buffers.segments.places import COMPLETIONS_DIR, HOME, SCORES_DIR, node_of
 from buffers.segments.reader import SegmentReader
@@ -126,9 +126,17 @@ def _logged(run_folder: Path, folder: str, schema: pa.Schema, told: Sequence[Fra
     frames, batches = [frame for frame, _ in read], [batch for _, batch in read]
     ends = np.cumsum([frame.num_rows for frame in frames]).tolist()
     starts = {(frame.path, frame.offset): end - frame.num_rows for frame, end in zip(frames, ends, strict=True)}
-    columns = [batch.select(schema.names) for batch in batches]
     plain = schema.remove_metadata()
-    return LoggedRows(frames, pa.Table.from_batches([one.replace_schema_metadata() for one in columns], plain), starts)
+    return LoggedRows(frames, pa.Table.from_batches([_all_columns(one, plain) for one in batches], plain), starts)
+
+
+def _all_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of `schema`; nulls for one that an earlier release did not write."""
+    names = set(batch.schema.names)
+    arrays = [
+        batch.column(field.name) if field.name in names else pa.nulls(batch.num_rows, field.type) for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _copies(reader: SegmentReader, told: Sequence[FrameRef]) -> Iterator[tuple[FrameRef, pa.RecordBatch]]:
@@ -140,8 +148,8 @@ def _copies(reader: SegmentReader, told: Sequence[FrameRef]) -> Iterator[tuple[F
 
 
 def _segment(reader: SegmentReader, path: str) -> list[tuple[FrameRef, pa.RecordBatch]]:
-    frames = second_look(lambda: list(reader.scan(path)))
-    return [(frame, second_look(partial(reader.read, frame))) for frame in frames]
+    frames = read_again(lambda: list(reader.scan(path)))
+    return [(frame, read_again(partial(reader.read, frame))) for frame in frames]
 
 
 def _kept(table: pa.Table, places: LongArray) -> pa.Table:

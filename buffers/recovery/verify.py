@@ -19,7 +19,7 @@ import numpy as np
 
 from buffers.ledger.facts import NONE, LedgerFacts, ledger_facts
 from buffers.ledger.ledger import LedgerFile, check_end, ledger_files, read_ledger_file
-from buffers.ledger.second_look import second_look
+from buffers.ledger.live_files import read_again
 from buffers.segments.format import ENTRY_BYTES, MAGIC, IndexEntry, read_index
 from buffers.segments.places import COMPLETIONS_DIR, HOME, LEDGER_DIR, PARTIALS_DIR, SCORES_DIR, node_of
 from buffers.segments.reader import SegmentReader
@@ -105,7 +105,7 @@ class _Checking:
 
     def _ledger_file(self, path: Path) -> LedgerFile | None:
         try:
-            file = second_look(partial(read_ledger_file, path))
+            file = read_again(partial(read_ledger_file, path))
         except DataError as error:
             self._damaged(self._name(path), error, acknowledged=True)
             return None
@@ -148,7 +148,7 @@ class _Checking:
         index = (self._run_folder / path).with_suffix(".idx")
         before = len(self.found.damage)
         try:
-            frames = second_look(lambda: list(self._reader.scan(path)))
+            frames = read_again(lambda: list(self._reader.scan(path)))
         except DataError as error:
             # Without its index nothing in it can be read.
             self._damaged(self._name(index), error, acknowledged=bool(told))
@@ -181,7 +181,7 @@ class _Checking:
 
     def _frame(self, frame: FrameRef, *, acknowledged: bool) -> None:
         try:
-            second_look(partial(self._reader.read, frame))
+            read_again(partial(self._reader.read, frame))
         except DataError as error:
             self._damaged(frame.path, error, acknowledged=acknowledged, offset=frame.offset)
             return
@@ -201,8 +201,8 @@ class _Checking:
     def _end(self, path: str, index: Path, *, acknowledged: bool) -> None:
         """What lies behind the last good entry and the last good frame, and the end marker of a sealed segment."""
         try:
-            second_look(partial(self._reader.verify, path))
-            data, entries = second_look(partial(self._entries, index))
+            read_again(partial(self._reader.verify, path))
+            data, entries = read_again(partial(self._entries, index))
         except DataError as error:
             if not any(one.file == path for one in self.found.damage):
                 self._damaged(path, error, acknowledged=acknowledged)

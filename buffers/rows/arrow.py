@@ -186,6 +186,7 @@ def scores_batch(
         "scorer": pa.repeat(scorer, count),
         "scored_ns": pa.repeat(pa.scalar(scored_ns, pa.int64()), count),
         "reward": [score.reward for score in scores],
+        "info": [score.info or None for score in scores],
     }
     arrays = [_array(columns[field.name], field.type) for field in SCORES]
     return pa.RecordBatch.from_arrays(arrays, schema=SCORES)

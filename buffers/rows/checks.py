@@ -113,7 +113,7 @@ def _refuse_row(row: int, batch: pa.RecordBatch, what: str, error: type[Exceptio
     raise error(f"row {row} (rollout {name!r}) is refused: {what}")
 
 
-def _check_words(batch: pa.RecordBatch, name: str, words: Sequence[str]) -> set[str]:
+def _check_allowed(batch: pa.RecordBatch, name: str, words: Sequence[str]) -> set[str]:
     """The words that a column holds, each one of `words`."""
     column = batch.column(name)
     held = set(column.unique().to_pylist())
@@ -125,7 +125,7 @@ def _check_words(batch: pa.RecordBatch, name: str, words: Sequence[str]) -> set[
 
 def _check_rewards(batch: pa.RecordBatch) -> None:
     reward = batch.column("reward")
-    if _check_words(batch, "status", _STATUSES) != {ScoreStatus.OK} or reward.null_count:
+    if _check_allowed(batch, "status", _STATUSES) != {ScoreStatus.OK} or reward.null_count:
         missing = reward.is_null().to_numpy(zero_copy_only=False)
         valid = pc.equal(batch.column("status"), ScoreStatus.OK.value).to_numpy(zero_copy_only=False)
         _refuse(valid & missing, batch, "a valid score without a reward")
@@ -146,7 +146,7 @@ def _check_completions(batch: pa.RecordBatch) -> None:
     span_offsets, start = _check_span_order(batch, np.zeros(batch.num_rows, np.int64), offsets)
     uncovered = _uncovered(origins, offsets, span_offsets, start)
     _refuse(uncovered, batch, "a sampled token lies before the first version span")
-    _check_words(batch, "finish_reason", FINISH_REASONS)
+    _check_allowed(batch, "finish_reason", FINISH_REASONS)
 
 
 def _values_of(batch: pa.RecordBatch, name: str, token_offsets: LongArray) -> npt.NDArray[Any]:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from buffers.rows.schema import PARTIALS
+from streamrl.scheduling.partial_rollouts import completion_of, parts_of
 from streamrl.types import PartialTokens, Version, VersionSpan
 
 _ROW_BYTES = 256
@@ -16,7 +17,7 @@ _TOKEN_BYTES = 8
 
 
 class Piece(NamedTuple):
-    """Tokens of one attempt at a rollout; the rollout's id is their `request_id`."""
+    """Tokens of one attempt at a rollout; its id, or that of a turn of it, is their `request_id`."""
 
     attempt: int
     tokens: PartialTokens
@@ -36,8 +37,10 @@ def partials_batch(pieces: Sequence[Piece]) -> pa.RecordBatch:
         for one in tokens
         for s in one.version_spans
     ]
+    rollouts, turns = zip(*(parts_of(one.request_id) for one in tokens), strict=True)
     columns: dict[str, Any] = {
-        "rollout_id": pa.array([one.request_id for one in tokens], pa.string()),
+        "rollout_id": pa.array(rollouts, pa.string()),
+        "turn": pa.array([turn or None for turn in turns], pa.string()),
         "attempt": pa.array([piece.attempt for piece in pieces], pa.int32()),
         "start": pa.array([one.start for one in tokens], pa.int32()),
         "token_ids": _lists("token_ids", [one.token_ids for one in tokens]),
@@ -48,7 +51,7 @@ def partials_batch(pieces: Sequence[Piece]) -> pa.RecordBatch:
 
 
 def pieces_of(batch: pa.RecordBatch, rollouts: Collection[str]) -> Iterator[Piece]:
-    """The rows of a batch that has passed the reader, in order, of these rollouts only."""
+    """The rows of a batch that has passed the reader, in order, of these rollouts only, their turns included."""
     wanted = pc.is_in(batch.column("rollout_id"), pa.array(list(rollouts), pa.string()))
     for row in np.flatnonzero(wanted.to_numpy(zero_copy_only=False)).tolist():
         yield _piece(batch, row)
@@ -62,13 +65,18 @@ def newest_step(batch: pa.RecordBatch) -> int:
 def _piece(batch: pa.RecordBatch, row: int) -> Piece:
     spans = batch.column("version_spans")[row].as_py()
     tokens = PartialTokens(
-        batch.column("rollout_id")[row].as_py(),
+        completion_of(batch.column("rollout_id")[row].as_py(), _turn(batch, row)),
         batch.column("start")[row].as_py(),
         batch.column("token_ids")[row].values.to_numpy(),
         batch.column("rollout_logprobs")[row].values.to_numpy(),
         tuple(VersionSpan(span["start"], Version(span["incarnation"], span["step"])) for span in spans),
     )
     return Piece(batch.column("attempt")[row].as_py(), tokens)
+
+
+def _turn(batch: pa.RecordBatch, row: int) -> str:
+    # A column that files of an earlier minor version lack.
+    return (batch.column("turn")[row].as_py() or "") if "turn" in batch.schema.names else ""
 
 
 def _lists(name: str, parts: Sequence[Any]) -> pa.ListArray:

@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from buffers.rows.arrow import CompletionRows
 from buffers.rows.schema import FINISH_REASONS
-from streamrl.config.learner_tables import FilterConfig
+from streamrl.config.schema.data import CurriculumConfig
+from streamrl.config.schema.learner import FilterConfig
+from streamrl.config.schema.streams import Share
 from streamrl.errors import DataError
-from streamrl.streams import Share
 from streamrl.types import FrameRef, IntArray, LongArray
 
 FAILED_FINISHES: Final = frozenset({FINISH_REASONS.index("abort"), FINISH_REASONS.index("error")})
@@ -234,9 +235,10 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     submitted_bytes: int = 2**26
     """Of the prompts of clients that wait for a group; of their trajectories, as many again."""
     streams: dict[str, Share] = {}
-    """Of the streams that share the groups, the task's own among them (`streamrl.streams.TASK`)."""
+    """Of the streams that share the groups, the task's own among them (`streamrl.scheduling.fair_share.TASK`)."""
     quarantine_after: int = 0
     """Groups of one prompt of the task that failed, after which it is started no more; 0 for never."""
+    curriculum: CurriculumConfig = CurriculumConfig()
 
 
 class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,7 +250,8 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     bytes_used = reserved for what runs + held by rows that no checkpoint covers yet; bytes_trained of these by trained
     rows. checkpoint_wanted: they leave too little room. prompts_*: of clients, and those of them without a group yet; a
     group of trajectories counts as one. trajectories_*: of clients, and those of them without a group yet.
-    prompts_quarantined: of the task; prompts_passed_over: turns in the data order that they did not get.
+    prompts_quarantined: of the task; prompts_resting: by the curriculum; prompts_passed_over: turns in the data order
+    that these did not get.
     """
 
     next_step: int
@@ -291,6 +294,7 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     trajectories_waiting: int = 0
     prompts_quarantined: int = 0
     prompts_passed_over: int = 0
+    prompts_resting: int = 0
 
     @property
     def bytes_used(self) -> int:

@@ -8,7 +8,7 @@ Nothing here knows of files.
 Tokens: `token_ids`, `token_origin` and `rollout_logprobs` have one entry for each token of the row, prompt
 included. `version_spans.start` counts tokens of the row too: the span's version sampled the sampled tokens
 from there up to the next span's start. In partials all of this counts sampled tokens only, and `start` says how many
-came before the piece.
+came before the piece. `turn`, where a rollout has several, says which of them it is a piece of.
 """
 
 import re
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from streamrl.errors import DataError
 
-VERSION: Final = "1.0"
+VERSION: Final = "1.2"
 _VERSION: Final = re.compile(r"([0-9]{1,6})\.[0-9]{1,6}")
 VERSION_KEY: Final = b"streamrl.schema"
 TABLE_KEY: Final = b"streamrl.table"
@@ -91,7 +91,7 @@ SCORES: Final = _schema(
         "scorer": pa.string(),
         "scored_ns": pa.int64(),
     },
-    {"reward": pa.float64()},
+    {"reward": pa.float64(), "info": pa.string()},
 )
 
 PARTIALS: Final = _schema(
@@ -104,7 +104,7 @@ PARTIALS: Final = _schema(
         "rollout_logprobs": _ragged(pa.float32()),
         "version_spans": _ragged(_SPAN),
     },
-    {},
+    {"turn": pa.string()},
 )
 
 
@@ -143,6 +143,8 @@ def check_readable(schema: pa.Schema, source: str) -> None:
         raise DataError(f"{source}: the Arrow schema is of the table {table_of(schema)!r}, not {' or '.join(_TABLES)}")
     for field in ours:
         place = schema.get_field_index(field.name)
+        if place < 0 and field.nullable:
+            continue  # a column that came with a later minor version: nothing is said in it
         if place < 0 or not schema.field(place).equals(field):
             raise DataError(f"{source}: table {table_of(schema)}: column {field.name!r} is missing or of another type")
 

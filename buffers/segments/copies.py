@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from buffers.segments.format import ENTRY_BYTES, MAGIC, IndexEntry, frame_checksum, read_index
 from buffers.segments.places import NODES_DIR, resolve
-from streamrl.disk import allocate, make_folder, remove_file, write_all
 from streamrl.errors import DataError
+from streamrl.system.disk import allocate, make_folder, remove_file, write_all
 from streamrl.types import FrameRef
 
 _HEAD_BYTES = len(MAGIC) + ENTRY_BYTES

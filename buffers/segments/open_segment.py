@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from buffers.segments.format import END_OF_STREAM, ENTRY_BYTES, MAGIC, IndexEntry, frame_checksum, pack_entry
 from buffers.segments.spare_files import take_spare
-from streamrl.disk import (
+from streamrl.errors import ComponentError, ResourceError
+from streamrl.system.disk import (
     allocate,
     create_empty,
     create_preallocated,
@@ -24,7 +25,6 @@ from streamrl.disk import (
     truncate,
     write_all,
 )
-from streamrl.errors import ComponentError, ResourceError
 
 _BYTES_PER_FRAME = 1024
 """Fewest bytes of a frame, generously: the metadata of its columns alone takes more. Sizes the index file."""

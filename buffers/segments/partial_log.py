@@ -16,13 +16,13 @@ from typing import Final
 
 import pyarrow as pa
 
-from buffers.ledger.second_look import second_look
+from buffers.ledger.live_files import read_again
 from buffers.rows.partial_rows import Piece, newest_step, partials_batch, piece_bytes, pieces_of
 from buffers.rows.schema import PARTIALS, table_of
 from buffers.segments.reader import SegmentReader
 from buffers.segments.writer import Durability, SegmentWriter
-from streamrl.disk import remove_file
 from streamrl.errors import DataError
+from streamrl.system.disk import remove_file
 from streamrl.types import FrameRef
 
 SEALED_KEPT: Final = 2
@@ -208,8 +208,8 @@ def _place(path: Path) -> tuple[str, int]:
 
 
 def _batches(reader: SegmentReader, path: str) -> Iterator[pa.RecordBatch]:
-    for frame in second_look(lambda: list(reader.scan(path))):
-        batch = second_look(partial(reader.read, frame))
+    for frame in read_again(lambda: list(reader.scan(path))):
+        batch = read_again(partial(reader.read, frame))
         if table_of(batch.schema) != "partials":
             raise DataError(f"{path}: it has {table_of(batch.schema)}, and no pieces of rollouts: somebody put it here")
         yield batch

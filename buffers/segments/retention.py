@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from buffers.ledger.records import Accepted, Declined, Dropped, Gathered, Lost, Offered, Record, Scored, Step
+from buffers.ledger.records import Accepted, Declined, Dropped, Gathered, Lost, Offered, Record, Rescored, Scored, Step
 from buffers.rows.records import ACCEPTED, SCORED, QueueSettings, unpack
 from buffers.segments.places import HOME, PARTIALS_DIR, SEGMENT_NAME, SPARE_DIR, node_of
 from buffers.segments.spare_files import sizes
@@ -67,6 +67,8 @@ class Retention:
                     self._ends[frame.path] = max(self._ends.get(frame.path, 0), frame.offset + frame.length)
             case Scored(frame=frame, rows=rows):
                 self._add(frame.path, set(unpack(SCORED, rows)["number"].tolist()))
+            case Rescored(frame=frame, rows=rows):
+                self._revise(frame.path, set(unpack(SCORED, rows)["number"].tolist()))
             case Step(step, numbers):
                 self._trained[step] = self._close(numbers)
                 for path in set().union(*self._trained[step].values()):
@@ -92,6 +94,14 @@ class Retention:
         if name is not None:
             stem = f"{path.rpartition('/')[0]}/{name['writer']}", int(name["epoch"])
             self._newest[stem] = max(self._newest.get(stem, -1), int(name["number"]))
+
+    def _revise(self, path: str, numbers: set[int]) -> None:
+        """A file has other verdicts on these groups. Those that nobody reads any more do not keep it."""
+        self._add(path, numbers & self._files_of.keys())
+        for step, closed in self._trained.items():
+            for number in numbers & closed.keys():
+                closed[number].add(path)
+                self._until[path] = max(self._until.get(path, 0), step + 1)
 
     def _close(self, numbers: list[int]) -> dict[int, set[str]]:
         """Groups that need their rows no more, unless a resume begins before them; the files of each."""

@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from streamrl.disk import NO_ROOM, move_file, sync_folder
 from streamrl.errors import ComponentError, ResourceError
-from streamrl.removal import free, has_other_user, open_to_remove, take_name
+from streamrl.system.disk import NO_ROOM, move_file, sync_folder
+from streamrl.system.file_removal import free, has_other_user, open_to_remove, take_name
 
 _GOING: Final = ".going"
 _FREE: Final = ".free"
@@ -140,14 +140,14 @@ class SpareFiles:
 
     def _keep(self, fd: int, path: Path) -> bool:
         """Whether any writer may take it now. Else it has no name any more."""
-        if self._has_room(os.fstat(fd).st_size):
+        if self._has_space(os.fstat(fd).st_size):
             with suppress(ResourceError):
                 if move_file(path, path.with_suffix(_FREE)):
                     return True
         path.unlink(missing_ok=True)
         return False
 
-    def _has_room(self, num_bytes: int) -> bool:
+    def _has_space(self, num_bytes: int) -> bool:
         return num_bytes + sum(size for _, size in sizes(self._folder)) <= self._most_bytes
 
 

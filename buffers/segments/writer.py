@@ -21,9 +21,9 @@ from buffers.ledger.group_commit import GroupCommitter
 from buffers.rows.checks import RowGate
 from buffers.segments.format import END_OF_STREAM
 from buffers.segments.open_segment import Frame, OpenSegment
-from streamrl.disk import make_folder
-from streamrl.disk_room import DiskRoom
 from streamrl.errors import ConfigError, ResourceError
+from streamrl.system.disk import make_folder
+from streamrl.system.disk_space import DiskSpace
 from streamrl.types import FrameRef
 
 Durability = Literal["disk", "memory"]
@@ -67,7 +67,7 @@ class SegmentWriter:
         self._segment_bytes = segment_bytes
         self._sync = durability == "disk"
         self._next_segment = 0
-        self._room = DiskRoom()
+        self._room = DiskSpace()
         self._segment: OpenSegment | None = None
         self._ahead: Future[OpenSegment] | None = None
         self._sealing: Future[None] | None = None
@@ -116,14 +116,14 @@ class SegmentWriter:
         self._beside.shutdown(wait=True)
         segment, self._segment = self._segment, None
         try:
-            self._end_beside()
+            self._end_prepared()
         finally:
             if segment is not None and self._committer.failure is None:
                 segment.seal()
             elif segment is not None:
                 segment.close()
 
-    def _end_beside(self) -> None:
+    def _end_prepared(self) -> None:
         """Remove what was made ahead and not used; pass on what failed, but for want of room."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:

@@ -1,1 +1,4 @@
-"""The command line: it parses, delegates and prints."""
+"""The command line: it parses, delegates and prints.
+It imports `services.commands`, `services.inspect`, `services.run` and `streamrl.config`.
+No work of a command: `services.commands` has it.
+"""

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from services.cli.words import Flag, Json
+from services.cli.options import Flag, Json
 
 
 def dpo(

@@ -1,26 +1,29 @@
 """The command line: parses, delegates, prints, and turns an error into one message and an exit code.
 
 Guarantees: `--help` imports nothing beyond the parser; no command but `doctor`, `dpo`, `export`, `replay`,
-`reward-model`, `sql` and `queue` imports torch, Ray or Arrow; a StreamRLError is a message without a traceback. Exit
-codes: 0 done, 2 configuration, 3 resources, 4 a part failed, 130 interrupted.
+`rescore`, `reward-model`, `sql` and `queue` imports torch, Ray or Arrow; a StreamRLError is a message without a
+traceback. Exit codes: 0 done, 2 configuration, 3 resources, 4 a part failed, 130 interrupted.
 """
 
+import errno
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
+from services.cli.data import data
 from services.cli.dpo import dpo
-from services.cli.look import queue, sql
+from services.cli.inspect_rows import queue, sql
+from services.cli.options import Flag, Json, Rest, find, notice
+from services.cli.output import unbroken_output
 from services.cli.page import page
+from services.cli.rescore import rescore
 from services.cli.reward_model import reward_model
 from services.cli.submit import submit
-from services.cli.words import Flag, Json, Rest, find
 from services.commands.printed import print_facts
-from streamrl.errors import ConfigError, StreamRLError
+from streamrl.errors import ConfigError, ResourceError, StreamRLError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -36,8 +39,10 @@ app = App(
 )
 doctor = App(name="doctor", help="Measure what a configuration's own parts do, before a run.")
 app.command(doctor)
+app.command(data)
 app.command(queue)
 app.command(sql)
+app.command(rescore)
 app.command(reward_model)
 app.command(dpo)
 app.command(submit)
@@ -100,13 +105,19 @@ def check(config: str, *rest: Rest, name: str | None = None, as_json: Json = Fal
     """
     import msgspec
 
+    from services.commands.data import data_lines
+    from services.commands.model_facts import model_lines
+    from services.commands.sandbox import sandbox_lines
+
     checked = _checked(config, rest, name)
+    lines = [*model_lines(checked), *data_lines(checked), *sandbox_lines(checked)]
     if as_json:
         print(msgspec.json.encode(checked).decode())
     else:
         rank = checked.learner.lora.rank
         trained = f", adapters of rank {rank}" if rank else ""
         print(f"{config}: nothing wrong; run {checked.name}, {checked.learner.steps} steps{trained}")
+        print(*lines, sep="\n", end="\n" if lines else "")
     return 0
 
 
@@ -119,9 +130,9 @@ def status(run: str | None = None, *, as_json: Json = False) -> int:
     run
         A run folder, or a name under `runs/`; the newest when absent.
     """
-    from services.commands import beside_up
+    from services.commands import run_verbs
 
-    facts = beside_up.status(find(run))
+    facts = run_verbs.status(find(run))
     print_facts(facts, as_json)
     return 0
 
@@ -147,12 +158,12 @@ def logs(
     lines
         Lines of each log.
     """
-    from services.commands import beside_up
+    from services.commands import run_verbs
 
     def show(part: str, line: str) -> None:
         print(f"{part:<12} {line}")
 
-    beside_up.show_logs(find(run), component, count=lines, follow=follow, show=show)
+    run_verbs.show_logs(find(run), component, count=lines, follow=follow, show=show)
     return 0
 
 
@@ -165,9 +176,9 @@ def why(run: str | None = None, *, as_json: Json = False) -> int:
     run
         A run folder, or a name under `runs/`; the newest when absent.
     """
-    from services.commands import beside_up
+    from services.commands import run_verbs
 
-    findings = beside_up.why(find(run))
+    findings = run_verbs.why(find(run), notice)
     if as_json:
         print(json.dumps(findings))
         return 0
@@ -187,9 +198,9 @@ def evaluate(run: str | None = None, *, as_json: Json = False) -> int:
     run
         A run folder, or a name under `runs/`; the newest when absent.
     """
-    from services.commands import beside_up
+    from services.commands import run_verbs
 
-    print_facts(beside_up.evaluate(find(run)), as_json)
+    print_facts(run_verbs.evaluate(find(run)), as_json)
     return 0
 
 
@@ -208,11 +219,11 @@ def export(
     format
         hf is the whole model, adapters merged; peft the adapters alone, as peft loads them (`learner.lora`).
     """
-    from services.commands import beside_up
+    from services.commands import run_verbs
 
     found = find(run)
     place = found.export_path if format == "hf" else found.adapters_path
-    print_facts(beside_up.export(found, Path(to) if to else place, format), as_json)
+    print_facts(run_verbs.export(found, Path(to) if to else place, format), as_json)
     return 0
 
 
@@ -270,10 +281,10 @@ def scale(*words: Annotated[str, Parameter(name="[RUN] PART=N", show_default=Fal
         A run folder, or a name under `runs/` (the newest run when absent), then parts with their numbers: rollout=4
         reward=2.
     """
-    from services.commands import beside_up
+    from services.commands import run_verbs
 
     run, asked = _run_and_numbers(words)
-    print_facts(beside_up.scale(find(run), asked), as_json)
+    print_facts(run_verbs.scale(find(run), asked), as_json)
     return 0
 
 
@@ -286,15 +297,20 @@ def down(run: str | None = None, *, as_json: Json = False) -> int:
     run
         A run folder, or a name under `runs/`; the newest when absent.
     """
-    from services.commands import beside_up
+    from services.commands import run_verbs
 
-    print_facts(beside_up.down(find(run)), as_json)
+    print_facts(run_verbs.down(find(run)), as_json)
     return 0
 
 
 def main() -> None:
     """The console script `streamrl`."""
-    sys.exit(run_app(sys.argv[1:]))
+    sys.stdout = output = unbroken_output(sys.argv[1:])
+    code = run_app(sys.argv[1:])
+    output.flush()
+    # An answer that nobody could write down is none; a run is worth something without what `up` shows of it.
+    lost = output.lost is not None and output.lost.errno != errno.EPIPE and not output.goes_on
+    sys.exit(code or (ResourceError.exit_code if lost else 0))
 
 
 def run_app(arguments: list[str]) -> int:
@@ -309,10 +325,6 @@ def run_app(arguments: list[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; stdout must not fail again when Python flushes it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return code if isinstance(code, int) else 0
 
 

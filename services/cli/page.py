@@ -2,7 +2,7 @@
 
 import json
 
-from services.cli.words import Json, find
+from services.cli.options import Json, find
 
 
 def page(run: str | None = None, *, as_json: Json = False) -> int:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.cli.words import Flag, Json
+from services.cli.options import Flag, Json
 
 
 def reward_model(

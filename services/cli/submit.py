@@ -1,8 +1,6 @@
 """`streamrl submit`. `main` makes a command of it."""
 
-import sys
-
-from services.cli.words import find
+from services.cli.options import find, notice
 
 
 def submit(run: str, file: str, *, stream: str = "clients") -> int:
@@ -27,5 +25,5 @@ def submit(run: str, file: str, *, stream: str = "clients") -> int:
         print(line, flush=True)
 
     finished, dropped = submit_file(str(find(run).path), file, stream, tell)
-    print(f"streamrl: {finished} finished, {dropped} dropped", file=sys.stderr)
+    notice(f"{finished} finished, {dropped} dropped")
     return 0

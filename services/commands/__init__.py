@@ -1,1 +1,4 @@
-"""What the verbs of the command line do."""
+"""What the verbs of the command line do.
+It imports `services`, `buffers` and `streamrl`.
+No parsing of words, and no actor.
+"""

@@ -15,14 +15,15 @@ import torch
 from buffers.rows.arrow import TokenColumns, token_columns
 from streamrl.config import Config
 from streamrl.engines.build import build_engine
-from streamrl.engines.server.place import ServerPlace
+from streamrl.engines.server.process.place import ServerPlace
 from streamrl.errors import ComponentError, ConfigError
 from streamrl.evaluation import held_out_prompts
-from streamrl.learner.packing import pack
-from streamrl.learner.policy import PREFIX, PolicyModel
+from streamrl.learner.batch.packing import pack
+from streamrl.learner.model.policy import PREFIX, PolicyModel
 from streamrl.models.load import DTYPES, load_model, prepare_model_folder
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.tasks.load import load_task
+from streamrl.tasks.prompts import prompt_ids
 from streamrl.types import (
     FinishReason,
     FloatArray,
@@ -78,9 +79,9 @@ def parity(config: Config, num_prompts: int) -> Parity:
     with tempfile.TemporaryDirectory(prefix="streamrl-doctor-") as scratch:
         folder = prepare_model_folder(config.model, config.seed, Path(scratch) / "model")
         tokenizer = load_tokenizer(folder)
-        task, longest = load_task(config, tokenizer)
+        task, longest = load_task(config, folder)
         prompts = held_out_prompts(task, num_prompts)
-        prompt_ids = tokenizer.encode_batch([prompt.text for prompt in prompts])
+        ids_of_prompts = [prompt_ids(prompt, tokenizer) for prompt in prompts]
         policy = PolicyModel(load_model(folder, config.model.dtype).to(torch.float32))
         asked = [
             GenerationRequest(
@@ -90,10 +91,10 @@ def parity(config: Config, num_prompts: int) -> Parity:
                 sampling=_sampling(config),
                 stop_token_ids=tokenizer.eos_token_ids,
             )
-            for prompt, ids in zip(prompts, prompt_ids, strict=True)
+            for prompt, ids in zip(prompts, ids_of_prompts, strict=True)
         ]
         answers = _answers(config, folder, longest, policy, asked)
-    columns = token_columns(prompt_ids, answers)
+    columns = token_columns(ids_of_prompts, answers)
     theirs = columns.rollout_logprobs[columns.token_origin == TokenOrigin.SAMPLED]
     ours = _scored(config, policy, columns)
     worst = int(np.abs(theirs - ours).argmax())

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from services.commands.pair_training import Sides, run_told, settings_of, source_of
+from services.commands.pair_training import Sides, run_and_print, settings_of, source_of
 from services.commands.printed import print_facts
-from streamrl.learner.dpo_training import DpoTraining, trainer
+from streamrl.learner.supervised.dpo_training import DpoTraining, trainer
 from streamrl.models.export import export_hf
 from streamrl.models.folders import require_ours
 from streamrl.models.load import DTYPES, load_model
@@ -33,6 +33,6 @@ def train(
         load = partial(load_model, source, "float32")
         sides = Sides(preferences, source, load(), settings.held_out, skip_long)
         with trainer(load, settings, sides.trained, sides.held_out) as training:
-            last = run_told(training.run, settings, "the training", as_json)
+            last = run_and_print(training.run, settings, "the training", as_json)
             export_hf(((name, weight.to(DTYPES[dtype])) for name, weight in training.weights()), source, out)
     print_facts({"folder": str(out), **sides.counts(), "held_out_accuracy": last.accuracy}, as_json)

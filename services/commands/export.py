@@ -12,9 +12,10 @@ import torch
 
 from services.run.folder import RunFolder
 from services.run.layout import model_folder
-from streamrl.config import Config, limits, load
+from streamrl.config import Config, load
+from streamrl.config.estimates import sizes as limits
 from streamrl.errors import ConfigError, DataError, RunFolderError
-from streamrl.learner.checkpoint import CheckpointInfo, find_newest
+from streamrl.learner.checkpoint.checkpoint import CheckpointInfo, find_newest
 from streamrl.models.export import export_hf
 from streamrl.models.load import DTYPES, load_model
 from streamrl.models.merge import merge
@@ -83,5 +84,7 @@ def _export_adapters(found: CheckpointInfo, config: Config, source: Path, to: Pa
     # Not above: it needs a package that only those have who train adapters.
     from streamrl.models.peft_folder import export_peft, peft_config
 
-    wanted = peft_config(lora.rank, limits.lora_alpha(lora), limits.lora_targets(lora), str(source))
-    export_peft(dict(_trained(found)), wanted, to)
+    trained = dict(_trained(found))
+    targets = lora.targets or tuple(dict.fromkeys(name.split(".")[-3] for name in trained))
+    wanted = peft_config(lora.rank, limits.lora_alpha(lora), targets, str(source))
+    export_peft(trained, wanted, to)

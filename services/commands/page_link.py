@@ -4,7 +4,7 @@ from services.run.folder import RunFolder
 from services.run.gateway_tokens import token_path
 from streamrl.errors import ComponentError, RunFolderError
 from streamrl.gateway.auth import Scope
-from streamrl.gateway.page_files import PAGE
+from streamrl.gateway.page.files import PAGE
 
 
 def page_link(run: RunFolder) -> str:

@@ -9,12 +9,12 @@ from typing import TypeVar
 import msgspec
 from transformers import PreTrainedModel
 
-from streamrl.config.schema import ModelConfig
+from streamrl.config.estimates.model_presets import PRESETS
+from streamrl.config.schema.run import ModelConfig
 from streamrl.errors import ConfigError, NonFiniteError
-from streamrl.learner.pair_training import PairProgress, PairTraining
-from streamrl.learner.preference_pairs import EncodedPair, encode_pairs, read_pairs, refuse, split_pairs
+from streamrl.learner.supervised.pair_training import PairProgress, PairTraining
+from streamrl.learner.supervised.preference_pairs import EncodedPair, encode_pairs, read_pairs, refuse, split_pairs
 from streamrl.models.load import prepare_model_folder
-from streamrl.models.presets import PRESETS
 from streamrl.models.tokenizer import load_tokenizer
 
 Settings = TypeVar("Settings", bound=PairTraining)
@@ -55,18 +55,18 @@ def source_of(model: str, seed: int, scratch: Path) -> Path:
     return prepare_model_folder(ModelConfig(path=model), seed, scratch)
 
 
-def run_told(
+def run_and_print(
     run: Callable[[Callable[[PairProgress], None]], PairProgress], settings: PairTraining, what: str, as_json: bool
 ) -> PairProgress:
     """Run a training, and print every look. what: the training in words. Raises NonFiniteError, with the way out."""
     try:
-        return run(lambda progress: _print_look(progress, settings.steps, as_json))
+        return run(lambda progress: _print_progress(progress, settings.steps, as_json))
     except NonFiniteError as error:
         way_out = f"nothing was written; take a lower --lr than {settings.lr:g}"
         raise NonFiniteError(f"{what} diverged, and {way_out} ({error})") from error
 
 
-def _print_look(progress: PairProgress, steps: int, as_json: bool) -> None:
+def _print_progress(progress: PairProgress, steps: int, as_json: bool) -> None:
     """A look at the held-out pairs."""
     if as_json:
         facts = {**progress._asdict(), "loss": None if math.isnan(progress.loss) else progress.loss}

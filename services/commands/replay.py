@@ -19,18 +19,18 @@ from typing import Any
 import msgspec
 
 from buffers.recovery.recorded import recorded_leases
+from services.actors.process_environment import extend_import_path
 from services.learner.core import LearnerCore
-from services.part.process_environment import extend_import_path
 from services.queue.actor import queue_settings
 from services.run.folder import RunFolder
-from services.run.layout import start_folder
+from services.run.layout import model_folder, start_folder
 from streamrl.clock import SystemClock
 from streamrl.config import Config, load
 from streamrl.errors import ComponentError
-from streamrl.metrics import read_metrics
-from streamrl.tasks.order import PromptOrder
-from streamrl.tasks.resolve import resolve_task
-from streamrl.timeline import StepTimer
+from streamrl.observability.metrics import read_metrics
+from streamrl.observability.timeline import StepTimer
+from streamrl.tasks.load import open_task
+from streamrl.tasks.order import order_of
 
 COMPARED = ("loss/policy", "grad/norm")
 RANK_END_S = 60.0
@@ -58,7 +58,7 @@ def replay(run: RunFolder, steps: int | None = None, num_workers: int | None = N
     with tempfile.TemporaryDirectory(prefix="streamrl-replay-") as scratch:
         others = [_start_rank(run, config, rank, steps, scratch) for rank in range(1, config.learner.num_workers)]
         try:
-            for metrics in train_again(run, config, 0, steps, Path(scratch)):
+            for metrics in retrain(run, config, 0, steps, Path(scratch)):
                 yield _compared(metrics, recorded.get(metrics["step"]))
             for rank, process in enumerate(others, start=1):
                 if process.wait(RANK_END_S):
@@ -81,15 +81,13 @@ def replay_config(run: RunFolder, num_workers: int | None) -> Config:
     return msgspec.structs.replace(config, model=model, learner=learner)
 
 
-def train_again(
-    run: RunFolder, config: Config, rank: int, steps: int | None, scratch: Path
-) -> Iterator[dict[str, Any]]:
+def retrain(run: RunFolder, config: Config, rank: int, steps: int | None, scratch: Path) -> Iterator[dict[str, Any]]:
     """Collective. Metrics of each recorded step as one rank makes it, with `step` and `weights/digest`."""
     core = LearnerCore(run, config, rank, store_path=scratch / "ranks")
     built = core.build(resume=False)
-    task = resolve_task(config.task.name, config.task.held_out)
+    task = open_task(config, model_folder(run.path, config))
     settings = queue_settings(config, task, built["longest_prompt"])
-    leases = recorded_leases(run.path, settings, PromptOrder(task.num_train, config.seed))
+    leases = recorded_leases(run.path, settings, order_of(task, config.seed))
     timer = StepTimer(SystemClock())
     try:
         for lease in itertools.islice(leases, steps):
@@ -101,7 +99,7 @@ def train_again(
 
 def main(run: RunFolder, steps: int | None = None, num_workers: int | None = None) -> int:
     """Print a line for each step that differs, and the sum of it. Exit code 0: all steps were made again."""
-    done = [step for step in replay(run, steps, num_workers) if _told(step)]
+    done = [step for step in replay(run, steps, num_workers) if _print_step(step)]
     compared = [step.difference for step in done if step.difference is not None]
     worst = f"{max(compared):.3g}" if compared else "-"
     same = sum(step.same for step in done)
@@ -109,7 +107,7 @@ def main(run: RunFolder, steps: int | None = None, num_workers: int | None = Non
     return 0
 
 
-def _told(step: ReplayedStep) -> bool:
+def _print_step(step: ReplayedStep) -> bool:
     if not step.same:
         difference = "-" if step.difference is None else f"{step.difference:.3g}"
         print(f"step {step.step}  loss {step.loss:+.6f}  gradient {step.grad_norm:.6f}  difference {difference}")
@@ -138,7 +136,7 @@ def _rank_main(arguments: list[str]) -> None:
     folder, rank, num_workers, steps, scratch = arguments
     run = RunFolder.open(Path(folder))
     config = replay_config(run, int(num_workers))
-    for _ in train_again(run, config, int(rank), int(steps) or None, Path(scratch)):
+    for _ in retrain(run, config, int(rank), int(steps) or None, Path(scratch)):
         pass
 
 

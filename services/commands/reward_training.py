@@ -4,9 +4,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from services.commands.pair_training import Sides, run_told, settings_of, source_of
+from services.commands.pair_training import Sides, run_and_print, settings_of, source_of
 from services.commands.printed import print_facts
-from streamrl.learner.reward_training import RewardTraining, trainer
+from streamrl.learner.supervised.reward_training import RewardTraining, trainer
 from streamrl.models.classifier import write_classifier
 from streamrl.models.folders import require_ours
 from streamrl.models.load import load_model
@@ -24,6 +24,6 @@ def train(
         begin = load_model(source, "float32")
         sides = Sides(preferences, source, begin, settings.held_out, skip_long)
         with trainer(begin, settings, sides.trained, sides.held_out) as training:
-            last = run_told(training.run, settings, "the training of the reward model", as_json)
+            last = run_and_print(training.run, settings, "the training of the reward model", as_json)
             write_classifier(dict(training.weights()), source, out)
     print_facts({"folder": str(out), **sides.counts(), "held_out_accuracy": last.accuracy}, as_json)

@@ -17,7 +17,7 @@ from streamrl.errors import DroppedError, RequestError
 STDIN = "-"
 
 
-def read_asks(lines: Iterable[str], source: str) -> Iterator[dict[str, Any]]:
+def read_prompts(lines: Iterable[str], source: str) -> Iterator[dict[str, Any]]:
     """The prompts of a file, a JSON object a line. A prompt without a key gets one that follows from its line and from
     how many equal ones came before, so the same file submitted again is the same prompts.
 
@@ -42,12 +42,12 @@ def submit_file(target: str, source: str, stream: str, tell: Callable[[str], Non
     """Submit all prompts of a file ("-": of standard input, as they come), and tell a line of each as it ends. Returns
     how many (finished, were dropped). Raises RequestError, ComponentError, OSError."""
     if source == STDIN:
-        return asyncio.run(_submit(target, read_asks(sys.stdin, "standard input"), stream, tell))
+        return asyncio.run(_submit(target, read_prompts(sys.stdin, "standard input"), stream, tell))
     with open(source) as file:
-        for _ in read_asks(file, source):
+        for _ in read_prompts(file, source):
             pass  # nothing is submitted of a file that has a fault
         file.seek(0)
-        return asyncio.run(_submit(target, read_asks(file, source), stream, tell))
+        return asyncio.run(_submit(target, read_prompts(file, source), stream, tell))
 
 
 async def _submit(

@@ -11,24 +11,25 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from services.commands.model_facts import model_lines
 from services.commands.view import View, choose_view, summary_text
 from services.launch import watcher
 from services.launch.claim import claim, is_new
 from services.launch.origins import check_origins
 from services.launch.preflight import preflight
+from services.launch.prepared_data import prepare_data, told
 from services.launch.start import OWNER_COMMAND, Launched, launch, remove_leftovers
 from services.run import run_lock
+from services.run.awaited import Awaited
 from services.run.control_client import ControlClient
 from services.run.ending import EXIT_INTERRUPTED, failure_of
 from services.run.folder import RunFolder, RunState
 from services.run.gateway_address import require_free
-from streamrl.config.schema import Config
+from streamrl.clock import SystemClock
+from streamrl.config.schema.run import Config
 from streamrl.errors import ComponentError
 
 Event = dict[str, Any]
-UP_KINDS = frozenset({"warmup", "step", "eval"})
-# What the owner itself goes through; any other phase is told by a part that is up.
-OWNER_PHASES = frozenset({"ray", "actors", "running", "stopping"})
 
 
 def up(
@@ -47,13 +48,17 @@ def up(
     check_origins()
     if is_new(config):  # else it may be this run, up already, that has the port; then it is looked for below
         require_free(config.gateway)
+    prepared = prepare_data(config)
+    if not as_json:
+        notes = [*model_lines(config)[1:], *(told(prepared.meta) if prepared is not None else [])]
+        print(*notes, sep="\n", end="\n" if notes else "")
     if fresh or is_new(config):
         # Before the folder is made: a mistake that is put right must not look like a changed configuration.
         preflight(config)
     claimed = claim(config, fresh=fresh, accept_changed_data=accept_changed_data)
     run = claimed.run
     if claimed.state is RunState.FINISHED:
-        tell_summary(run, as_json=as_json)
+        print_summary(run, as_json=as_json)
         return 0
     remove_leftovers(run)
     require_free(config.gateway)  # of the run before nothing is left
@@ -63,20 +68,21 @@ def up(
     view = choose_view(claimed.config, as_json=as_json)
     with Interrupts(launched) as interrupts:
         try:
-            last = _show(launched, view, until_up=detach)
+            last = _show(launched, view, Awaited(config, SystemClock()) if detach else None)
         finally:
             view.close()
         if detach and last is not None and last["kind"] != "end":
-            return _tell_up(run, as_json=as_json)
+            return _print_up(run, last, as_json=as_json)
         code = launched.process.wait()
         # A watcher that was killed is gone before the owner is.
         run_lock.wait_until_free(run.lock_path, claimed.config.deadlines.stop_s)
     stopped = (interrupts.asked and last is None) or (last is not None and last.get("how") == "stopped")
-    return _tell_end(run, EXIT_INTERRUPTED if stopped else code, last, as_json=as_json)
+    return _print_end(run, EXIT_INTERRUPTED if stopped else code, last, as_json=as_json)
 
 
-def _show(launched: Launched, view: View, *, until_up: bool) -> Event | None:
-    """Show events until the end, or until the run is up. Returns the one that was waited for, else None."""
+def _show(launched: Launched, view: View, awaited: Awaited | None) -> Event | None:
+    """Show events until the end, or until what is awaited. Returns the event of the end, or `up`; None where the owner
+    died without a word."""
     try:
         client = ControlClient(launched.control)
     except ComponentError:
@@ -85,34 +91,32 @@ def _show(launched: Launched, view: View, *, until_up: bool) -> Event | None:
     with client:
         for event in client.events():
             view.show(event)
-            if event is not None and (event["kind"] == "end" or (until_up and _is_up(event))):
+            if event is not None and event["kind"] == "end":
                 return event
+            if awaited is not None and awaited.is_over(event):
+                return {"kind": "up", "ready": awaited.is_ready}
     return None
 
 
-def _is_up(event: Event) -> bool:
-    """Whether the event shows that the parts of the run work, beyond the owner's own steps to start them."""
-    name = event.get("name")
-    return event["kind"] in UP_KINDS or (event["kind"] == "phase" and name not in OWNER_PHASES)
-
-
-def _tell_up(run: RunFolder, *, as_json: bool) -> int:
+def _print_up(run: RunFolder, up: Event, *, as_json: bool) -> int:
+    if not up["ready"]:
+        print(f"streamrl: the gateway of run {run.name} has no replica yet; /readyz says when it has", file=sys.stderr)
     if not as_json:
         print(f"run {run.name} is up; `streamrl status {run.path}` looks at it, `streamrl down {run.path}` ends it")
     return 0
 
 
-def _tell_end(run: RunFolder, code: int, end: Event | None, *, as_json: bool) -> int:
+def _print_end(run: RunFolder, code: int, end: Event | None, *, as_json: bool) -> int:
     if code not in (0, EXIT_INTERRUPTED):
         raise failure_of(run, code, end)
     if code == 0 and not as_json:
-        tell_summary(run, as_json=False)
+        print_summary(run, as_json=False)
     elif not as_json:
         print(f"stopped; `streamrl up {run.config_path}` goes on from here")
     return code
 
 
-def tell_summary(run: RunFolder, *, as_json: bool) -> None:
+def print_summary(run: RunFolder, *, as_json: bool) -> None:
     """Print the figures of a finished run."""
     summary = run.summary() or {}
     print(json.dumps(summary) if as_json else f"run {run.name} is finished\n{summary_text(summary)}")

@@ -8,7 +8,7 @@ import sys
 from typing import IO, Any, Protocol
 
 from services.run.view_state import ViewState, human_bytes, human_seconds, number
-from streamrl.config.schema import Config
+from streamrl.config.schema.run import Config
 
 # A line for every so many steps, and at most one for so many seconds of the run.
 LINE_STEPS = 50

@@ -1,1 +1,4 @@
-"""The controller, and what keeps each kind of part."""
+"""The controller, and what keeps each kind of part.
+It imports `services`, `buffers.segments` and `streamrl`.
+No row and no weight passes through it.
+"""

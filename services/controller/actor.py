@@ -5,12 +5,12 @@
     reward     keeps the reward stage, with as many children as are wanted (`services.controller.reward_keeper`)
     rollout    keeps the replicas, as many as are wanted (`services.controller.replicas`)
     evaluation see `services.controller.evaluator`
-    quarantine tells of prompts that the queue starts no more (`services.controller.quarantine_news`)
+    quarantine tells of prompts that the queue starts no more (`services.controller.health.quarantine_notices`)
     gateway    keeps the door for clients, if the run has one; waits for the queue to open; never ends a run that had it
     controller asks, once a second, the store and the queue who is past a deadline, and fences who is; has the queue
                give out no groups while the disk is nearly full; has autoscaling look
                (`services.controller.replica_scaler`)
-    stalls     looks whether anything moves (`services.controller.stall_desk`)
+    stalls     looks whether anything moves (`services.controller.health.stall_monitor`)
 
 Any loop but `learner` that ends is an error, and the first error is the one that is reported. The death of the queue or
 of the weight store ends the controller too: the owner starts the system again from what is on disk. Data never passes
@@ -28,23 +28,23 @@ import ray
 from ray.actor import ActorHandle
 
 from buffers.segments.places import node_of
+from services.actors.event_sender import Event
+from services.actors.named_tasks import run_until
+from services.actors.observe import Observer, write_trace
+from services.actors.short_call import short_call
 from services.controller.books import RunBook
-from services.controller.disk_watch import DiskWatch
 from services.controller.evaluator import Evaluator
 from services.controller.gateway_keeper import GatewayKeeper
+from services.controller.health.disk_watch import DiskWatch
+from services.controller.health.quarantine_notices import report_quarantined
+from services.controller.health.stall_monitor import StallMonitor, part_statuses
+from services.controller.health.supervision import Supervision
 from services.controller.learners import Learners
 from services.controller.nodes import Nodes
 from services.controller.parts import Parts
-from services.controller.quarantine_news import tell_quarantined
 from services.controller.replica_scaler import ReplicaScaler
 from services.controller.replicas import ReplicaPool
 from services.controller.reward_keeper import RewardKeeper
-from services.controller.stall_desk import StallDesk, parts_say
-from services.controller.supervision import Supervision
-from services.part.named_tasks import run_until
-from services.part.observe import Observer, write_trace
-from services.part.quick import quick
-from services.part.teller import Event
 from services.reward.actor import NAME as REWARD
 from services.run.folder import RunFolder
 from services.run.resumed import EVENT, resumed_event, worth_telling
@@ -53,8 +53,8 @@ from services.weights.actor import EVALUATION
 from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError
-from streamrl.learner.rank_mesh import RankMesh
-from streamrl.stall import Parts as PartsSay
+from streamrl.learner.parallel.rank_mesh import RankMesh
+from streamrl.observability.stall_detector import Parts as PartStatuses
 from streamrl.types import Version
 
 WATCH_EVERY_S = 1.0
@@ -101,9 +101,9 @@ class Controller:
 
     async def status(self) -> dict[str, Any]:
         """What each part says of itself."""
-        counts = await quick(self._queue.look.remote()) if self._opened.is_set() else None
-        fetched = await quick(self._nodes.figures())
-        reward = await quick(self._reward.asked()) if self._opened.is_set() else None
+        counts = await short_call(self._queue.detailed_status.remote()) if self._opened.is_set() else None
+        fetched = await short_call(self._nodes.figures())
+        reward = await short_call(self._reward.status_call()) if self._opened.is_set() else None
         parts = {"replicas": await self._replica_statuses(), "reward": reward, "queue": counts, "fetched": fetched}
         own = {**self._gateway.status(), **self._scaler.status(), **self._stalls.status()}
         return {**self._book.status(), **parts, **own}
@@ -137,6 +137,8 @@ class Controller:
         """What the learner did, in this order: `warmup`, `step`, `checkpoint` or `notice`, with its facts."""
         for kind, facts in events:
             self._book.report(kind, facts)
+            if kind == "step":
+                self._supervision.deaths.step_made(facts["step"])
 
     async def published(self, version: Version) -> None:
         """A version that is to be evaluated was published, pinned for it."""
@@ -162,7 +164,7 @@ class Controller:
             "evaluation": self._evaluator.loop(),
             "controller": self._watch(),
             "stalls": self._see_stalls(),
-            "quarantine": tell_quarantined(self._queue, self._opened, self._tell),
+            "quarantine": report_quarantined(self._queue, self._opened, self._tell),
         }
         if self._config.gateway.enabled:
             loops["gateway"] = self._keep_gateway()
@@ -204,11 +206,11 @@ class Controller:
             listeners=(self._evaluator, self._gateway),
             leave_s=self._config.deadlines.stop_s,
         )
-        self._stalls = StallDesk(
+        self._stalls = StallMonitor(
             self._run,
             self._config,
             SystemClock(),
-            ask=self._parts_say,
+            ask=self._part_statuses,
             disk_low=lambda: self._disk.low,
             far_stacks=self._nodes.stacks,
             tell=self._tell,
@@ -226,8 +228,8 @@ class Controller:
     async def _close_parts(self) -> None:
         """Let each part put its things in order; one that does not answer ends with this process."""
         asking = (self._queue.close.remote(), self._store.close.remote(), *self._gateway.closing())
-        await asyncio.gather(*map(quick, asking))
-        await asyncio.gather(*(quick(call) for call in (*self._learners.closing(), *self._nodes.closing())))
+        await asyncio.gather(*map(short_call, asking))
+        await asyncio.gather(*(short_call(call) for call in (*self._learners.closing(), *self._nodes.closing())))
         self._supervision.deaths.close()
         self._observer.close()
         if self._config.observe.trace:
@@ -243,7 +245,7 @@ class Controller:
                 await self._start_learner()
                 return await self._learn()
             except ProcessDiedError as death:
-                await self._supervision.restart_or_raise("learner", death, cost=self._book.trained_again())
+                await self._supervision.restart_or_raise("learner", death, cost=self._book.steps_to_repeat())
                 self._learners.make()
 
     async def _start_learner(self) -> None:
@@ -259,14 +261,14 @@ class Controller:
             incarnation = await self._supervision.in_time("the queue", opened)
         await self._learners.call("enter", incarnation)
         await self._learners.expect_replicas(self._pool.wanted)
-        await self._tell_resumed(step, built["skipped"])
+        await self._report_resumed(step, built["skipped"])
         # The other parts get ready meanwhile: loading an engine takes seconds, and it is idle until there is a version.
         self._supervision.open(built["longest_prompt"])
         if step is None:
             self._book.report("phase", {"name": "warm-up"})
             await self._learners.call("warm_up")
 
-    async def _tell_resumed(self, step: int | None, passed_over: list[str]) -> None:
+    async def _report_resumed(self, step: int | None, passed_over: list[str]) -> None:
         """Say by count what was found; nothing in a fresh run."""
         found = await self._queue.found.remote()
         if not worth_telling(step, found, passed_over):
@@ -291,7 +293,7 @@ class Controller:
         return {
             **result,
             "rows_lost": counts["rows_lost"],
-            "prompts_quarantined": counts["prompts_quarantined"],
+            **{name: counts[name] for name in ("prompts_quarantined", "rows_too_long", "rows_unusable")},
             "fetched": await self._nodes.figures(),
             "two_version_rollouts": sum(status["two_version_rollouts"] for status in statuses),
             "discards_by_reason": counts["groups_dropped"],
@@ -314,7 +316,7 @@ class Controller:
         await self._gateway.keep(make, longest_prompt)
 
     async def _replica_statuses(self) -> list[dict[str, Any]]:
-        statuses = await asyncio.gather(*(quick(handle.status.remote()) for handle in self._pool.serving))
+        statuses = await asyncio.gather(*(short_call(handle.status.remote()) for handle in self._pool.serving))
         return [status for status in statuses if status is not None]
 
     # ---- deadlines
@@ -333,24 +335,26 @@ class Controller:
             for name, why in (await self._store.late.remote()).items():
                 self._fence(name, f"{why}; deadlines.update_s is {self._config.deadlines.update_s:g}")
             replicas = await self._replica_statuses()
-            reward = await quick(self._reward.asked())
+            reward = await short_call(self._reward.status_call())
             self._reward.note(reward)
-            self._supervision.deaths.heard({REWARD: reward, **{status["name"]: status for status in replicas}})
+            self._supervision.deaths.update({REWARD: reward, **{status["name"]: status for status in replicas}})
             await self._nodes.tidy(self._queue)
-            await self._disk.look(status["paused"] for status in (*replicas, reward) if status)
+            await self._disk.check(status["paused"] for status in (*replicas, reward) if status)
             limit = self._config.deadlines.rollout_s
             if self._disk.well_for_s() > limit:
                 for name, why in (await self._queue.overdue.remote(limit)).items():
                     self._fence(name, f"{why}; deadlines.rollout_s is {limit:g}")
             self._book.replicas(replicas, time.monotonic())
-            await self._scaler.look(replicas, paused=self._disk.low)
+            await self._scaler.tick(replicas, paused=self._disk.low)
 
     async def _see_stalls(self) -> None:
         await self._opened.wait()
         await self._stalls.keep()
 
-    async def _parts_say(self) -> PartsSay:
-        ranks, named = self._learners.asked(), self._pool.named
-        told = await parts_say(self._queue, self._store, self._reward.asked(), ranks, named, self._evaluator.scores)
-        self._supervision.deaths.heard({f"learner-{rank}": status for rank, status in enumerate(told.learner)})
+    async def _part_statuses(self) -> PartStatuses:
+        ranks, named = self._learners.status_calls(), self._pool.named
+        told = await part_statuses(
+            self._queue, self._store, self._reward.status_call(), ranks, named, self._evaluator.scores
+        )
+        self._supervision.deaths.update({f"learner-{rank}": status for rank, status in enumerate(told.learner)})
         return told

@@ -11,11 +11,13 @@ from services.controller.events import EventLog
 from services.run.folder import RunFolder
 from services.run.resumed import EVENT
 from streamrl.config import Config
-from streamrl.log_shares import log_shares
-from streamrl.metrics import STANDS_FOR, MetricsWriter, Summary, read_metrics
-from streamrl.plot import reward_curve
+from streamrl.config.estimates.log_budget import log_shares
+from streamrl.evaluation import EvalScore
+from streamrl.observability.episode_figures import EpisodeFigures
+from streamrl.observability.metrics import STANDS_FOR, MetricsWriter, Summary, read_metrics
+from streamrl.observability.plot import reward_curve
+from streamrl.observability.plural import how_many
 from streamrl.types import Version
-from streamrl.wording import how_many
 
 SUMMED = ("time/step", "time/wait")
 
@@ -34,6 +36,7 @@ class RunBook:
         self._resumed: dict[str, Any] = {}
         self._scores: dict[int, float] = {}
         self._pending_score: dict[str, Any] = {}
+        self._parts: dict[str, float] = {}
         self._totals = dict.fromkeys(SUMMED, 0.0)
         self._staleness_max = 0
         self._staleness_sum = 0.0
@@ -43,6 +46,7 @@ class RunBook:
         self._looked = 0.0
         self._idle_share = 0.0
         self._continued: dict[str, int] = {}
+        self._episodes = EpisodeFigures()
         self._continued_before = 0
         """Of processes that were replaced."""
         self._newest_step = -1
@@ -52,7 +56,7 @@ class RunBook:
     def resume(self, step: int) -> None:
         """Forget the lines after the checkpoint that is resumed: those steps are made again."""
         self._trained = self._committed = step
-        self._metrics.truncate_after(step)
+        self._metrics.truncate_after(step, self._notice)
         self._scores, self._totals = {}, dict.fromkeys(SUMMED, 0.0)
         self._staleness_max, self._staleness_sum, self._steps, self._versions = 0, 0.0, 0, 0
         for line in read_metrics(self._run.metrics_path):
@@ -66,10 +70,11 @@ class RunBook:
         if kind == EVENT:
             self._resumed = facts
         if kind == "step":
-            facts = {**facts, "rollout/idle_share": self._idle_share, **self._take_pending_score()}
+            own = {"rollout/idle_share": self._idle_share, **self._episodes.since()}
+            facts = {**facts, **own, **self._take_pending_score()}
             self._count(facts)
             self._metrics.write(facts)
-            self._tell_thinned()
+            self._report_thinned()
             self._last = facts
             self._trained = facts["step"]
             self._newest_step = max(self._newest_step, facts["step"])
@@ -77,11 +82,13 @@ class RunBook:
             self._committed = facts["step"]
         self.events.add({"kind": kind, **facts})
 
-    def scored(self, version: Version, score: float, failed: int) -> None:
+    def scored(self, version: Version, score: EvalScore) -> None:
         """A version's held-out score; it goes into the next line of metrics, with the step that it is of."""
-        self._scores[version.step] = score
-        self._pending_score = {"eval/score": score, "eval/step": version.step, "eval/failed": failed}
-        self.events.add({"kind": "eval", "step": version.step, "score": score, "failed": failed})
+        self._scores[version.step] = score.mean
+        failed = score.num_failed
+        self._parts = parts = {f"eval/{name}": value for name, value in score.parts.items()}
+        self._pending_score = {"eval/score": score.mean, "eval/step": version.step, "eval/failed": failed, **parts}
+        self.events.add({"kind": "eval", "step": version.step, "score": score.mean, "failed": failed, **parts})
 
     @property
     def newest_step(self) -> int:
@@ -93,7 +100,7 @@ class RunBook:
         """The newest version that the learner reported; empty before the first step."""
         return str(self._last.get("version", ""))
 
-    def trained_again(self) -> str:
+    def steps_to_repeat(self) -> str:
         """What the death of the learner costs at this moment, in words: the steps after the newest checkpoint."""
         steps = how_many(max(0, self._trained - self._committed), "step", "steps")
         return f"trained again: {steps} after {self._committed}"
@@ -109,6 +116,7 @@ class RunBook:
             known, tokens = self._continued.get(one["name"], 0), one["tokens_continued"]
             self._continued_before += known if tokens < known else 0
             self._continued[one["name"]] = tokens
+        self._episodes.take(replicas)
         self.events.add({"kind": "replicas", "replicas": replicas})
 
     def status(self) -> dict[str, Any]:
@@ -116,7 +124,8 @@ class RunBook:
         return {"metrics": self._last, "eval": self._scores, "steps": self._steps, **resumed}
 
     def summary(self, result: dict[str, Any]) -> dict[str, Any]:
-        """The figures of the finished run, as `streamrl.metrics.Summary`. The wall clock is the owner's to fill in."""
+        """The figures of the finished run, as `streamrl.observability.metrics.Summary`. The wall clock is the owner's
+        to fill in."""
         if self._pending_score:
             self._metrics.write({"step": result["step"], **self._take_pending_score()})
         reward_curve(self._run.metrics_path, self._run.curve_path)
@@ -125,6 +134,7 @@ class RunBook:
         summary = Summary(
             eval_before=self._scores.get(0),
             eval_after=self._scores.get(result["step"]),
+            eval_parts=self._parts,
             wall_s=0.0,
             steps=result["step"],
             rollouts_per_s=trained / seconds if seconds else 0.0,
@@ -141,6 +151,8 @@ class RunBook:
             tokens_continued=self._continued_before + sum(self._continued.values()),
             rows_lost=result.get("rows_lost", 0),
             prompts_quarantined=result.get("prompts_quarantined", 0),
+            rows_too_long=result.get("rows_too_long", 0),
+            rows_unusable=result.get("rows_unusable", 0),
             rows_fetched=result.get("fetched", {}).get("rows", 0),
             bytes_fetched=result.get("fetched", {}).get("bytes", 0),
             learner_wait_share=self._totals["time/wait"] / seconds if seconds else 0.0,
@@ -151,11 +163,14 @@ class RunBook:
         self._metrics.close()
         self.events.close()
 
-    def _tell_thinned(self) -> None:
+    def _report_thinned(self) -> None:
         if self._metrics.num_thinned and not self._told_thinned:
             self._told_thinned = True
             why = "metrics.jsonl has reached its share of observe.log_bytes"
-            self.events.add({"kind": "notice", "text": f"{why}: of older steps every second line is left out"})
+            self._notice(f"{why}: of older steps every second line is left out")
+
+    def _notice(self, text: str) -> None:
+        self.events.add({"kind": "notice", "text": text})
 
     def _take_pending_score(self) -> dict[str, Any]:
         pending, self._pending_score = self._pending_score, {}

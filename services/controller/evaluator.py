@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable
 import ray
 from ray.actor import ActorHandle
 
+from services.actors.actor_slot import ActorSlot
+from services.actors.deadline import within
+from services.actors.deaths import cause_of, process_died
+from services.actors.step_schedule import target_reached
 from services.controller.books import RunBook
-from services.part.deadline import within
-from services.part.deaths import cause_of, process_died
-from services.part.due import target_reached
-from services.part.seat import Seat
 from services.weights.actor import EVALUATION
 from streamrl.config import Config
 from streamrl.errors import DataError, DeadlineError, ProcessDiedError
@@ -31,7 +31,7 @@ class Evaluator:
         self,
         config: Config,
         store: ActorHandle,
-        reward: Seat,
+        reward: ActorSlot,
         book: RunBook,
         on_target: Callable[[Version, float], Awaitable[None]],
         fence: Callable[[str, str], object],
@@ -97,7 +97,7 @@ class Evaluator:
             finally:
                 self._scores = None
                 await self._store.unpin.remote(version, EVALUATION)
-        self._book.scored(version, score.mean, score.num_failed)
+        self._book.scored(version, score)
         return score.mean
 
     async def _scored(self, version: Version, answers: bytes) -> EvalScore:

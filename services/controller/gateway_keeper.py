@@ -7,14 +7,16 @@ does, and its death never: with its restarts used up the run goes on without a g
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 import ray
 from ray.actor import ActorHandle
 
-from services.part.deadline import within
-from services.part.restarts import RestartBudget, back_off_s
+from services.actors.deadline import within
+from services.actors.restarts import RestartBudget, back_off_s
+from services.run.awaited import GATEWAY_READY
 from services.run.folder import RunFolder
 from services.run.gateway_address import url_of
 from services.run.gateway_tokens import write_tokens
@@ -56,12 +58,12 @@ class GatewayKeeper:
     def serves(self, name: str, replica: ActorHandle) -> None:
         """A replica serves from now on, or soon."""
         self._serving[name] = replica
-        self._tell_serving()
+        self._report_serving()
 
     def left(self, name: str) -> None:
         """It does not any more."""
         if self._serving.pop(name, None) is not None:
-            self._tell_serving()
+            self._report_serving()
 
     def status(self) -> dict[str, Any]:
         """For `streamrl status`; nothing in a run without a gateway."""
@@ -86,7 +88,11 @@ class GatewayKeeper:
             starting = handle.start.remote(next(self._sessions), longest_prompt, self._port)
             self._port = await within(self._config.deadlines.start_s, starting, who=NAME, what="the start")
             self._takes_over(handle)
-            await handle.run.remote()
+            watching = asyncio.create_task(self._report_ready(handle), name="gateway becomes ready")
+            try:
+                await handle.run.remote()
+            finally:
+                watching.cancel()
             return None
         except (ray.exceptions.RayError, DeadlineError) as error:
             self._handle = None
@@ -99,7 +105,12 @@ class GatewayKeeper:
         self._served += 1
         self._restarts.served(NAME, self._newest_step())
         self._report(NAME, {"url": self._url()})
-        self._tell_serving()
+        self._report_serving()
+
+    async def _report_ready(self, handle: ActorHandle) -> None:
+        with suppress(ray.exceptions.RayError):  # its end is told by who waits for that
+            await handle.until_ready.remote()
+            self._report(GATEWAY_READY, {"url": self._url()})
 
     def _restart(self, death: StreamRLError, error: BaseException) -> int | None:
         if not self._served and not isinstance(death, ProcessDiedError):
@@ -111,7 +122,7 @@ class GatewayKeeper:
             self._notice(f"{death}; restart {number} of {self._restarts.limit}")
         return number
 
-    def _tell_serving(self) -> None:
+    def _report_serving(self) -> None:
         if self._handle is not None:
             self._handle.serve.remote(next(self._words), dict(self._serving))
 

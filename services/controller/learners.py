@@ -8,12 +8,12 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
+from services.actors.deaths import DIED, process_died
 from services.controller.parts import Parts
 from services.controller.worker_group import WorkerGroup
-from services.part.deaths import DIED, process_died
 from services.run.folder import RunFolder
-from streamrl.learner.dispatch import Dispatch, DispatchTable
-from streamrl.learner.rank_mesh import RankMesh
+from streamrl.learner.parallel.dispatch import Dispatch, DispatchTable
+from streamrl.learner.parallel.rank_mesh import RankMesh
 
 LEARNER_CALLS = DispatchTable(
     "learner",
@@ -84,22 +84,22 @@ class Learners:
         """Tell rank 0, which makes room for as many versions as replicas may hold. A rank that dies over it is told
         when it is back."""
         with suppress(*DIED):
-            await self._tell("expect_replicas", count)
+            await self._call_rank_0("expect_replicas", count)
 
     async def stop(self) -> None:
         """Have the ranks finish their step, commit a checkpoint of it, and end `run`."""
         if self._group is not None:
-            await self._tell("stop")
+            await self._call_rank_0("stop")
 
     async def finish(self) -> None:
         """The same, and the run is finished with it. Ranks that die over it are to be told again."""
         try:
-            await self._tell("finish")
+            await self._call_rank_0("finish")
         except DIED as error:
             if not process_died(error):
                 raise
 
-    def asked(self) -> list[Coroutine[Any, Any, Any]]:
+    def status_calls(self) -> list[Coroutine[Any, Any, Any]]:
         """One call for what each rank says of itself."""
         return [] if self._group is None else self._group.each("status")
 
@@ -112,7 +112,7 @@ class Learners:
         assert self._group is not None, "the ranks are called before they are made"
         return self._group
 
-    async def _tell(self, method: str, *args: Any) -> None:
+    async def _call_rank_0(self, method: str, *args: Any) -> None:
         """Call a method of rank 0 alone; its error is as Ray gives it."""
         (call,) = self._made.each(method, *args)
         await call

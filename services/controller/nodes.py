@@ -14,18 +14,18 @@ import ray
 from ray.actor import ActorHandle
 
 from buffers.segments.places import node_of
+from services.actors.deadline import within
+from services.actors.deaths import node_is_gone
+from services.actors.stack_dump import DUMP_S
 from services.controller.parts import Parts
 from services.controller.supply import supply
-from services.part.deadline import within
-from services.part.deaths import node_is_gone
-from services.part.stack_dump import DUMP_S
 from services.run.folder import RunFolder
-from services.weights.node import NodeSeat, id_on, remove_on
+from services.weights.node import NodeSlot, id_on, remove_on
 from services.weights.node_folder import Visit
 from streamrl.config import Config
-from streamrl.config.gpus import replica_demand
+from streamrl.config.estimates.gpus import replica_demand
 from streamrl.errors import DeadlineError, ProcessDiedError
-from streamrl.placement import Supply, standing
+from streamrl.scheduling.placement import Supply, standing
 
 LOOK_EVERY_S = 1.0
 """Seconds between two looks for a node that is not up yet: Ray tells nobody when one comes."""
@@ -54,7 +54,7 @@ class Nodes:
         self._config = config
         self._tell = tell
         self._store: ActorHandle | None = None
-        self._seats: dict[str, NodeSeat] = {}
+        self._seats: dict[str, NodeSlot] = {}
         """By Ray's id of the node."""
         self._one = asyncio.Lock()
         self._gone: set[str] = set()
@@ -65,9 +65,9 @@ class Nodes:
         """Start the actor of the run's own node, if there may be others. Called by the controller's actor."""
         if self._config.rollout.resources is not None:
             self._store = store
-            self.home = self._parts.home(ray.get_runtime_context().current_actor, queue, store)
+            self.home = self._parts.run_node(ray.get_runtime_context().current_actor, queue, store)
 
-    async def seat(self, name: str, replica: ActorHandle, others_serve: Callable[[], bool]) -> NodeSeat | None:
+    async def place_replica(self, name: str, replica: ActorHandle, others_serve: Callable[[], bool]) -> NodeSlot | None:
         """Wait until a replica has a place, and have its node ready; None on the run's own node.
 
         Raises DeadlineError when no node has room for it, and there is no other replica to go on with meanwhile;
@@ -79,7 +79,7 @@ class Nodes:
         if ray_node == ray.get_runtime_context().get_node_id():
             return None
         try:
-            return await self._seat_on(ray_node)
+            return await self._place_on(ray_node)
         except ray.exceptions.RayError as error:
             if node_is_gone(error):
                 raise ProcessDiedError(f"{name}: its node went away while it was made ready") from error
@@ -102,11 +102,11 @@ class Nodes:
             for seat in reversed(self._seats.values()):
                 if seat.node == node:
                     return seat.service
-            await self._look()
+            await self._restore_nodes()
             if all(seat.node != node for seat in self._seats.values()):
                 await asyncio.sleep(LOOK_EVERY_S)
 
-    async def _look(self) -> None:
+    async def _restore_nodes(self) -> None:
         """Take up every node that had a part of this run before."""
         home = ray.get_runtime_context().get_node_id()
         up = [one["NodeID"] for one in await asyncio.to_thread(ray.nodes) if one["Alive"]]
@@ -115,7 +115,7 @@ class Nodes:
                 continue
             try:
                 if await id_on(ray_node, self._visit.record.run_id) is not None:
-                    await self._seat_on(ray_node)
+                    await self._place_on(ray_node)
             except ray.exceptions.RayError:
                 continue  # it went away while it was asked
 
@@ -138,23 +138,23 @@ class Nodes:
         """What a replica takes against what each node has."""
         return standing(replica_demand(self._config) or {}, await asyncio.to_thread(self._supply))
 
-    async def _seat_on(self, ray_node: str) -> NodeSeat:
+    async def _place_on(self, ray_node: str) -> NodeSlot:
         async with self._one:
             if ray_node not in self._seats:
                 service = self._parts.node(ray_node, self._visit, self.home, self._store)
                 opening = within(self._config.deadlines.start_s, service.open.remote(), who="controller", what="a node")
-                self._seats[ray_node] = NodeSeat(*await opening, service)
+                self._seats[ray_node] = NodeSlot(*await opening, service)
             return self._seats[ray_node]
 
     async def tidy(self, queue: ActorHandle) -> None:
         """Have the nodes remove the log files that the queue let go; what a node that is not up has of them stays."""
-        paths = [] if self.home is None else await queue.far_files_going.remote()
+        paths = [] if self.home is None else await queue.released_far_files.remote()
         for node in sorted({node_of(path) for path in paths}):
             seat = next((one for one in reversed(self._seats.values()) if one.node == node), None)
             if seat is not None:
-                self._tell_once(await remove_on(seat, [path for path in paths if node_of(path) == node]))
+                self._report_once(await remove_on(seat, [path for path in paths if node_of(path) == node]))
 
-    def _tell_once(self, text: str | None) -> None:
+    def _report_once(self, text: str | None) -> None:
         if text is not None and text not in self._told:
             self._told.add(text)
             self._tell(text)

@@ -14,19 +14,19 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from services.actors.process_environment import import_path, variables
 from services.controller.supply import Placer
 from services.learner.actor import LearnerRank
-from services.part.process_environment import import_path, variables
 from services.queue.actor import QueueActor
 from services.reward.actor import RewardActor
 from services.rollout.actor import RolloutReplica
 from services.weights.actor import WeightStoreActor
-from services.weights.home import HomeActor
 from services.weights.node import NodeActor
 from services.weights.node_folder import Visit
+from services.weights.run_node import RunNodeActor
 from streamrl.config import Config
-from streamrl.config.gpus import gpus_of_a_rank
-from streamrl.replica_names import replica_name
+from streamrl.config.estimates.gpus import gpus_of_a_rank
+from streamrl.scheduling.replica_names import replica_name
 
 # Ray starts it again, for as long as its node is up, and calls it again: all its calls may be made twice.
 _COMES_BACK = {"max_restarts": -1, "max_task_retries": -1}
@@ -37,7 +37,7 @@ _ALL_WAIT_THERE = {"max_concurrency": 4096}
 
 class Parts:
     """The factory: knows the run folder and the configuration that every part is told. `home`, where a part takes it,
-    is what `home` made, or None. made: takes the name and the actor of each that is made."""
+    is what `run_node` made, or None. made: takes the name and the actor of each that is made."""
 
     def __init__(
         self, run_folder: str, config: Config, made: Callable[[str, ActorHandle], None] = lambda *_: None
@@ -82,9 +82,9 @@ class Parts:
         told = self._run_folder, self._data, controller, queue, store, home
         return self._make("gateway", GatewayActor, 1, *told)
 
-    def home(self, controller: ActorHandle, queue: ActorHandle, store: ActorHandle) -> ActorHandle:
+    def run_node(self, controller: ActorHandle, queue: ActorHandle, store: ActorHandle) -> ActorHandle:
         told = self._keep(self._run_folder, self._data, controller, queue, store)
-        return self._make("home", HomeActor, 1, *told, **_COMES_BACK)
+        return self._make("home", RunNodeActor, 1, *told, **_COMES_BACK)
 
     def node(self, ray_node: str, visit: Visit, home: ActorHandle, store: ActorHandle) -> ActorHandle:
         """The actor of another node, by Ray's id of it."""

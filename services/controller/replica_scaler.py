@@ -1,7 +1,7 @@
 """Has a run the number of rollout replicas that a person asks for, or that autoscaling finds best.
 
-What is best is decided by `streamrl.autoscaling`; here it is told once a second what the run is like, and what it asks
-for is weighed against the machine's memory, done, and said: an event `autoscaling` with the reason.
+What is best is decided by `streamrl.scheduling.autoscaling`; here it is told once a second what the run is like, and
+what it asks for is weighed against the machine's memory, done, and said: an event `autoscaling` with the reason.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from ray.actor import ActorHandle
 
 from services.controller.replicas import ReplicaPool
 from services.run.scaling import shortage
-from streamrl.autoscaling import REFUSED_S, Autoscaler, Decision, Seen
 from streamrl.clock import Clock
 from streamrl.config import Config
+from streamrl.scheduling.autoscaling import REFUSED_S, Autoscaler, Decision, Seen
 
 EVENT = "autoscaling"
 
@@ -54,14 +54,14 @@ class ReplicaScaler:
         whose = "" if self._autoscaler is None else ", by autoscaling" if replicas is None else ", until rollout=auto"
         self._report("notice", {"text": f"rollout replicas: {before} -> {after}{whose}"})
 
-    async def look(self, statuses: Sequence[Status], *, paused: bool) -> None:
+    async def tick(self, statuses: Sequence[Status], *, paused: bool) -> None:
         """About once a second. statuses: of the replicas that answer. paused: the run waits for its disk."""
         if self._autoscaler is None:
             return
         if paused or not statuses:
             self._autoscaler.pause()
             return
-        decision = self._autoscaler.look(await self._seen(statuses))
+        decision = self._autoscaler.decide(await self._seen(statuses))
         if decision is not None:
             await self._do(decision, self._autoscaler)
 

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import ray
 from ray.actor import ActorHandle
 
+from services.actors.deadline import within
 from services.controller.nodes import Nodes
-from services.part.deadline import within
 from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError
-from streamrl.replica_names import replica_name
-from streamrl.wording import how_many
+from streamrl.observability.plural import how_many
+from streamrl.scheduling.replica_names import replica_name
 
 
 class Listener(Protocol):
@@ -87,6 +87,7 @@ class ReplicaPool:
         self._leaving: dict[int, asyncio.Task[None]] = {}
         self._fenced: dict[str, str] = {}
         self._serving: dict[str, ActorHandle] = {}
+        self._one_served = False
         # At once, so that their imports overlap with those of the other parts.
         self._handles = {index: make(index) for index in range(wanted)}
 
@@ -130,7 +131,7 @@ class ReplicaPool:
             while True:
                 self._changed.clear()
                 self._begin()
-                await self._until_something_ends()
+                await self._until_a_replica_ends()
         finally:
             tasks = [*self._keepers.values(), *self._leaving.values()]
             for task in tasks:
@@ -149,7 +150,7 @@ class ReplicaPool:
             name = f"{replica_name(index)} leaves"
             self._leaving[index] = asyncio.create_task(self._let_go(index), name=name)
 
-    async def _until_something_ends(self) -> None:
+    async def _until_a_replica_ends(self) -> None:
         change = asyncio.create_task(self._changed.wait())
         try:
             await asyncio.wait({change, *self._keepers.values()}, return_when=asyncio.FIRST_COMPLETED)
@@ -191,16 +192,28 @@ class ReplicaPool:
     async def _run(self, name: str, handle: ActorHandle, epoch: int, longest_prompt: int) -> BaseException | None:
         """One process, to its end, or to its death, which is returned."""
         try:
-            seat = await self._nodes.seat(name, handle, lambda: bool(self._serving))
-            await self._supervisor.in_time(name, handle.start.remote(epoch, longest_prompt, seat))
+            slot = await self._nodes.place_replica(name, handle, lambda: bool(self._serving))
+            await self._started(name, handle.start.remote(epoch, longest_prompt, slot))
             self._supervisor.served(name)
             self._serving[name] = handle
+            self._one_served = True
             for listener in self._listeners:
                 listener.serves(name, handle)
             await handle.run.remote()
             return None
         except (ray.exceptions.RayError, ProcessDiedError) as death:
             return death
+
+    async def _started(self, name: str, start: Any) -> None:
+        """Await the start of one. Raises DeadlineError while none has ever served: then it is the configuration that
+        is wrong. Later one that is past the deadline is stuck, and is dead like one that was killed."""
+        try:
+            await self._supervisor.in_time(name, start)
+        except DeadlineError as late:
+            if not self._one_served:
+                raise
+            self._fenced[name] = str(late).removeprefix(f"{name}: ")
+            raise ProcessDiedError(str(late)) from late
 
     def _left(self, name: str) -> None:
         self._serving.pop(name, None)

@@ -12,10 +12,10 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
+from services.actors.actor_slot import ActorSlot
 from services.controller.replicas import Supervisor
-from services.part.seat import Seat
 from services.reward.actor import NAME
-from streamrl.wording import how_many
+from streamrl.observability.plural import how_many
 
 
 class RewardKeeper:
@@ -30,7 +30,7 @@ class RewardKeeper:
         self._supervisor = supervisor
         self._words = itertools.count()
         self._told = ""
-        self.seat = Seat()
+        self.seat = ActorSlot()
         """Of the stage that serves now."""
         # At once, so that its imports overlap with those of the other parts.
         self._handle = make()
@@ -61,7 +61,7 @@ class RewardKeeper:
         self._handle.scale.remote(next(self._words), workers)
         return before
 
-    def asked(self) -> Any:
+    def status_call(self) -> Any:
         """A call for what the stage says of itself."""
         return self._handle.status.remote()
 

@@ -1,4 +1,5 @@
-"""What the nodes of the cluster have, and where Ray is to put a replica. A thin call: `streamrl.placement` decides."""
+"""What the nodes of the cluster have, and where Ray is to put a replica. A thin call: `streamrl.scheduling.placement`
+decides."""
 
 import time
 from collections import deque
@@ -10,9 +11,16 @@ from ray._private.state import available_resources_per_node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from streamrl.config import Config
-from streamrl.config.gpus import GPU, asks_most, gpus_at_home, gpus_of_a_replica, replica_demand, too_few
+from streamrl.config.estimates.gpus import (
+    GPU,
+    gpus_of_a_replica,
+    gpus_on_run_node,
+    largest_request,
+    replica_demand,
+    too_few,
+)
 from streamrl.errors import ResourceError
-from streamrl.placement import Supply, fullest, impossible
+from streamrl.scheduling.placement import Supply, fullest, impossible
 
 KNOWN_AFTER_S = 2.0
 """Seconds after which what is free tells of a replica that was made."""
@@ -43,10 +51,10 @@ def cannot_be_placed(config: Config, nodes: Sequence[Supply], home: str) -> str:
     demand = replica_demand(config)
     if demand is not None and (why := impossible(demand, nodes)):
         return f"rollout.resources: {why}; ask for less, or start Ray on a node that has it"
-    demands = gpus_at_home(config)
+    demands = gpus_on_run_node(config)
     there = sum(int(node.total.get(GPU, 0)) for node in nodes if node.node == home)
     why = too_few(demands, there)
-    return f"this node: {asks_most(demands)}: {why}" if why else ""
+    return f"this node: {largest_request(demands)}: {why}" if why else ""
 
 
 class Placer:

@@ -1,5 +1,5 @@
 """The actors of a worker group, called together: what each is called with and what their answers make says the group's
-table (`streamrl.learner.dispatch`).
+table (`streamrl.learner.parallel.dispatch`).
 
 A rank cannot go on without the others (their collectives would wait for it), so the death of one is the death of all.
 What a rank raises because another one died is told from an error of its own by waiting for that death a moment.
@@ -11,10 +11,10 @@ from typing import Any
 
 from ray.actor import ActorHandle
 
-from services.part.deaths import cause_of, explain_death, process_died
+from services.actors.deaths import cause_of, explain_death, process_died
 from streamrl.errors import ProcessDiedError
-from streamrl.learner.dispatch import DispatchTable, RowParts
-from streamrl.learner.rank_mesh import RankMesh
+from streamrl.learner.parallel.dispatch import DispatchTable, RowParts
+from streamrl.learner.parallel.rank_mesh import RankMesh
 
 DEATH_WAIT_S = 5.0
 """How long after the first error a rank's death may become known: the broken connection is noticed before it."""

@@ -13,37 +13,39 @@ import msgspec
 import uvicorn
 from ray.actor import ActorHandle
 
+from services.actors.observe import Observer
 from services.gateway.answering import Answering
-from services.gateway.app import Desk, describe_truly, make_app
-from services.gateway.controls import ControlDesk
+from services.gateway.app import describe_truly, make_app
+from services.gateway.controls import ControlService
+from services.gateway.gateway_services import GatewayServices
 from services.gateway.guard import PATIENCE, Guard, Patience
 from services.gateway.heads import BoundedHeads
-from services.gateway.page import add_page
+from services.gateway.page.routes import add_page
+from services.gateway.page.watch import RunWatch
 from services.gateway.pool import Pool
-from services.gateway.prompts import PromptDesk
-from services.gateway.rows import GatewayRows
-from services.gateway.samples import SampleDesk
-from services.gateway.sessions import SessionDesk
-from services.gateway.trajectories import TrajectoryDesk
-from services.gateway.versions import VersionDesk
-from services.gateway.watch import RunWatch
-from services.gateway.weights import WeightsDesk
-from services.part.observe import Observer
+from services.gateway.training.prompts import PromptService
+from services.gateway.training.rows import GatewayRows
+from services.gateway.training.samples import SampleService
+from services.gateway.training.sessions import SessionService
+from services.gateway.training.trajectories import TrajectoryService
+from services.gateway.versions import VersionService
+from services.gateway.weights import WeightsService
 from services.queue.trajectory_log import TrajectoryLog
 from services.run.folder import RunFolder
 from services.run.gateway_address import listen
 from services.run.layout import model_folder
+from streamrl.algorithms.group_sampling import GroupSampling
 from streamrl.clock import SystemClock
 from streamrl.config import Config
-from streamrl.config.schema import GatewayConfig
-from streamrl.gateway.asked import Limits, Reader
-from streamrl.gateway.auth import Doorkeeper
-from streamrl.gateway.chat import load_chat_template
-from streamrl.gateway.prometheus import GatewayCounts
-from streamrl.gateway.prompt_lines import PromptReader
-from streamrl.gateway.sessions import Sessions
+from streamrl.config.estimates.sizes import longest_row
+from streamrl.config.schema.run import GatewayConfig
+from streamrl.gateway.auth import Doorkeeper, session_token
+from streamrl.gateway.openai.chat import load_chat_template
+from streamrl.gateway.openai.requests import Limits, Reader
+from streamrl.gateway.page.prometheus import GatewayCounts
+from streamrl.gateway.prompts.lines import PromptReader
+from streamrl.gateway.sessions.sessions import Sessions
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
-from streamrl.sampling import GroupSampling
 
 KEEP_ALIVE_S = 30
 CLOSE_S = 1.0
@@ -67,8 +69,8 @@ class GatewayActor:
         self._run = RunFolder.open(Path(run_folder))
         self._controller = controller
         self._queue = queue
-        self._versions = VersionDesk(store, patience.hold_s)
-        self._weights = WeightsDesk(self._run, store)
+        self._versions = VersionService(store, patience.hold_s)
+        self._weights = WeightsService(self._run, store)
         self._home = home
         self._patience = patience
         self._told = -1
@@ -86,7 +88,7 @@ class GatewayActor:
         self._weights.begin()
         counts = GatewayCounts()
         self._watch = RunWatch(self._run, config, self._status)
-        app = make_app(self._desk(longest_prompt, counts))
+        app = make_app(self._services(longest_prompt, counts))
         add_page(app, self._watch)
         describe_truly(app)
         guard = Guard(
@@ -108,6 +110,10 @@ class GatewayActor:
             self._told = number
             self._pool.serve(replicas)
 
+    async def until_ready(self) -> None:
+        """Wait for a replica, with which completions can be had."""
+        await self._pool.until_ready()
+
     async def run(self) -> None:
         """Answer until `close`."""
         try:
@@ -126,19 +132,19 @@ class GatewayActor:
         self._server.should_exit = True
         await self._watch.end()
 
-    def _desk(self, longest_prompt: int, counts: GatewayCounts) -> Desk:
+    def _services(self, longest_prompt: int, counts: GatewayCounts) -> GatewayServices:
         config = self._config
         folder = model_folder(self._run.path, config)
         tokenizer = load_tokenizer(folder)
         limits = Limits(
             model=self._run.name,
-            context=longest_prompt + config.rollout.sampling.max_new_tokens,
+            context=longest_row(config, longest_prompt),
             max_completions=config.gateway.max_completions,
             vocab_size=tokenizer.vocab_size,
         )
         self._rows = GatewayRows(self._run.path, tokenizer, self._home, config.deadlines.step_s)
-        return Desk(
-            reader=Reader(limits, tokenizer, load_chat_template(folder)),
+        return GatewayServices(
+            reader=Reader(limits, tokenizer, load_chat_template(folder), config.gateway.reasoning_parser == "think"),
             limits=limits,
             tokenizer=tokenizer,
             pool=self._pool,
@@ -146,18 +152,19 @@ class GatewayActor:
             counts=counts,
             status=self._status,
             created=self._run.record.created_ns // 10**9,
-            prompts=self._prompt_desk(tokenizer, longest_prompt),
-            controls=ControlDesk(self._run.path),
+            prompts=self._prompt_service(tokenizer, longest_prompt),
+            controls=ControlService(self._run.path),
             versions=self._versions,
             weights=self._weights,
-            samples=SampleDesk(self._queue, self._rows, tokenizer, config),
-            trajectories=self._trajectory_desk(limits),
-            sessions=self._session_desk(tokenizer),
+            samples=SampleService(self._queue, self._rows, tokenizer, config),
+            trajectories=self._trajectory_service(limits),
+            sessions=self._session_service(tokenizer),
+            session_token=partial(session_token, self._run.key()),
         )
 
-    def _prompt_desk(self, tokenizer: TextTokenizer, longest_prompt: int) -> PromptDesk:
+    def _prompt_service(self, tokenizer: TextTokenizer, longest_prompt: int) -> PromptService:
         gateway = self._config.gateway
-        self._prompts = PromptDesk(
+        self._prompts = PromptService(
             PromptReader(tokenizer, longest_prompt, gateway.max_payload_bytes),
             self._rows,
             self._queue,
@@ -168,15 +175,15 @@ class GatewayActor:
         )
         return self._prompts
 
-    def _trajectory_desk(self, limits: Limits) -> TrajectoryDesk:
+    def _trajectory_service(self, limits: Limits) -> TrajectoryService:
         log = TrajectoryLog(self._run.path, self._config, lambda writer: self._queue.next_epoch.remote(writer))
-        self._trajectories = TrajectoryDesk(self._config, self._queue, log, limits.context, limits.vocab_size)
+        self._trajectories = TrajectoryService(self._config, self._queue, log, limits.context, limits.vocab_size)
         return self._trajectories
 
-    def _session_desk(self, tokenizer: TextTokenizer) -> SessionDesk:
+    def _session_service(self, tokenizer: TextTokenizer) -> SessionService:
         gateway = self._config.gateway
         self._sessions = Sessions(SystemClock(), gateway.session_idle_s, gateway.session_bytes)
-        return SessionDesk(self._sessions, self._trajectories, tokenizer, GroupSampling(self._config).drawn)
+        return SessionService(self._sessions, self._trajectories, tokenizer, GroupSampling(self._config).drawn)
 
     async def _status(self) -> dict[str, Any]:
         return await self._controller.status.remote()

@@ -15,11 +15,11 @@ from starlette.responses import Response
 
 from services.gateway.guard import Receive, Scope, Send
 from services.gateway.pool import Begun, Pool, Replaced, Word
-from streamrl.gateway.answers import DONE, Form, Head, captured_prompts, error_event, event, usage_of
-from streamrl.gateway.asked import Asked
-from streamrl.gateway.capture import Capture
-from streamrl.gateway.choice import Choice, Delta, joined, pieces
+from streamrl.gateway.openai.answers import Form, Head
+from streamrl.gateway.openai.choice import Choice, Delta, joined, pieces
+from streamrl.gateway.openai.requests import ParsedRequest
 from streamrl.gateway.refusal import Refusal, json_bytes
+from streamrl.gateway.sessions.capture import Capture
 from streamrl.models.tokenizer import TextTokenizer
 
 EVENT_TOKENS = 1024
@@ -41,7 +41,9 @@ class Answering:
         self._limit_s = limit_s
         self._count = count
 
-    async def whole(self, asked: Asked, form: Form, head: Head, capture: Capture | None = None) -> dict[str, Any]:
+    async def whole(
+        self, asked: ParsedRequest, form: Form, head: Head, capture: Capture | None = None
+    ) -> dict[str, Any]:
         """The answer in one piece. capture: of the session that keeps it. Raises Refusal."""
         deltas: dict[int, list[Delta]] = {}
         ended: dict[int, Choice] = {}
@@ -52,36 +54,32 @@ class Answering:
                         deltas[choice.index] = []  # it may have begun anew
                     deltas[choice.index].append(delta)
                     ended[choice.index] = choice
-        choices = [form.choice(index, joined(deltas[index]), asked.logprobs) for index in sorted(ended)]
-        total = sum(choice.num_tokens for choice in ended.values())
-        return {**form.whole(head, choices, usage_of(asked, total)), "streamrl": captured_prompts(asked)}
+        choices = [(index, joined(deltas[index])) for index in sorted(ended)]
+        return form.whole(head, choices, asked, sum(choice.num_tokens for choice in ended.values()))
 
     async def events(
-        self, asked: Asked, form: Form, head: Head, capture: Capture | None = None
+        self, asked: ParsedRequest, form: Form, head: Head, capture: Capture | None = None
     ) -> AsyncIterator[bytes]:
         """The answer in events, each with what came together. The first one comes with the first token, so that a
         Refusal before it can still be a status."""
-        more, total = {"streamrl": captured_prompts(asked)}, 0
+        begun, total = False, 0
         async with aclosing(self._steps(asked, capture)) as steps:
             try:
                 async for step in steps:
-                    parts = [form.part(choice.index, delta, asked.logprobs) for choice, delta in step]
-                    yield b"".join(event({**form.chunk(head, [part]), **more}) for part in parts)
-                    more, total = {}, total + sum(len(delta.token_ids) for _, delta in step)
+                    yield b"".join(form.step(head, choice.index, delta, asked) for choice, delta in step)
+                    begun, total = True, total + sum(len(delta.token_ids) for _, delta in step)
             except Refusal as refusal:
-                if more:
+                if not begun:
                     raise
-                yield error_event(refusal)
+                yield form.broken(refusal)
                 return
-        if asked.usage:
-            yield event({**form.chunk(head, []), "usage": usage_of(asked, total)})
-        yield DONE
+        yield form.closing(head, asked, total)
 
-    def _steps(self, asked: Asked, capture: Capture | None) -> AsyncGenerator[Step, None]:
+    def _steps(self, asked: ParsedRequest, capture: Capture | None) -> AsyncGenerator[Step, None]:
         """What came together, as deltas by choice, up to the end of the last choice."""
         return self._made(asked) if capture is None else self._captured(asked, capture)
 
-    async def _captured(self, asked: Asked, capture: Capture) -> AsyncGenerator[Step, None]:
+    async def _captured(self, asked: ParsedRequest, capture: Capture) -> AsyncGenerator[Step, None]:
         capture.begin()
         try:
             async with aclosing(self._made(asked)) as steps:
@@ -93,7 +91,7 @@ class Answering:
         finally:
             capture.end()
 
-    async def _made(self, asked: Asked) -> AsyncGenerator[Step, None]:
+    async def _made(self, asked: ParsedRequest) -> AsyncGenerator[Step, None]:
         requests = asked.requests(self._pool.prefix())
         choices = {
             request.request_id: Choice(index, self._tokenizer, asked.stops) for index, request in enumerate(requests)
@@ -102,7 +100,7 @@ class Answering:
         begun = {one.request.request_id: one for one in self._pool.begin(requests)}
         try:
             while not all(choice.ended for choice in choices.values()):
-                words = await self._words(next(iter(begun.values())), deadline)
+                words = await self._next_updates(next(iter(begun.values())), deadline)
                 step = self._taken(words, choices, begun, asked.stream)
                 if step:
                     yield step
@@ -110,15 +108,15 @@ class Answering:
             self._count(sum(choice.num_tokens for choice in choices.values()))
             self._pool.leave(list(begun.values()))
 
-    async def _words(self, one: Begun, deadline: float) -> list[Word]:
+    async def _next_updates(self, one: Begun, deadline: float) -> list[Word]:
         try:
             async with asyncio.timeout_at(deadline):
-                words = [await one.words.get()]
+                words = [await one.updates.get()]
         except TimeoutError as error:
             what = f"the answer took longer than {self._limit_s:g} s (deadlines.rollout_s); ask for fewer tokens"
             raise Refusal(504, "deadline_exceeded", what) from error
-        while not one.words.empty():
-            words.append(one.words.get_nowait())
+        while not one.updates.empty():
+            words.append(one.updates.get_nowait())
         return words
 
     def _taken(self, words: Sequence[Word], choices: dict[str, Choice], begun: dict[str, Begun], streams: bool) -> Step:
@@ -184,7 +182,7 @@ class EventStream(Response):
 
 
 async def answer(
-    request: Request, answering: Answering, asked: Asked, form: Form, head: Head, capture: Capture | None = None
+    request: Request, answering: Answering, asked: ParsedRequest, form: Form, head: Head, capture: Capture | None = None
 ) -> Response:
     """The answer to one request. Raises Refusal, and ClientGone when the client does not wait for it."""
     if not asked.stream:

@@ -7,41 +7,37 @@ refused, wherever, is answered in OpenAI's shape with a code.
 import asyncio
 import html
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-from services.gateway.answering import Answering, ClientGone, answer, head_of, unless_gone
-from services.gateway.controls import ControlDesk
-from services.gateway.pool import Pool
-from services.gateway.prompts import PromptDesk, PromptStream
-from services.gateway.samples import MOST, SampleDesk
-from services.gateway.sessions import SessionDesk
-from services.gateway.trajectories import TrajectoryDesk
-from services.gateway.versions import VersionDesk
-from services.gateway.weights import WeightsDesk, WeightsStream
+from services.gateway.answering import ClientGone, unless_gone
+from services.gateway.dialects.anthropic import add_anthropic
+from services.gateway.dialects.openai import add_openai
+from services.gateway.dialects.responses import add_responses
+from services.gateway.dialects.vllm import add_vllm
+from services.gateway.gateway_services import GatewayServices
+from services.gateway.refusals import ANYBODY, REFUSALS
+from services.gateway.training.prompts import PromptStream
+from services.gateway.training.samples import MOST
+from services.gateway.training.sessions import SessionService
+from services.gateway.training.trajectories import TrajectoryService
+from services.gateway.weights import WeightsStream
 from services.run.control import finite
 from services.run.scaling import AUTO
-from streamrl.gateway.answers import ChatForm, CompletionForm, models
-from streamrl.gateway.asked import ChatRequest, CompletionRequest, Limits, Reader
-from streamrl.gateway.prometheus import GatewayCounts
-from streamrl.gateway.prompt_lines import KEY_LETTERS, PromptLine
+from streamrl.config.schema.streams import DEFAULT_STREAM, STREAM_NAME, TASK
+from streamrl.gateway.dialects import refusal_body
+from streamrl.gateway.prompts.lines import KEY_LETTERS, PromptLine
 from streamrl.gateway.refusal import Refusal, invalid, json_bytes
-from streamrl.gateway.session_body import RewardBody, checked, session_of
-from streamrl.gateway.tool_calls import ToolCallReader
-from streamrl.gateway.trajectory_body import TrajectoryBody
-from streamrl.models.tokenizer import TextTokenizer
-from streamrl.streams import DEFAULT_STREAM, STREAM_NAME, TASK
+from streamrl.gateway.sessions.session_body import RewardBody, SessionBody, checked
+from streamrl.gateway.sessions.trajectory_body import TrajectoryBody
 
-Status = Callable[[], Awaitable[dict[str, Any]]]
-SEED_BITS = 62
 PageSize = Annotated[int, Field(ge=1, le=MOST)]
 Cursor = Annotated[str, Field(max_length=40)]
 VersionName = Annotated[str, Field(max_length=40)]
@@ -59,43 +55,6 @@ Size = Annotated[Any, AfterValidator(_size), WithJsonSchema({"anyOf": [{"type": 
 StreamName = Annotated[str, Field(pattern=f"^{STREAM_NAME}$")]
 
 
-class Fault(BaseModel):
-    """What is wrong, in OpenAI's words. code: stable, for programs."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class FaultBody(BaseModel):
-    error: Fault
-
-
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": FaultBody, "description": text}
-    for status, text in {
-        400: "The request is wrong",
-        401: "No token of this run",
-        403: "The token does not allow this, or Host or Origin is not the gateway's",
-        404: "There is no such model or route",
-        408: "The body did not arrive in time",
-        409: "What was sent before, or came in time before, stands against it; or the machine has too little for it",
-        410: "The session was forgotten",
-        413: "The body is too long",
-        429: "Too many requests at once",
-        500: "A fault of the gateway's",
-        502: "The replica died in the middle",
-        503: "No replica serves, or the engine could not complete it",
-        504: "The answer took too long",
-    }.items()
-}
-STREAMS: dict[int | str, dict[str, Any]] = {
-    **REFUSALS,
-    200: {"description": "The answer; in events, where `stream` asks for it", "content": {"text/event-stream": {}}},
-}
-ANYBODY: dict[int | str, dict[str, Any]] = {403: REFUSALS[403], 500: REFUSALS[500]}
-"""Refusals of a route that wants no token."""
 _PROMPT_LINE = {"application/x-ndjson": {"schema": PromptLine.model_json_schema()}}
 LINES: dict[str, Any] = {
     "responses": REFUSALS,
@@ -108,28 +67,7 @@ _CODES = {400: "invalid_body", 404: "not_found", 405: "method_not_allowed"}
 """Of the statuses that the framework gives by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Desk:
-    """What the routes work with. created: Unix seconds of the run's making. status: of the run."""
-
-    reader: Reader
-    limits: Limits
-    tokenizer: TextTokenizer
-    pool: Pool
-    answering: Answering
-    counts: GatewayCounts
-    status: Status
-    created: int
-    prompts: PromptDesk
-    controls: ControlDesk
-    versions: VersionDesk
-    samples: SampleDesk
-    weights: WeightsDesk
-    trajectories: TrajectoryDesk
-    sessions: SessionDesk
-
-
-def make_app(desk: Desk) -> FastAPI:
+def make_app(services: GatewayServices) -> FastAPI:
     """The application, without its guard."""
     app = FastAPI(
         title="streamrl gateway",
@@ -139,14 +77,17 @@ def make_app(desk: Desk) -> FastAPI:
         redirect_slashes=False,
     )
     _add_refusals(app)
-    _add_health(app, desk)
-    _add_openai(app, desk)
-    _add_prompts(app, desk)
-    _add_trajectories(app, desk.trajectories)
-    _add_sessions(app, desk.sessions)
-    _add_run(app, desk)
-    _add_controls(app, desk)
-    _add_weights(app, desk)
+    _add_health(app, services)
+    add_openai(app, services)
+    add_responses(app, services)
+    add_anthropic(app, services)
+    add_vllm(app, services)
+    _add_prompts(app, services)
+    _add_trajectories(app, services.trajectories)
+    _add_sessions(app, services.sessions, services.session_token)
+    _add_run(app, services)
+    _add_controls(app, services)
+    _add_weights(app, services)
     return app
 
 
@@ -164,38 +105,6 @@ def describe_truly(app: FastAPI) -> None:
         spec["components"]["schemas"].pop(name, None)
 
 
-def _add_openai(app: FastAPI, desk: Desk) -> None:
-    completion_form = CompletionForm(desk.tokenizer)
-    model = desk.limits.model
-
-    @app.get("/v1/models", responses=REFUSALS)
-    async def list_models() -> Response:
-        """The one model that is served, and the versions that replicas answer under."""
-        return _json(models(model, desk.created, desk.limits.context, desk.pool.versions))
-
-    @app.post("/v1/completions", responses=STREAMS)
-    async def complete(body: CompletionRequest, request: Request) -> Response:
-        """Completions of a text or of token ids."""
-        session = session_of(request.headers, body)
-        memory = desk.sessions.memory(session)
-        asked = await asyncio.to_thread(desk.reader.completion, body, secrets.randbits(SEED_BITS), memory)
-        asked, capture = desk.sessions.opened(session, asked, body)
-        head = head_of(completion_form, secrets.token_hex(12), model)
-        return await answer(request, desk.answering, asked, completion_form, head, capture)
-
-    @app.post("/v1/chat/completions", responses=STREAMS)
-    async def chat(body: ChatRequest, request: Request) -> Response:
-        """The next turn of a conversation."""
-        session = session_of(request.headers, body)
-        memory = desk.sessions.memory(session)
-        asked = await asyncio.to_thread(desk.reader.chat, body, secrets.randbits(SEED_BITS), memory)
-        number = secrets.token_hex(12)
-        reader = None if asked.tools is None else ToolCallReader(number, asked.tools)
-        asked, capture = desk.sessions.opened(session, asked, body, reader)
-        form = ChatForm(desk.tokenizer, reader)
-        return await answer(request, desk.answering, asked, form, head_of(form, number, model), capture)
-
-
 class CancelRequest(BaseModel):
     """The body of `/api/prompts/cancel`. stream: as of the submission. keys: of its prompts."""
 
@@ -205,87 +114,96 @@ class CancelRequest(BaseModel):
     keys: Annotated[list[Annotated[str, Field(max_length=KEY_LETTERS)]], Field(min_length=1, max_length=4096)]
 
 
-def _add_prompts(app: FastAPI, desk: Desk) -> None:
+def _add_prompts(app: FastAPI, services: GatewayServices) -> None:
     @app.post("/api/prompts", **LINES)
     async def submit(stream: StreamName = DEFAULT_STREAM) -> Response:
         """Prompts to be trained on, a JSON object a line; each is answered, with its rollouts, when its group is
         scored. Lines may come as long as the connection lasts."""
         if stream == TASK:
             raise invalid("invalid_value", f"{TASK!a} is the run's own data; give the stream another name", "stream")
-        return PromptStream(desk.prompts, stream)
+        return PromptStream(services.prompts, stream)
 
     @app.post("/api/prompts/cancel", responses=REFUSALS)
     async def cancel(body: CancelRequest) -> Response:
         """Give up prompts that have not ended."""
-        return _json({"generating": await desk.prompts.cancel(body.stream, body.keys)})
+        return _json({"generating": await services.prompts.cancel(body.stream, body.keys)})
 
 
-def _add_trajectories(app: FastAPI, desk: TrajectoryDesk) -> None:
+def _add_trajectories(app: FastAPI, services: TrajectoryService) -> None:
     @app.post("/api/trajectories", responses=REFUSALS)
     async def offer(body: TrajectoryBody) -> Response:
         """A trajectory that was made and scored elsewhere, to be trained on: ids, log-probs, versions, reward."""
-        limits = {"context": desk.context, "vocab_size": desk.vocab_size}
-        trajectory = await asyncio.to_thread(body.trajectory, **limits, components=desk.components, drawn=desk.drawn)
-        return _json(await desk.take(trajectory))
+        limits = {"context": services.context, "vocab_size": services.vocab_size}
+        trajectory = await asyncio.to_thread(
+            body.trajectory, **limits, components=services.components, drawn=services.drawn
+        )
+        return _json(await services.take(trajectory))
 
 
-def _add_sessions(app: FastAPI, desk: SessionDesk) -> None:
+def _add_sessions(app: FastAPI, services: SessionService, token_of: Callable[[str], str]) -> None:
+    @app.post("/api/sessions", responses=REFUSALS)
+    async def begin(body: SessionBody) -> Response:
+        """The id of a session, and a key whose calls are its own: for agents that can set no header."""
+        name = secrets.token_hex(12) if body.session_id is None else checked(body.session_id, "session_id")
+        services.require_training()
+        return _json({"session": name, "api_key": token_of(name)})
+
     @app.post("/api/sessions/{session_id}/reward", responses=REFUSALS)
     async def reward(session_id: str, body: RewardBody) -> Response:
         """End a session: its turns and forks are a trajectory with this reward, and handed to the learner."""
-        return _json(await desk.reward(checked(session_id, "session_id"), body))
+        return _json(await services.reward(checked(session_id, "session_id"), body))
 
 
-def _add_run(app: FastAPI, desk: Desk) -> None:
+def _add_run(app: FastAPI, services: GatewayServices) -> None:
     @app.get("/api/status", responses=REFUSALS)
     async def status() -> Response:
         """What `streamrl status` says of the running system."""
-        return _json(finite(await desk.status()))
+        return _json(finite(await services.status()))
 
     @app.get("/api/samples", responses=REFUSALS)
     async def samples(limit: PageSize = 50, before: Cursor = "") -> Response:
         """The newest rollouts that were sampled and scored, with tokens, versions and rewards. `before` is what `next`
         of another page said; rows that the run has let go are left out."""
-        page = await desk.samples.page(limit, before)
+        page = await services.samples.page(limit, before)
         return Response(await asyncio.to_thread(json_bytes, page), media_type="application/json")
 
     @app.get("/metrics", responses=REFUSALS, response_class=PlainTextResponse)
     async def metrics() -> Response:
         """The same figures for Prometheus."""
-        text = desk.counts.text(desk.pool.running, await desk.status())
+        text = services.counts.text(services.pool.running, await services.status())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _add_controls(app: FastAPI, desk: Desk) -> None:
+def _add_controls(app: FastAPI, services: GatewayServices) -> None:
     @app.get("/api/scale", responses=REFUSALS)
     async def sizes() -> Response:
         """What can be scaled: of each part how many there are to be, and of replicas how many serve."""
-        told = {part: {"now": size} for part, size in (await desk.controls.sizes()).items()}
-        told["rollout"]["serving"] = desk.pool.serving
+        told = {part: {"now": size} for part, size in (await services.controls.sizes()).items()}
+        told["rollout"]["serving"] = services.pool.serving
         return _json(told)
 
     @app.post("/api/scale", responses=REFUSALS)
     async def scale(body: dict[str, Size]) -> Response:
         """Have more or fewer of some parts, by name: `{"rollout": 4}`; `"auto"` leaves replicas to autoscaling. Waits
         for none of them to come or go."""
-        return _json(await desk.controls.scale(body))
+        return _json(await services.controls.scale(body))
 
 
-def _add_weights(app: FastAPI, desk: Desk) -> None:
+def _add_weights(app: FastAPI, services: GatewayServices) -> None:
     @app.get("/api/versions", responses=REFUSALS)
     async def newest_version(request: Request, after: StepNumber = -1) -> Response:
         """The newest published version. With `after`, a step, the answer waits for a version beyond it, for some 25
         seconds at most; then it is whatever there is."""
-        newest = await unless_gone(request.receive, desk.versions.newest(after))
+        newest = await unless_gone(request.receive, services.versions.newest(after))
         return _json({"version": None if newest is None else str(newest)})
 
     @app.get("/api/weights", responses=REFUSALS, status_code=200, response_class=WeightsStream)
     async def weights(version: VersionName = "") -> Response:
         """The weights of a version, the newest one unless it is named, as a safetensors file."""
-        return await desk.weights.open(version)
+        return await services.weights.open(version)
 
 
-def _add_health(app: FastAPI, desk: Desk) -> None:
+def _add_health(app: FastAPI, services: GatewayServices) -> None:
     @app.get("/healthz", responses=ANYBODY)
     async def healthz() -> Response:
         """The gateway answers."""
@@ -294,7 +212,7 @@ def _add_health(app: FastAPI, desk: Desk) -> None:
     @app.get("/readyz", responses={**ANYBODY, 503: REFUSALS[503]})
     async def readyz() -> Response:
         """A replica serves, so that completions can be had."""
-        if not desk.pool.ready:
+        if not services.pool.ready:
             raise Refusal(503, "no_replica", "no replica serves yet; ask again soon")
         return _json({"status": "ready"})
 
@@ -306,16 +224,21 @@ def _add_health(app: FastAPI, desk: Desk) -> None:
 
 def _add_refusals(app: FastAPI) -> None:
     @app.exception_handler(Refusal)
-    async def refused(_: Request, refusal: Refusal) -> Response:
-        return _refused(refusal)
+    async def refused(request: Request, refusal: Refusal) -> Response:
+        return _refused(refusal, request)
 
     @app.exception_handler(RequestValidationError)
-    async def not_valid(_: Request, error: RequestValidationError) -> Response:
-        return _refused(_of_validation(error.errors()))
+    async def not_valid(request: Request, error: RequestValidationError) -> Response:
+        return _refused(_of_validation(error.errors()), request)
+
+    @app.exception_handler(ValidationError)
+    async def not_valid_as_a_chat(request: Request, error: ValidationError) -> Response:
+        """Of a dialect whose body is right in its own form."""
+        return _refused(_of_validation(error.errors()), request)
 
     @app.exception_handler(HTTPException)
-    async def of_http(_: Request, error: HTTPException) -> Response:
-        answered = _refused(Refusal(error.status_code, _CODES[error.status_code], str(error.detail)))
+    async def of_http(request: Request, error: HTTPException) -> Response:
+        answered = _refused(Refusal(error.status_code, _CODES[error.status_code], str(error.detail)), request)
         answered.headers.update(error.headers or {})
         return answered
 
@@ -324,9 +247,10 @@ def _add_refusals(app: FastAPI) -> None:
         return Response(status_code=499)  # nobody reads it
 
     @app.exception_handler(Exception)
-    async def broken(_: Request, error: Exception) -> Response:
+    async def broken(request: Request, error: Exception) -> Response:
         structlog.get_logger().error("a request failed", error=repr(error))
-        return _refused(Refusal(500, "internal_error", "the gateway failed over this request; its log says why"))
+        fault = Refusal(500, "internal_error", "the gateway failed over this request; its log says why")
+        return _refused(fault, request)
 
 
 def _of_validation(errors: Sequence[Any]) -> Refusal:
@@ -343,8 +267,8 @@ def _json(value: Any) -> Response:
     return Response(json_bytes(value), media_type="application/json")
 
 
-def _refused(refusal: Refusal) -> Response:
-    content = json_bytes(refusal.body())
+def _refused(refusal: Refusal, request: Request) -> Response:
+    content = json_bytes(refusal_body(refusal, request.url.path))
     return Response(content, refusal.status, headers=refusal.headers(), media_type="application/json")
 
 

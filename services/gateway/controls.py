@@ -19,12 +19,12 @@ NAME_SHOWN = 80
 """Letters of a name that a client sent which it is told again."""
 
 
-class ControlDesk:
+class ControlService:
     """See the module.
 
     Example:
-        desk = ControlDesk(run.path)
-        await desk.scale({"rollout": 4})       # {"rollout": 4, "before": 2}
+        service = ControlService(run.path)
+        await service.scale({"rollout": 4})       # {"rollout": 4, "before": 2}
     """
 
     def __init__(self, run_folder: Path) -> None:

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamrl.gateway.auth import Doorkeeper
+from streamrl.gateway.dialects import refusal_body
 from streamrl.gateway.refusal import Refusal, json_bytes
 from streamrl.gateway.routes import STREAMED, needed_scope, route_of
+from streamrl.gateway.sessions.session_body import HEADER, HEADERS
 
+_SESSION_HEADERS = frozenset(header.encode() for header in HEADERS)
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -67,7 +70,7 @@ class Guard:
         try:
             await self._guarded(scope, receive, watched)
         except Refusal as refusal:
-            await refuse(refusal, watched)
+            await refuse(refusal, scope["path"], watched)
         except TimeoutError:
             # The client reads nothing: there is nobody to tell. The connection closes with an answer that is not whole.
             return
@@ -75,12 +78,14 @@ class Guard:
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _headers(scope)
         needed = needed_scope(scope["path"])
-        said = headers.get("host", ""), headers.get("origin", ""), headers.get("authorization", "")
+        said = headers.get("host", ""), headers.get("origin", ""), _authorization(headers)
         if (refusal := self._doorkeeper.refusal(*said, needed)) is not None:
             raise refusal
         if needed is None:
             await self._app(scope, _whole(b"", receive), send)
             return
+        if (session := self._doorkeeper.session_of(said[2])) is not None:
+            scope = _of_session(scope, session)
         if self._running >= self._max_requests:
             what = f"{self._running} requests are being answered (gateway.max_requests); try again soon"
             raise Refusal(429, "too_many_requests", what)
@@ -129,9 +134,21 @@ class Guard:
         return watched
 
 
-async def refuse(refusal: Refusal, send: Send) -> None:
+def _of_session(scope: Scope, session: str) -> Scope:
+    """The request of a client whose token is that of one session: it is a part of that and of no other."""
+    others = [(name, value) for name, value in scope["headers"] if name.lower() not in _SESSION_HEADERS]
+    return {**scope, "headers": [*others, (HEADER.encode(), session.encode("latin-1"))]}
+
+
+def _authorization(headers: dict[str, str]) -> str:
+    """Anthropic's clients send a key under another name."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization", "") if key is None or "authorization" in headers else f"Bearer {key}"
+
+
+async def refuse(refusal: Refusal, path: str, send: Send) -> None:
     """Answer with a refusal. The connection closes: what may be left of the body is not read."""
-    content = json_bytes(refusal.body())
+    content = json_bytes(refusal_body(refusal, path))
     headers = {**refusal.headers(), "content-type": "application/json", "content-length": str(len(content))}
     if refusal.status in (408, 413):
         headers["connection"] = "close"

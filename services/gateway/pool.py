@@ -15,18 +15,23 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
 
 import msgspec
 import ray
 from ray.actor import ActorHandle
 
-from services.part.deaths import cause_of
-from services.rollout.guests import PREFIX
-from streamrl.gateway.heard import Heard
-from streamrl.gateway.news import News
+from services.actors.deaths import cause_of
+from services.rollout.client_requests import PREFIX
+from streamrl.gateway.received import ReceivedTokens
 from streamrl.gateway.refusal import Refusal
 from streamrl.gateway.routing import Routes
+from streamrl.gateway.token_updates import TokenUpdate
 from streamrl.types import GenerationRequest, Version
+
+CONVERSATIONS: Final = 4096
+"""Of which it is known who answered last."""
 
 
 class Replaced(msgspec.Struct, frozen=True):
@@ -35,7 +40,7 @@ class Replaced(msgspec.Struct, frozen=True):
     request_id: str
 
 
-Word = News | Replaced | Refusal
+Word = TokenUpdate | Replaced | Refusal
 
 
 @dataclass(slots=True, eq=False)
@@ -44,11 +49,11 @@ class Begun:
     heard: what came of it."""
 
     request: GenerationRequest
-    words: "asyncio.Queue[Word]"
+    updates: "asyncio.Queue[Word]"
     channel: str = ""
     owed: int = 0
     shown: bool = False
-    heard: Heard = field(default_factory=Heard)
+    heard: ReceivedTokens = field(default_factory=ReceivedTokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +75,7 @@ class Pool:
     Example:
         pool.serve({"rollout-0": handle})
         asked = pool.begin(requests)            # Refusal: there is no replica
-        word = await asked[0].words.get()
+        word = await asked[0].updates.get()
         pool.leave(asked)
     """
 
@@ -82,8 +87,15 @@ class Pool:
         self._channels: dict[str, _Channel] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._asked: dict[str, Begun] = {}
+        self._answered: dict[str, str] = {}
+        """By conversation, the replica that was asked last, the newest conversation last."""
         self._homeless: dict[str, asyncio.TimerHandle] = {}
         self._numbers = itertools.count()
+        self._some_serve = asyncio.Event()
+
+    async def until_ready(self) -> None:
+        """Wait for a replica that may be asked."""
+        await self._some_serve.wait()
 
     @property
     def ready(self) -> bool:
@@ -118,16 +130,25 @@ class Pool:
         for name, handle in replicas.items():
             if name not in self._channels:
                 channel = self._channels[name] = _Channel(name, handle)
-                self._tasks[name] = asyncio.create_task(self._talk(channel), name=f"guests of {name}")
+                task = asyncio.create_task(self._talk(channel), name=f"client requests of {name}")
+                task.add_done_callback(partial(self._ended, channel))
+                self._tasks[name] = task
 
     def begin(self, requests: Sequence[GenerationRequest]) -> list[Begun]:
-        """Have requests answered, all of them by one replica, which computes equal prompts once. Raises Refusal when no
-        replica serves."""
-        name = self._routes.choose()
+        """Have requests answered, all of them by one replica, which computes equal prompts once; those of one
+        conversation by the replica that has its earlier turns in the cache, unless it is busier by more than that is
+        worth. Raises Refusal when no replica serves."""
+        conversation = requests[0].conversation
+        before = self._answered.pop(conversation, None)
+        name = self._routes.choose(rather=before, worth=len(requests[0].prompt_ids))
         if name is None:
             raise Refusal(503, "no_replica", "no replica serves at the moment; try again soon")
-        words: asyncio.Queue[Word] = asyncio.Queue()
-        asked = [Begun(request, words) for request in requests]
+        if conversation:
+            self._answered[conversation] = name
+            if len(self._answered) > CONVERSATIONS:
+                del self._answered[next(iter(self._answered))]
+        updates: asyncio.Queue[Word] = asyncio.Queue()
+        asked = [Begun(request, updates) for request in requests]
         for one in asked:
             self._asked[one.request.request_id] = one
             self._give(one, name)
@@ -175,31 +196,38 @@ class Pool:
     async def _talk(self, channel: _Channel) -> None:
         """Keep a channel as long as its replica lives."""
         try:
-            await channel.handle.open_guests.remote()
+            await channel.handle.open_client_requests.remote()
             self._opened(channel)
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._listen(channel))
                 both.create_task(self._send(channel))
         except* ray.exceptions.RayError as errors:
-            self._tell(f"{channel.name} answers no guests any more: {cause_of(errors.exceptions[0])}")
+            self._tell(f"{channel.name} answers no client requests any more: {cause_of(errors.exceptions[0])}")
+
+    def _ended(self, channel: _Channel, task: asyncio.Task[None]) -> None:
+        """A channel's task ended, whatever ended it: those who wait on it must not wait for ever."""
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            self._tell(f"the channel to {channel.name} failed, a bug; another replica goes on: {error!r}")
         self._closed(channel)
 
     async def _listen(self, channel: _Channel) -> None:
         while True:
-            version, news = await channel.handle.guest_news.remote(self._session)
+            version, news = await channel.handle.client_updates.remote(self._session)
             channel.version = Version(*version)
             self._house()
             for one in news:
-                self._hear(channel.name, one)
+                self._on_update(channel.name, one)
 
     async def _send(self, channel: _Channel) -> None:
         while True:
             await channel.some.wait()
             channel.some.clear()
             (begin, channel.begin), (abort, channel.abort) = (channel.begin, []), (channel.abort, [])
-            await channel.handle.order_guests.remote(self._session, begin, abort)
+            await channel.handle.order_client_requests.remote(self._session, begin, abort)
 
-    def _hear(self, name: str, news: News) -> None:
+    def _on_update(self, name: str, news: TokenUpdate) -> None:
         asked = self._asked.get(news.request_id)
         if asked is None or asked.channel != name:
             return
@@ -210,10 +238,11 @@ class Pool:
             count = asked.heard.take(news)
             self._routes.paid(name, count)
             asked.owed -= count
-        asked.words.put_nowait(news)
+        asked.updates.put_nowait(news)
 
     def _opened(self, channel: _Channel) -> None:
         self._routes.opened(channel.name)
+        self._some_serve.set()
         self._house()
 
     def _house(self) -> None:
@@ -229,6 +258,8 @@ class Pool:
             return
         del self._channels[channel.name]
         self._routes.closed(channel.name)
+        if not self.ready:
+            self._some_serve.clear()
         for one in [one for one in self._asked.values() if one.channel == channel.name]:
             if not self._moves(one):
                 self._wait(one)
@@ -237,8 +268,8 @@ class Pool:
         """Whether there is a replica to go on with it, which then does."""
         name = self._routes.choose(lambda name: self._may_go_on(name, one.heard.newest))
         if name is None and not one.shown and self.ready:
-            one.heard = Heard()
-            one.words.put_nowait(Replaced(one.request.request_id))
+            one.heard = ReceivedTokens()
+            one.updates.put_nowait(Replaced(one.request.request_id))
             name = self._routes.choose()
         if name is None:
             return False
@@ -261,4 +292,4 @@ class Pool:
     def _end(self, one: Begun, refusal: Refusal) -> None:
         self._homeless.pop(one.request.request_id, None)
         if self._asked.pop(one.request.request_id, None) is not None:
-            one.words.put_nowait(refusal)
+            one.updates.put_nowait(refusal)

@@ -15,11 +15,11 @@ from streamrl.gateway.refusal import Refusal
 from streamrl.types import Version
 
 
-class VersionDesk:
+class VersionService:
     """See the module. store: the run's weight store. hold_s: see `Patience`.
 
     Example:
-        version = await desk.newest(after=6)       # of step 7 or more; after `hold_s` of whatever step
+        version = await service.newest(after=6)       # of step 7 or more; after `hold_s` of whatever step
     """
 
     def __init__(self, store: ActorHandle, hold_s: float = PATIENCE.hold_s) -> None:

@@ -18,9 +18,9 @@ import xxhash
 from ray.actor import ActorHandle
 from starlette.responses import Response
 
+from services.actors.deaths import cause_of
 from services.gateway.answering import ClientGone, unless_gone
 from services.gateway.guard import Receive, Scope, Send
-from services.part.deaths import cause_of
 from services.run.folder import RunFolder
 from streamrl.errors import DataError
 from streamrl.gateway.refusal import Refusal, invalid
@@ -34,11 +34,11 @@ HOLDER = "gateway"
 PIECE_BYTES = 4 * 2**20
 
 
-class WeightsDesk:
+class WeightsService:
     """See the module. store: the run's weight store.
 
     Example:
-        stream = await desk.open("")        # a response; "0.7" for that version
+        stream = await service.open("")        # a response; "0.7" for that version
     """
 
     def __init__(self, run: RunFolder, store: ActorHandle) -> None:

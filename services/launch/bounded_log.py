@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import TextIO
 
-from streamrl.logs import MAX_BYTES
+from streamrl.observability.logs import MAX_BYTES
 
 
 def open_bounded(path: Path, max_bytes: int = MAX_BYTES) -> TextIO:

@@ -12,7 +12,9 @@ from services.run import run_lock
 from services.run.folder import RunFolder, RunState, explained, write_whole
 from services.run.run_lock import RunLock
 from streamrl.config import diff, dump, load
-from streamrl.config.schema import Config
+from streamrl.config.data_names import full_address, names_data
+from streamrl.config.schema.data import DataConfig
+from streamrl.config.schema.run import Config
 from streamrl.errors import RunFolderError
 
 # A `status` or `down` of the same moment holds the lock for an instant; the rest of a killed run, some
@@ -70,14 +72,32 @@ def is_new(config: Config) -> bool:
 
 
 def _placed(config: Config) -> Config:
-    """The configuration with the folders of the model and of a reward model by their full names: the parts of a run
-    work in another folder."""
+    """The configuration with the folders of the model and of a reward model, and the files of its data, by their full
+    names: the parts of a run work in another folder."""
     scores = msgspec.structs.replace(config.reward.model, path=_full_name(config.reward.model.path))
     return msgspec.structs.replace(
         config,
         model=msgspec.structs.replace(config.model, path=_full_name(config.model.path)),
+        task=msgspec.structs.replace(config.task, name=_full_task(config.task.name)),
+        data=_full_data(config.data),
         reward=msgspec.structs.replace(config.reward, model=scores),
     )
+
+
+def _full_task(name: str) -> str:
+    return full_address(name) if names_data(name) else name
+
+
+def _full_data(data: DataConfig) -> DataConfig:
+    train, held_out = data.train, data.eval
+    if train is not None:
+        train = full_address(train) if isinstance(train, str) else tuple(map(full_address, train))
+    if held_out is not None:
+        sets = data.eval_addresses
+        held_out = (
+            full_address(held_out) if isinstance(held_out, str) else {n: full_address(a) for n, a in sets.items()}
+        )
+    return msgspec.structs.replace(data, train=train, eval=held_out, cache=_full_name(data.cache))
 
 
 def _full_name(path: str | None) -> str | None:

@@ -22,26 +22,26 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from services.actors.restarts import RESTARTS, RestartBudget, back_off_s
 from services.launch import ray_session
 from services.launch.bounded_log import open_bounded
 from services.launch.ray_processes import end_orphans, ray_processes, unless_ray_dies
 from services.launch.start import LaunchOrder, owner_grace_s
 from services.launch.system_api import StartSystem, System
-from services.part.restarts import RESTARTS, RestartBudget, back_off_s
 from services.run.control import ControlServer, Event, EventHub, Handler, described
 from services.run.ending import EXIT_INTERRUPTED
 from services.run.folder import Launch, RunFolder
 from services.run.layout import STACKS_FOLDER
 from services.run.liveness import ProcessId
 from services.run.run_lock import RunLock
-from services.run.scaling import outcome, remembered, sizes, sizes_asked
-from streamrl.append_file import AppendFile
+from services.run.scaling import outcome, remembered, requested_sizes, sizes
 from streamrl.config import load
-from streamrl.config.schema import Config
+from streamrl.config.estimates.log_budget import log_shares
+from streamrl.config.schema.run import Config
 from streamrl.errors import ProcessDiedError, RunFolderError, StartAgainError, StreamRLError
-from streamrl.failure import FailureReport, report_failure
-from streamrl.log_shares import log_shares
-from streamrl.stacks import answer
+from streamrl.observability.failure import FailureReport, report_failure
+from streamrl.system.append_file import AppendFile
+from streamrl.system.stacks import answer
 
 PR_SET_PDEATHSIG = 1
 # Ray's own shutdown takes 1 to 2 s.
@@ -245,7 +245,7 @@ class Owner:
             raise RunFolderError(f"run {self._run.name} is still {self._phase}; scale it when it is running")
         async with self._scaling:
             before = await self._sizes()
-            wanted = await asyncio.to_thread(sizes_asked, self._run.config_path, before, asked)
+            wanted = await asyncio.to_thread(requested_sizes, self._run.config_path, before, asked)
             self._run.save(remembered(self._run.record, wanted))
             await self._system.scale(wanted)
             self._replicas = wanted.get("rollout") or self._replicas

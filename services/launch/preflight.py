@@ -1,4 +1,4 @@
-"""Looks, before anything is made or started, at what only loading can show: tokenizer, task, reward.
+"""Looks, before anything is made or started, at what only loading can show: tokenizer, task, environment, reward.
 
 Guarantees: the user's modules run in a process of their own, which ends, with all it started in its session,
 before `preflight` returns, and with this process; what is wrong is raised as the error that a part of the run
@@ -17,12 +17,13 @@ from typing import IO, Any
 
 import msgspec
 
-from services.part.process_environment import extend_import_path, import_path, variables
+from services.actors.process_environment import extend_import_path, import_path, variables
+from services.launch.tokenizer_folder import tokenizer_folder
 from services.run.ending import error_of
-from streamrl.config.schema import Config, ModelConfig
-from streamrl.descriptors import readable
+from streamrl.config.schema.run import Config
 from streamrl.errors import ComponentError, DeadlineError, StreamRLError
-from streamrl.processes import end_session
+from streamrl.system.poll import readable
+from streamrl.system.processes import end_session
 
 PR_SET_PDEATHSIG = 1
 # Of a message: a user's exception may be of any length, and a pipe holds 64 KiB.
@@ -92,7 +93,9 @@ def _raise_answer(answer: bytes, code: int, config: Config, words: IO[bytes]) ->
 
 
 def _theirs(config: Config) -> str:
-    return f"task {config.task.name!r} and reward {config.reward.function!r}"
+    what = f"task {config.task.name!r}" if config.training_data is None else "the data"
+    name = config.environment.name
+    return f"{what}{'' if name is None else f', environment {name!r}'} and reward {config.reward.rule.name!r}"
 
 
 # ---- in the child
@@ -120,8 +123,7 @@ def main(order: dict[str, Any]) -> int:
 def check(config: Config) -> None:
     """Load all that a user may have got wrong, in this process. Raises ConfigError."""
     from services.run.gateway_address import check_certificate
-    from streamrl.engines.server.place import engine_python
-    from streamrl.models.tokenizer import load_tokenizer
+    from streamrl.engines.server.process.place import engine_python
     from streamrl.models.vocabulary import require_same_vocabulary
     from streamrl.rewards.build import make_scorer
     from streamrl.tasks.load import load_task
@@ -130,35 +132,34 @@ def check(config: Config) -> None:
         check_certificate(config.gateway)
     if starts_server_here(config):
         engine_python(config, Path(import_path()))
-    with tempfile.TemporaryDirectory(prefix="srl-check-") as scratch:
-        folder = _tokenizer_folder(config.model, Path(scratch))
-        tokenizer = load_tokenizer(folder)
+    with tokenizer_folder(config.model) as folder:
         if (reference := config.learner.algorithm.reference.path) is not None:
             require_same_vocabulary(folder, Path(reference).expanduser())
         if (critic := config.learner.critic.path) is not None:
             require_same_vocabulary(folder, Path(critic).expanduser(), "learner.critic.path")
         if (scores := config.reward.model.path) is not None:
             require_same_vocabulary(folder, Path(scores).expanduser(), "reward.model.path")
-    load_task(config, tokenizer)
-    make_scorer(config.reward.function, config.reward.model).close()
+        load_task(config, folder)
+        if config.environment.name is not None:
+            _check_environment(config, folder)
+    make_scorer(config.reward.rule, config.reward.model, config.sandbox).close()
+
+
+def _check_environment(config: Config, folder: Path) -> None:
+    """The class and its options, and whether the model can hold its conversations."""
+    from streamrl.environments.build import environment_factory
+    from streamrl.environments.open import model_chat
+    from streamrl.models.tokenizer import load_tokenizer
+
+    environment = config.environment
+    environment_factory(str(environment.name), environment.options or {}, environment.tools, config.sandbox)
+    model_chat(config, folder, load_tokenizer(folder))
 
 
 def starts_server_here(config: Config) -> bool:
     """Whether replicas on this machine start servers; on other nodes their own Python is looked for."""
     rollout = config.rollout
     return rollout.is_server and rollout.server.endpoint is None and rollout.resources is None
-
-
-def _tokenizer_folder(model: ModelConfig, scratch: Path) -> Path:
-    """The model's folder; for a preset, whose folder the learner will make, one with its tokenizer alone."""
-    if model.preset is None:
-        return Path(model.path or "").expanduser()
-    from streamrl.models.presets import find_preset
-    from streamrl.models.tokenizer import write_character_tokenizer
-
-    preset = find_preset(model.preset)
-    write_character_tokenizer(preset.characters, preset.max_context, scratch)
-    return scratch
 
 
 if __name__ == "__main__":

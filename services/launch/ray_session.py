@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from services.run.folder import RunFolder, write_secret
-from streamrl.config.schema import RayConfig
-from streamrl.errors import ComponentError, ResourceError
+from streamrl.config.schema.run import RayConfig
+from streamrl.errors import ComponentError, ConfigError, ResourceError
 
 # Read by Ray when it is imported, and inherited by its processes.
 _LOCAL_ENVIRONMENT = {
@@ -37,7 +37,9 @@ _LOCAL_ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",
 }
 # Each would make Ray join, or be found by, something that is not ours.
-_FOREIGN_VARIABLES = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_AUTH_TOKEN")
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""The settings of the Ray job in which this process is the driver (`ray job submit`, KubeRay's RayJob)."""
+_FOREIGN_VARIABLES = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_AUTH_TOKEN", _JOB_CONFIG)
 _ANSWER_S = 10.0
 _TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
@@ -97,7 +99,24 @@ def prepare_join(environment: MutableMapping[str, str]) -> bool:
     if has_token:
         environment.setdefault("RAY_AUTH_MODE", "token")
     environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if _JOB_CONFIG in environment:
+        # A job has a working folder too, and Ray refuses two.
+        environment["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
     return has_token
+
+
+def cluster_address(given: str, environment: Mapping[str, str]) -> str:
+    """`host:port` of the cluster that `ray.address` names; `auto` is that of the Ray job of this process. Raises
+    ConfigError outside of a job: a Ray that merely happens to run here is never joined."""
+    if given != "auto":
+        return given
+    found = environment.get("RAY_ADDRESS", "")
+    if not found or _JOB_CONFIG not in environment:
+        raise ConfigError(
+            'ray.address = "auto" is for a Ray job (`ray job submit`), and this is none; give the address of a cluster '
+            'as "host:port", or "local"'
+        )
+    return found
 
 
 def _start_local(run: RunFolder, config: RayConfig, runtime: Path) -> RaySession:
@@ -118,6 +137,7 @@ def _start_local(run: RunFolder, config: RayConfig, runtime: Path) -> RaySession
 
 
 def _join(run: RunFolder, address: str) -> RaySession:
+    address = cluster_address(address, os.environ)
     has_token = prepare_join(os.environ)
     _require_answer(address)
     import ray

@@ -8,7 +8,6 @@ death. Light: imports neither Ray nor torch nor asyncio.
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import msgspec
 
 from services.launch import watcher
 from services.launch.claim import Claim
+from services.run.control_socket import listen_at
 from services.run.folder import SHARED_MEMORY, RunFolder
 from streamrl.errors import ResourceError
 
@@ -58,7 +58,7 @@ def launch(claim: Claim, *, detach: bool, command: Sequence[str] = OWNER_COMMAND
     assert claim.lock is not None, "a finished run is not launched"
     runtime = _make_runtime(Path(_short_temp()))
     control = runtime / "control.sock"
-    listener = _listen(control)
+    listener = listen_at(control)
     lifeline_read, lifeline_write = (None, None) if detach else os.pipe()
     order = LaunchOrder(
         lock_fd=claim.lock.fd,
@@ -126,15 +126,6 @@ def _make_runtime(temp: Path) -> Path:
             f"TMPDIR to another folder, of at most {_LONGEST_TEMP} letters"
         )
     return Path(tempfile.mkdtemp(prefix="srl-", dir=temp))
-
-
-def _listen(path: Path) -> socket.socket:
-    """A listening Unix socket that only this user may connect to; its folder has mode 0700 already."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    path.chmod(0o600)
-    listener.listen(64)
-    return listener
 
 
 def _short_temp() -> str:

@@ -8,16 +8,16 @@ import msgspec
 import ray
 from ray.actor import ActorHandle
 
+from services.actors.deaths import explain_death
+from services.actors.process_environment import import_path, variables
 from services.controller.actor import Controller
-from services.controller.death_desk import DeathDesk
+from services.controller.health.death_monitor import DeathMonitor
 from services.controller.parts import this_node
 from services.controller.supply import require_possible
-from services.part.deaths import explain_death
-from services.part.process_environment import import_path, variables
 from services.run.folder import RunFolder
 from streamrl.clock import SystemClock
 from streamrl.config import Config
-from streamrl.log_shares import log_shares
+from streamrl.config.estimates.log_budget import log_shares
 
 CONTROLLER = "controller"
 
@@ -25,7 +25,7 @@ CONTROLLER = "controller"
 class RaySystem:
     """Implements `services.launch.system_api.System` on a controller actor."""
 
-    def __init__(self, controller: ActorHandle, deaths: DeathDesk) -> None:
+    def __init__(self, controller: ActorHandle, deaths: DeathMonitor) -> None:
         self._controller = controller
         self._deaths = deaths
         self._running = False
@@ -84,4 +84,4 @@ async def start_system(run: RunFolder, config: Config) -> RaySystem:
         num_cpus=0, max_concurrency=64, runtime_env={"env_vars": variables(1, import_path())}, **this_node()
     )
     handle = actor.remote(str(run.path), msgspec.to_builtins(config))
-    return RaySystem(handle, DeathDesk(run, log_shares(config).reports, SystemClock()))
+    return RaySystem(handle, DeathMonitor(run, log_shares(config).reports, SystemClock()))

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from services.run.folder import RunFolder
-from streamrl.config.schema import Config
+from streamrl.config.schema.run import Config
 
 
 class System(Protocol):

@@ -83,7 +83,7 @@ def watch(owner: subprocess.Popen, wakeup: int, lifeline: int | None, grace_s: f
 
 def readable(descriptors: list[int], timeout_s: float | None) -> set[int]:
     """Those with something to read, or an end of file, within `timeout_s`. By poll, since
-    select knows none above 1023 (`streamrl.descriptors`, which this script cannot import)."""
+    select knows none above 1023 (`streamrl.system.poll`, which this script cannot import)."""
     waiting = select.poll()
     for descriptor in descriptors:
         waiting.register(descriptor, select.POLLIN)

@@ -1,1 +1,4 @@
-"""The learner: its ranks, and what each does beside its steps: checkpoints, publications."""
+"""The learner's ranks, and what each does beside its steps: checkpoints, publications.
+It imports `services`, `buffers` and `streamrl`.
+No loss and no optimizer: `streamrl.learner` has them.
+"""

@@ -17,29 +17,30 @@ import numpy as np
 from ray.actor import ActorHandle
 
 from buffers.rows.records import Lease
+from services.actors.deadline import within
+from services.actors.event_sender import EventSender
+from services.actors.filtered_share import FilteredShare
+from services.actors.observe import Observer
+from services.actors.process_environment import extend_import_path
+from services.actors.step_schedule import checkpoint_due, evaluation_due
 from services.learner.publisher import Publisher
 from services.learner.saver import Saver
 from services.learner.step_plan import FINISH, SAVE, STOP, StepPlan, overlong_penalties
-from services.part.deadline import within
-from services.part.due import checkpoint_due, evaluation_due
-from services.part.filtered_share import FilteredShare
-from services.part.observe import Observer
-from services.part.process_environment import extend_import_path
-from services.part.teller import Teller
 from services.queue.far_rows import FarRows
 from services.run.folder import RunFolder
 from services.weights.actor import EVALUATION
-from streamrl.algorithms.judging import baseline_rows
+from streamrl.algorithms.advantages.estimate import baseline_rows
 from streamrl.clock import SystemClock
 from streamrl.config import Config
-from streamrl.disk import free_bytes
-from streamrl.disk_room import LOOK_EVERY_S
 from streamrl.errors import ComponentError
-from streamrl.share_guard import ShareGuard
-from streamrl.timeline import StepTimer
+from streamrl.observability.component_means import ComponentMeans
+from streamrl.observability.timeline import StepTimer
+from streamrl.scheduling.off_policy_guard import ShareGuard
+from streamrl.system.disk import free_bytes
+from streamrl.system.disk_space import LOOK_EVERY_S
 
 if TYPE_CHECKING:
-    from streamrl.learner.warmup import WarmupProgress
+    from streamrl.learner.supervised.warmup import WarmupProgress
 
 T = TypeVar("T")
 
@@ -78,13 +79,14 @@ class LearnerRank:
         self._finished = False
         self._generated = 0
         self._filtered = FilteredShare()
+        self._components = ComponentMeans()
         self._checkpoint_wanted = False
         self._guard = ShareGuard(self._config.learner.algorithm)
         self._replicas = self._config.rollout.replicas
         self._observer = Observer(self._run, self._config, self._name)
         limit = self._config.deadlines.checkpoint_s
         self._saver = Saver(
-            self._core, queue, self._tell, self._observer, who=self._name, limit_s=limit, told=self._line_told
+            self._core, queue, self._report, self._observer, who=self._name, limit_s=limit, told=self._step_reported
         )
         self._line = asyncio.Event()
         """Set while there is no step of which the line of metrics is still to be made."""
@@ -102,9 +104,9 @@ class LearnerRank:
     async def build(self, controller: ActorHandle) -> dict[str, Any]:
         """Load model and checkpoint; returns what `LearnerCore.build` does."""
         self._controller = controller
-        self._teller = Teller(controller.report.remote)
+        self._event_sender = EventSender(controller.report.remote)
         self._publisher = Publisher(
-            self._core, self._store, controller, self._config, self._tell, self._observer, rank=self._rank
+            self._core, self._store, controller, self._config, self._report, self._observer, rank=self._rank
         )
         limit = self._config.deadlines.start_s
         return await within(limit, self._in_thread(self._core.build), who=self._name, what="loading the model")
@@ -129,11 +131,11 @@ class LearnerRank:
             self._beyond = "warm-up", progress.step
             facts = {"step": progress.step, "loss": progress.loss, "score": progress.score}
             if progress.score is not None and self._rank == 0:
-                loop.call_soon_threadsafe(self._tell, "warmup", facts)
+                loop.call_soon_threadsafe(self._report, "warmup", facts)
 
         await self._in_thread(self._core.warm_up, report)
         await self._in_thread(self._core.save)
-        await self._told()
+        await self._flushed()
 
     async def run(self) -> dict[str, Any]:
         """Train to the last step, or until the queue is closed. Returns `finished` and the step reached.
@@ -152,14 +154,14 @@ class LearnerRank:
         while self._core.step < self._config.learner.steps and await self._step(timer):
             pass
         await self._publisher.finish()
-        await self._line_told()
+        await self._step_reported()
         await self._saver.finish()
         finished = self._finished or self._core.step >= self._config.learner.steps
         self._timer, self._beyond = None, ("export", 0)
         if finished:
             await self._in_thread(self._core.export)
             await self._have_last_scored()
-        await self._told()
+        await self._flushed()
         self._beyond = "ended", 0
         if self._guard.pause and not finished:
             raise ComponentError(f"{self._name}: {self._guard.pause}")
@@ -211,7 +213,7 @@ class LearnerRank:
         committed = self._queue.commit.remote(plan.step) if self._rank == 0 else None
         with timer.phase("publish"):
             publication = await self._publisher.begin(self._compute)
-            await self._line_told()  # of the step before, so no more than one step is untold at any time
+            await self._step_reported()  # of the step before, so no more than one step is untold at any time
         with timer.phase("commit"):
             counts = await committed if committed is not None else {}
         self._line.clear()
@@ -224,21 +226,21 @@ class LearnerRank:
         self._watch_share(metrics)
         times = timer.finish()
         facts = {**metrics, **self._facts(lease, counts, times["time/step"]), **times, **self._saver.take_facts()}
-        self._telling = asyncio.create_task(self._tell_step(facts, publication), name="line of metrics")
+        self._telling = asyncio.create_task(self._report_step(facts, publication), name="line of metrics")
         return True
 
     def _watch_share(self, metrics: dict[str, float]) -> None:
         """Tell of it, and stop after the step where the guard says so."""
-        if text := self._guard.look(self._core.step, metrics):
-            self._tell("notice", {"text": text})
+        if text := self._guard.check(self._core.step, metrics):
+            self._report("notice", {"text": text})
         if self._guard.pause:
             self._stop.set()
 
-    async def _tell_step(self, facts: dict[str, Any], publication: "asyncio.Task[dict[str, Any]]") -> None:
+    async def _report_step(self, facts: dict[str, Any], publication: "asyncio.Task[dict[str, Any]]") -> None:
         """The step's line of metrics, with what its version took to publish. None when that failed: the run ends."""
         await asyncio.wait({publication})
         if not publication.cancelled() and publication.exception() is None:
-            self._tell("step", {**facts, **publication.result()})
+            self._report("step", {**facts, **publication.result()})
             self._line.set()
 
     async def _next(self, timer: StepTimer) -> tuple[Lease | None, StepPlan]:
@@ -282,12 +284,12 @@ class LearnerRank:
 
     async def _save(self) -> None:
         await self._publisher.finish()  # the checkpoint has the digest of its version
-        await self._room_for_checkpoint()
+        await self._wait_for_disk_space()
         await self._saver.begin(self._compute)
 
-    async def _room_for_checkpoint(self) -> None:
+    async def _wait_for_disk_space(self) -> None:
         """Wait on rank 0, which writes it, until the disk has room for all of it; the others wait for rank 0. It looks
-        on a clock, as `streamrl.disk_room` does."""
+        on a clock, as `streamrl.system.disk_space` does."""
         if self._rank:
             return
         needed, said = self._core.state_bytes(), False
@@ -295,7 +297,7 @@ class LearnerRank:
             figures = f"{free / 1e6:.0f} MB free, needs {needed / 1e6:.0f} MB"
             self._waits_for_disk = f"the checkpoint of step {self._core.step} waits for the disk: {figures}"
             if not said:
-                self._tell("notice", {"text": self._waits_for_disk})
+                self._report("notice", {"text": self._waits_for_disk})
             said = True
             await asyncio.sleep(LOOK_EVERY_S)
         self._waits_for_disk = ""
@@ -309,22 +311,23 @@ class LearnerRank:
     async def _in_thread(self, call: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._compute, call, *args)
 
-    def _tell(self, kind: str, facts: dict[str, Any]) -> None:
-        self._teller.tell(kind, facts)
+    def _report(self, kind: str, facts: dict[str, Any]) -> None:
+        self._event_sender.send(kind, facts)
 
-    async def _line_told(self) -> None:
+    async def _step_reported(self) -> None:
         await self._line.wait()
-        await self._told()
+        await self._flushed()
 
-    async def _told(self) -> None:
+    async def _flushed(self) -> None:
         limit = self._config.deadlines.step_s
-        await within(limit, self._teller.told(), who="controller", what="what the learner tells it")
+        await within(limit, self._event_sender.flush(), who="controller", what="what the learner tells it")
 
     def _facts(self, lease: Lease, counts: dict[str, Any], seconds: float) -> dict[str, Any]:
         """What the step's line of metrics says beside the learner's own numbers."""
         sampled = lease.sampled_tokens > 0
         staleness = np.maximum(lease.step - lease.oldest_step[sampled], 0)
         rewards = lease.rewards[lease.valid & ~baseline_rows(lease.sample_index, self._config)]
+        components = self._components.since_last(counts["components"])
         generated = counts["tokens_accepted"] + counts["tokens_ignored"]
         tokens_per_s = (generated - self._generated) / seconds
         self._generated = generated
@@ -348,8 +351,10 @@ class LearnerRank:
             "queue/wait_s": lease.waited_s,
             "queue/unscored_s": lease.unscored_s,
             "queue/quarantined": counts["prompts_quarantined"],
+            "queue/resting": counts["prompts_resting"],
             "rollout/tokens_per_s": tokens_per_s,
             "rollout/replicas": self._replicas,
+            **{f"reward/{name}/mean": mean for name, mean in components.items()},
         }
 
 

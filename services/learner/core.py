@@ -21,38 +21,39 @@ from buffers.rows.records import Lease
 from buffers.segments.places import writer_of
 from buffers.segments.reader import SegmentReader
 from services.learner import warm_up
-from services.learner.judge import make_judge
+from services.learner.auxiliary import make_auxiliary_model
 from services.learner.reference_rewards import pay_divergence
 from services.learner.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, num_shares, shares_of
 from services.learner.version_writer import Span, VersionWriter, WeightSnapshot, Written, untold
 from services.run.folder import RunFolder
 from services.run.layout import model_folder, start_folder
 from streamrl.algorithms.aggregation import Denominators
-from streamrl.config import Config, limits
-from streamrl.disk_room import DiskRoom
+from streamrl.config import Config
+from streamrl.config.estimates import sizes as limits
 from streamrl.errors import ConfigError, NonFiniteError
-from streamrl.learner import checkpoint
-from streamrl.learner.averaged import AveragedPolicy
+from streamrl.learner.auxiliary.auxiliary import AuxiliaryModel, step_of_both
+from streamrl.learner.auxiliary.kl_penalty import referred
+from streamrl.learner.batch.mini_batches import MiniBatch
+from streamrl.learner.batch.packing import PackedBatch, pack
+from streamrl.learner.batch.scored_batch import Part
 from streamrl.learner.blame import Logprobs, with_its_row
-from streamrl.learner.checkpoint_retention import oldest_step
-from streamrl.learner.frozen import FrozenPolicy
+from streamrl.learner.checkpoint import checkpoint
+from streamrl.learner.checkpoint.retention import oldest_step
 from streamrl.learner.fsdp import FsdpBackend, on_policy
-from streamrl.learner.judge import Judge, step_of_both
-from streamrl.learner.judged import Part
-from streamrl.learner.mini_batches import MiniBatch
-from streamrl.learner.packing import PackedBatch, pack
-from streamrl.learner.process_group import LearnerGroup, open_group
-from streamrl.learner.reference_rewards import referred
-from streamrl.learner.sharding import ShardedPolicy
+from streamrl.learner.model.sharding import ShardedPolicy
+from streamrl.learner.parallel.process_group import LearnerGroup, open_group
+from streamrl.learner.references.averaged import AveragedPolicy
+from streamrl.learner.references.frozen import FrozenPolicy
 from streamrl.learner.sources import Sources
-from streamrl.learner.warmup import Warmup, WarmupProgress
+from streamrl.learner.supervised.warmup import Warmup, WarmupProgress
 from streamrl.models.export import export_hf
 from streamrl.models.load import DTYPES, load_model, prepare_model_folder
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.models.vocabulary import require_same_vocabulary
+from streamrl.observability.timeline import StepTimer
+from streamrl.system.disk_space import DiskSpace
 from streamrl.tasks.base import is_demonstrated
 from streamrl.tasks.load import load_task
-from streamrl.timeline import StepTimer
 from streamrl.types import RolloutRows, Version
 from streamrl.weights.tensors import snapshot, weights_digest
 
@@ -69,7 +70,7 @@ class LearnerCore:
         self._reader = SegmentReader(run.path)
         self._store_path = store_path
         self._versions: VersionWriter | None = None
-        self._room = DiskRoom()
+        self._room = DiskSpace()
 
     @property
     def step(self) -> int:
@@ -98,7 +99,7 @@ class LearnerCore:
         self._policy = self._make_policy(model)
         self._versions = VersionWriter(self._run, self._config, self._rank, self._policy)
         self._backend = self._make_backend()
-        self._judge = self._make_judge()
+        self._auxiliary = self._make_auxiliary_model()
         found = self._load_newest() if resume else {}
         return {**found, "longest_prompt": self._longest_prompt}
 
@@ -119,24 +120,25 @@ class LearnerCore:
                 "method demonstration(prompt)"
             )
         folder = model_folder(self._run.path, self._config)
-        max_length = self._longest_prompt + self._config.rollout.sampling.max_new_tokens
-        with warm_up.greedy_score(self._config, folder, max_length, self._policy, task, tokenizer) as score:
+        max_length = limits.longest_row(self._config, self._longest_prompt)
+        with warm_up.warm_up_parts(self._config, folder, max_length, self._policy, task, tokenizer) as parts:
             Warmup(
                 self._policy,
                 settings,
                 task,
                 tokenizer,
-                evaluate=score,
+                evaluate=parts.score,
                 held_apart=warm_up.items_held_apart(task),
                 seed=self._config.seed,
                 micro_batch_tokens=self._config.learner.micro_batch_tokens,
                 shares=num_shares(self._config),
+                demonstrations=parts.demonstrations,
             ).run(report)
         torch.set_num_threads(self._config.learner.threads)
         self._export(start_folder(self._run.path, self._config))
         self._group.wait_for_first()
-        self._judge = None  # two at once would take the memory of two
-        self._judge = self._make_judge()
+        self._auxiliary = None  # two at once would take the memory of two
+        self._auxiliary = self._make_auxiliary_model()
 
     # ---- a step
 
@@ -175,9 +177,9 @@ class LearnerCore:
     def _step(self, mini_batches: list[MiniBatch], parts: list[list[Part]]) -> dict[str, float]:
         epochs = self._config.learner.ppo_epochs
         try:
-            if self._judge is None:
+            if self._auxiliary is None:
                 return self._backend.step_batch(mini_batches, epochs)
-            return step_of_both(self._backend, self._judge, mini_batches, parts, epochs)
+            return step_of_both(self._backend, self._auxiliary, mini_batches, parts, epochs)
         except NonFiniteError as error:
             raise with_its_row(error, self._backend, mini_batches, parts, self._reference_logprobs) from error
 
@@ -229,7 +231,7 @@ class LearnerCore:
 
     def state_bytes(self) -> int:
         """Bytes of the tensors of a checkpoint: what is trained and its moments."""
-        return self._backend.state_bytes + (0 if self._judge is None else self._judge.state_bytes)
+        return self._backend.state_bytes + (0 if self._auxiliary is None else self._auxiliary.state_bytes)
 
     def save(self) -> None:
         """Collective. One checkpoint, committed when this returns."""
@@ -279,7 +281,7 @@ class LearnerCore:
         self._group.close()
         # The group's threads end with the last reference to it, and the policy holds some. A thread that still puts its
         # last tensor away when the interpreter ends would abort the process.
-        for held in ("_backend", "_judge", "_held", "_policy", "_group"):
+        for held in ("_backend", "_auxiliary", "_held", "_policy", "_group"):
             vars(self).pop(held, None)
         gc.collect()
         if self._rank == 0:
@@ -312,14 +314,16 @@ class LearnerCore:
         if not lora.rank:
             return ShardedPolicy(model, self._group, dtype, execution)
         # Not above: it needs a package that only those have who train adapters.
-        from streamrl.learner.adapters import AdapterPolicy, AdapterSettings
+        from streamrl.learner.model.adapters import AdapterPolicy, AdapterSettings, linear_layers
 
-        settings = AdapterSettings(lora.rank, limits.lora_alpha(lora), limits.lora_targets(lora), self._config.seed)
+        targets = lora.targets or tuple(linear_layers(model))
+        settings = AdapterSettings(lora.rank, limits.lora_alpha(lora), targets, self._config.seed)
         return AdapterPolicy(model, self._group, dtype, settings, execution)
 
     def _load_task(self, context: int) -> None:
-        self._tokenizer = load_tokenizer(model_folder(self._run.path, self._config))
-        self._task, self._longest_prompt = load_task(self._config, self._tokenizer, context)
+        folder = model_folder(self._run.path, self._config)
+        self._tokenizer = load_tokenizer(folder)
+        self._task, self._longest_prompt = load_task(self._config, folder, context)
 
     def _make_backend(self) -> FsdpBackend:
         learner = self._config.learner
@@ -335,8 +339,8 @@ class LearnerCore:
             idle_steps=learner.critic.warmup_steps,
         )
 
-    def _make_judge(self) -> Judge | None:
-        return make_judge(self._run.path, self._config, self._group, self._tokenizer, self._held)
+    def _make_auxiliary_model(self) -> AuxiliaryModel | None:
+        return make_auxiliary_model(self._run.path, self._config, self._group, self._tokenizer, self._held)
 
     def _reference(self) -> FrozenPolicy:
         """The policy that the trained one is held to, or that teaches it; loaded when it is first called."""
@@ -357,20 +361,20 @@ class LearnerCore:
         if found is None:
             return {"checkpoint": None, "skipped": list(search.skipped)}
         self._backend.load_state(found.tensor, found.extra["backend"])
-        if self._judge is not None:
-            self._judge.load_state(found.tensor, found.extra.get(self._judge.name))
+        if self._auxiliary is not None:
+            self._auxiliary.load_state(found.tensor, found.extra.get(self._auxiliary.name))
         checkpoint.prove_loaded(found, self._state_tensors())
         self._versions.published = found.extra.get("published")
         return {"checkpoint": found.version.step, "skipped": list(search.skipped)}
 
     def _state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._backend.state_tensors()
-        if self._judge is not None:
-            yield from self._judge.state_tensors()
+        if self._auxiliary is not None:
+            yield from self._auxiliary.state_tensors()
 
     def _state_extra(self) -> dict[str, Any]:
-        judge = {} if self._judge is None else {self._judge.name: self._judge.state_extra()}
-        return {"backend": self._backend.state_extra(), **judge}
+        auxiliary = {} if self._auxiliary is None else {self._auxiliary.name: self._auxiliary.state_extra()}
+        return {"backend": self._backend.state_extra(), **auxiliary}
 
     def _packs(self, step: int, rows: RolloutRows, share: Share, sources: Sources) -> list[PackedBatch]:
         learner = self._config.learner

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray.actor import ActorHandle
 
-from services.part.beside import Beside
-from services.part.deadline import within
-from services.part.due import evaluation_due
-from services.part.observe import Observer
+from services.actors.background_task import BackgroundTask
+from services.actors.deadline import within
+from services.actors.observe import Observer
+from services.actors.step_schedule import evaluation_due
 from services.weights.actor import EVALUATION
 from streamrl.clock import Clock, SystemClock
 from streamrl.config import Config
@@ -66,7 +66,7 @@ class Publisher:
         self._who = f"learner-{rank}"
         self._clock = clock or SystemClock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
-        self._beside = Beside()
+        self._beside = BackgroundTask()
 
     async def begin(self, compute: ThreadPoolExecutor) -> "asyncio.Task[Facts]":
         """Collective. Wait for the publication before, then copy the weights; the rest goes on beside.
@@ -95,7 +95,7 @@ class Publisher:
     async def _publish(self, snapshot: "WeightSnapshot", started: float) -> Facts:
         copied, version = self._clock.now(), snapshot.version
         if self._rank == 0:
-            await self._room(snapshot)
+            await self._wait_for_memory(snapshot)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, self._core.wait_to_publish)
         begun = self._clock.now()
@@ -132,7 +132,7 @@ class Publisher:
     def _span(self, part: str) -> AbstractContextManager[None]:
         return self._observer.span(part, "weights")
 
-    async def _room(self, snapshot: "WeightSnapshot") -> None:
+    async def _wait_for_memory(self, snapshot: "WeightSnapshot") -> None:
         """Wait, and say so, until shared memory has room for a further version: until nobody needs an older one."""
         deadlines = self._config.deadlines
         said = False

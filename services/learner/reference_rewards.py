@@ -12,12 +12,12 @@ import torch
 
 from services.learner.step_plan import Share, StepPlan, penalised
 from streamrl.config import Config
-from streamrl.learner.frozen import FrozenPolicy
-from streamrl.learner.judged import Judged, Part
-from streamrl.learner.packing import pack
-from streamrl.learner.process_group import LearnerGroup
-from streamrl.learner.reference_rewards import referred, require_finite_reference, row_divergences
-from streamrl.learner.row_parts import in_place
+from streamrl.learner.auxiliary.kl_penalty import referred, require_finite_reference, row_divergences
+from streamrl.learner.batch.packing import pack
+from streamrl.learner.batch.row_parts import in_place
+from streamrl.learner.batch.scored_batch import Part, ScoredTokens
+from streamrl.learner.parallel.process_group import LearnerGroup
+from streamrl.learner.references.frozen import FrozenPolicy
 from streamrl.types import RolloutRows
 
 
@@ -39,7 +39,7 @@ def pay_divergence(
         scored = replace(rows, valid=share.scored)
         packs = pack(scored, np.zeros(rows.num_rows), learner.micro_batch_tokens, step=plan.step)
         found = referred(reference, packs, config.rollout.sampling.temperature, group)
-        judged += [Judged(one, given, Part(rows, share.place)) for one, given in zip(packs, found, strict=True)]
+        judged += [ScoredTokens(one, given, Part(rows, share.place)) for one, given in zip(packs, found, strict=True)]
         divergences.append(row_divergences(packs, found, learner.algorithm.kl_estimator, rows.num_rows))
     require_finite_reference(judged, group, plan.step + 1)
     total_N = in_place(divergences, [share.place for _, share in parts], num_rows=len(plan.rewards) // 8)

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray.actor import ActorHandle
 
-from services.part.beside import Beside
-from services.part.deadline import within_or_paused
-from services.part.observe import Observer
+from services.actors.background_task import BackgroundTask
+from services.actors.deadline import within_or_paused
+from services.actors.observe import Observer
 from streamrl.clock import Clock, SystemClock
 from streamrl.types import Version
 
 if TYPE_CHECKING:
     from services.learner.core import LearnerCore
-    from streamrl.learner.checkpoint import Snapshot
+    from streamrl.learner.checkpoint.checkpoint import Snapshot
 
 T = TypeVar("T")
 Tell = Callable[[str, dict[str, Any]], None]
@@ -62,7 +62,7 @@ class Saver:
         self._clock = clock or SystemClock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._begun: Version | None = None
-        self._beside = Beside()
+        self._beside = BackgroundTask()
         self._facts: dict[str, Any] = {}
         self._told_over_budget = False
 

@@ -11,12 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from buffers.rows.records import Lease
-from streamrl.algorithms.advantages import advantage_of
-from streamrl.algorithms.judging import JudgedRows, advantages_of, counted_rows, length_penalties, shaped_rewards
+from streamrl.algorithms.advantages.estimate import (
+    RewardedRows,
+    advantages_of,
+    counted_rows,
+    length_penalties,
+    shaped_rewards,
+)
+from streamrl.algorithms.advantages.outcome import advantage_of
 from streamrl.config import Config
-from streamrl.learner.balance import split_rows
-from streamrl.learner.mini_batch_cut import mini_batch_of
-from streamrl.learner.rank_mesh import own_parts
+from streamrl.learner.batch.balance import split_rows
+from streamrl.learner.batch.mini_batch_cut import mini_batch_of
+from streamrl.learner.parallel.rank_mesh import own_parts
 from streamrl.types import FrameRef, LongArray
 
 
@@ -81,7 +87,7 @@ class TrainedBatch:
     total_rows: list[int]
 
 
-def trained_batch(rows: JudgedRows, config: Config) -> TrainedBatch:
+def trained_batch(rows: RewardedRows, config: Config) -> TrainedBatch:
     """One place for the plan and for `streamrl sql`, so that they cannot differ."""
     counted_N = counted_rows(rows, config)
     trained_N = counted_N & (rows.tokens_N > 0)
@@ -99,7 +105,7 @@ def trained_batch(rows: JudgedRows, config: Config) -> TrainedBatch:
 def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
     """Advantages over the whole batch, and of each mini-batch shares of about the same work."""
     counts = lease.group, lease.sample_index, lease.sampled_tokens
-    rows = JudgedRows(lease.rewards, lease.valid, *counts, lease.components, lease.truncated)
+    rows = RewardedRows(lease.rewards, lease.valid, *counts, lease.components, lease.truncated)
     batch = trained_batch(rows, config)
     share = _shares(lease, batch.mini_batch_N, num_shares(config), hidden_size)
     return StepPlan(
@@ -124,7 +130,7 @@ def make_plan(lease: Lease, config: Config, hidden_size: int) -> StepPlan:
 def penalised(plan: StepPlan, penalty_N: npt.NDArray[np.float64], advantage: str) -> StepPlan:
     """The plan with the advantages of rewards that are lower by `penalty_N`, float64 [N].
 
-    advantage: one that is made of rewards alone; `streamrl.config.component_rules` refuses the others here.
+    advantage: one that is made of rewards alone; `streamrl.config.rules.learner.components` refuses the others here.
     """
     advantages = advantage_of(
         advantage,

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 
 from services.run.folder import RunFolder
-from streamrl.config import Config, limits
+from streamrl.config import Config
+from streamrl.config.estimates import sizes as limits
 from streamrl.errors import DataError
-from streamrl.learner.sharding import ShardedPolicy
+from streamrl.learner.model.sharding import ShardedPolicy
 from streamrl.types import Version
-from streamrl.weights.delta_chain import version_before
+from streamrl.weights.delta.chain import version_before
 from streamrl.weights.manifest import AdapterFacts, WeightManifest, base_version
-from streamrl.weights.shm import ALIGNMENT, ShmPublisher
+from streamrl.weights.shm.shm import ALIGNMENT, ShmPublisher
 
 SPARE_VERSIONS = 3
 """Versions that shared memory has room for beside one for each replica, where nothing else is said: the newest, the one

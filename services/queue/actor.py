@@ -11,26 +11,29 @@ from typing import Any
 
 import msgspec
 
-from buffers.index.offered import Standing
-from buffers.index.quarantine import shown
-from buffers.index.recent import Place, RecentGroup
-from buffers.index.submissions import Outcome
+from buffers.index.groups.quarantine import shown
+from buffers.index.groups.recent import Place, RecentGroup
+from buffers.index.submitted.offered import Standing
+from buffers.index.submitted.submissions import Outcome
 from buffers.ledger.records import Offered, Quarantined
 from buffers.queue.gathering import Objection
 from buffers.queue.replay_queue import ReplayQueue
 from buffers.rows.records import AcceptedRows, Lease, QueueSettings, ScoredRows, UnscoredFrame
 from buffers.segments.places import HOME, PARTIALS_DIR, node_of
 from buffers.segments.removal import SegmentRemover
-from services.part.process_environment import extend_import_path
-from services.run.layout import STACKS_FOLDER
+from services.actors.process_environment import extend_import_path
+from services.run.layout import STACKS_FOLDER, model_folder
 from streamrl.clock import SystemClock
-from streamrl.config import Config, limits
-from streamrl.look_back import Waited
-from streamrl.stacks import answer
+from streamrl.config import Config
+from streamrl.config.estimates import sizes as limits
+from streamrl.observability.component_means import Totals
+from streamrl.scheduling.utilization import Waited
+from streamrl.system.stacks import answer
 from streamrl.tasks.base import StreamPrompt, SubmittedPrompt, Task
-from streamrl.tasks.order import PromptOrder
+from streamrl.tasks.data.task import rows_left_out
+from streamrl.tasks.load import open_task
+from streamrl.tasks.order import order_of
 from streamrl.tasks.prompts import longest_text
-from streamrl.tasks.resolve import resolve_task
 from streamrl.types import FrameRef, Ticket, Version
 
 
@@ -48,6 +51,7 @@ class QueueActor:
         answer("queue", self._folder / STACKS_FOLDER)
         self._over_budget = ""
         self._far_going: list[str] = []
+        self._totals: Totals = {}
 
     async def open(self, resume_step: int, longest_prompt: int, accept_changed_data: bool = False) -> int:
         """Open the queue, fresh or from its ledger. Returns the incarnation of what is published from now on.
@@ -55,8 +59,8 @@ class QueueActor:
         resume_step: step of the checkpoint that is resumed, or 0. longest_prompt: in tokens; bytes are reserved for it.
         accept_changed_data: whether the data set may be another one than the ledger's.
         """
-        self._task = task = resolve_task(self._config.task.name, self._config.task.held_out)
-        order = PromptOrder(task.num_train, self._config.seed)
+        self._task = task = open_task(self._config, model_folder(self._folder, self._config))
+        order = order_of(task, self._config.seed)
         settings = queue_settings(self._config, task, longest_prompt)
         clock = SystemClock()
         if accept_changed_data:
@@ -86,7 +90,7 @@ class QueueActor:
 
     async def quarantined(self, known: int) -> list[dict[str, Any]]:
         """Prompts that this process quarantined, behind the first `known`, as soon as there is one; [] once closed."""
-        return [self._told(one) for one in await self._queue.quarantined.newer(known)]
+        return [self._quarantine_record(one) for one in await self._queue.quarantined.newer(known)]
 
     async def take(self, replica: str, epoch: int, serving: Version, room: int) -> list[Ticket]:
         return await self._queue.take(replica, epoch, Version(*serving), room)
@@ -140,8 +144,12 @@ class QueueActor:
     async def unscored(self, scorer: str, epoch: int, max_rows: int) -> list[UnscoredFrame]:
         return await self._queue.unscored(scorer, epoch, max_rows)
 
-    async def add_scores(self, scorer: str, epoch: int, sequence: int, frame: FrameRef, rows: ScoredRows) -> None:
+    async def add_scores(
+        self, scorer: str, epoch: int, sequence: int, frame: FrameRef, rows: ScoredRows, totals: Totals
+    ) -> None:
+        """totals: of the components of all scores of this scorer so far, for the metrics."""
         await self._queue.add_scores(scorer, epoch, sequence, frame, rows)
+        self._totals = totals
 
     async def requeue_unscored(self, scorer: str) -> int:
         return self._queue.requeue_unscored(scorer)
@@ -152,7 +160,7 @@ class QueueActor:
     async def commit(self, step: int) -> dict[str, Any]:
         """The step is trained; returns the books for the metrics."""
         await self._queue.commit(step)
-        return await self.status()
+        return {**await self.status(), "components": self._totals}
 
     async def covered(self, step: int, oldest: int) -> str:
         """A checkpoint of `step` is committed; a resume could begin at the step `oldest` still. Log files that this
@@ -164,7 +172,7 @@ class QueueActor:
         await self._remover.remove(here)
         return self._over_budget
 
-    async def far_files_going(self) -> list[str]:
+    async def released_far_files(self) -> list[str]:
         """Log files of other nodes that `covered` let go since this was asked last: for the nodes to remove."""
         going, self._far_going = self._far_going, []
         return going
@@ -199,7 +207,7 @@ class QueueActor:
         """The queue's books, as plain values."""
         counts = self._queue.counts()
         told = {"bytes_used": counts.bytes_used, "rows_waiting": counts.rows_waiting}
-        return {**msgspec.to_builtins(counts), **told, "over_budget": self._over_budget}
+        return {**msgspec.to_builtins(counts), **told, **rows_left_out(self._task), "over_budget": self._over_budget}
 
     async def movement(self) -> dict[str, Any]:
         """The books, whether the learner waits for rows, and what a full disk keeps it `paused` for: for who sees
@@ -210,13 +218,13 @@ class QueueActor:
         """(the learner's step, how long it and the replicas have waited here), for whoever scales them."""
         return self._queue.counts().next_step, self._queue.waits.until_now()
 
-    async def look(self) -> dict[str, Any]:
+    async def detailed_status(self) -> dict[str, Any]:
         """The same with the oldest row that waits, for a person: looks at every row that waits."""
         quarantined = shown(self._queue.quarantined.listed())
         told = {"oldest": msgspec.to_builtins(self._queue.oldest()), "quarantined": quarantined}
         return {**await self.status(), **told}
 
-    def _told(self, one: Quarantined) -> dict[str, Any]:
+    def _quarantine_record(self, one: Quarantined) -> dict[str, Any]:
         """With the prompt's id, as the rows of its groups have it."""
         return {**msgspec.structs.asdict(one), "prompt_id": self._task.train(one.item).prompt_id}
 
@@ -252,4 +260,5 @@ def queue_settings(config: Config, task: Task, longest_prompt: int) -> QueueSett
         submitted_bytes=config.gateway.waiting_bytes,
         streams=config.gateway.shares,
         quarantine_after=config.rollout.quarantine_after,
+        curriculum=config.data.curriculum,
     )

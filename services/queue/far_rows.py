@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from ray.actor import ActorHandle
 
 from buffers.segments.places import HOME, node_of
-from services.part.deadline import within_or_paused
+from services.actors.deadline import within_or_paused
 from streamrl.types import FrameRef
 
 

@@ -17,9 +17,9 @@ from ray.actor import ActorHandle
 from buffers.segments.copies import SegmentCopies, SegmentHead
 from buffers.segments.fetch_plan import Fetch, FetchPlan
 from buffers.segments.places import node_of
-from services.part.deaths import explain_death, node_is_gone
+from services.actors.deaths import explain_death, node_is_gone
 from streamrl.config import Config
-from streamrl.disk_room import DiskRoom
+from streamrl.system.disk_space import DiskSpace
 from streamrl.types import FrameRef
 
 AT_ONCE = 4
@@ -36,7 +36,7 @@ class Segments:
         self._find = find
         self._plan = plan
         self._copies = SegmentCopies(run_folder)
-        self._room = DiskRoom()
+        self._room = DiskSpace()
         self._tasks: dict[Fetch, asyncio.Task[bool]] = {}
         self._heads: dict[str, SegmentHead] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)

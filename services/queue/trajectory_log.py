@@ -18,10 +18,10 @@ from buffers.rows.schema import COMPLETIONS, SCORES
 from buffers.rows.trajectory_rows import branch_columns
 from buffers.segments.writer import SegmentWriter
 from services.run.layout import COMPLETIONS_FOLDER, SCORES_FOLDER
+from streamrl.algorithms.group_sampling import GroupSampling
 from streamrl.config import Config
-from streamrl.gateway.trajectory import Trajectory
-from streamrl.sampling import GroupSampling
-from streamrl.streams import OFFERED_STREAM
+from streamrl.config.schema.streams import OFFERED_STREAM
+from streamrl.gateway.sessions.trajectory import Trajectory
 from streamrl.types import Score, group_id, prompt_digest, rollout_id
 
 WRITER = "trajectories"

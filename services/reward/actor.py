@@ -7,10 +7,8 @@ once.
 """
 
 import asyncio
-import sys
 import time
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +23,24 @@ from buffers.rows.records import ScoredRows, UnscoredFrame
 from buffers.rows.schema import SCORES
 from buffers.segments.reader import SegmentReader
 from buffers.segments.writer import SegmentWriter
-from services.part.answers import decode
-from services.part.deadline import within, within_or_paused
-from services.part.observe import Observer
-from services.part.process_environment import extend_import_path
+from services.actors.answers import decode
+from services.actors.deadline import within, within_or_paused
+from services.actors.observe import Observer
+from services.actors.process_environment import extend_import_path
 from services.queue.far_rows import FarRows
+from services.reward.children import reward_pool
+from services.reward.items import reward_items
 from services.run.folder import RunFolder
-from services.run.layout import SCORES_FOLDER, STACKS_FOLDER, model_folder
+from services.run.layout import SCORES_FOLDER, model_folder
 from streamrl.config import Config
+from streamrl.config.schema.streams import TASK
 from streamrl.errors import ComponentError
-from streamrl.evaluation import EvalScore, mean_score
-from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
-from streamrl.models.vocabulary import require_same_vocabulary
-from streamrl.rewards.base import RewardItem, component_columns, with_components
+from streamrl.evaluation import EvalScore, evaluation_score
+from streamrl.models.tokenizer import load_tokenizer
+from streamrl.observability.component_means import ComponentTotals
+from streamrl.rewards.base import component_columns, with_components
 from streamrl.rewards.pool import RewardPool
-from streamrl.streams import TASK
-from streamrl.types import IntArray, LongArray, Score, ScoreStatus
+from streamrl.types import Score, ScoreStatus
 
 NAME = "reward"
 
@@ -59,6 +59,7 @@ class RewardActor:
         self._observer = Observer(self._run, self._config, NAME)
         self._failures = FailureShare(self._config.rollouts_per_step, self._config.reward.max_failed)
         self._scored = 0
+        self._totals = ComponentTotals()
         self._ended_by: ComponentError | None = None
         self._workers = self._config.reward.workers
         self._told = -1
@@ -70,22 +71,10 @@ class RewardActor:
         self._epoch = epoch
         if workers is not None and self._told < 0:
             self._workers = workers
-        reward, queue = self._config.reward, self._config.queue
-        folder = model_folder(self._run.path, self._config)
-        self._tokenizer = load_tokenizer(folder)
-        if reward.model.path is not None:
-            require_same_vocabulary(folder, Path(reward.model.path), "reward.model.path")
+        queue = self._config.queue
+        self._tokenizer = load_tokenizer(model_folder(self._run.path, self._config))
         self._reader = SegmentReader(self._run.path)
-        pool = RewardPool(
-            reward.function,
-            workers=self._workers,
-            batch_size=reward.batch_size,
-            timeout_s=reward.timeout_s,
-            memory_bytes=reward.memory_bytes,
-            import_paths=[path for path in sys.path if path],
-            model=reward.model,
-            stacks=str(self._run.path / STACKS_FOLDER),
-        )
+        pool = reward_pool(self._config, self._run.path, self._workers)
         await within(self._config.deadlines.start_s, pool.start(), who=NAME, what="the start of its children")
         self._pool = pool
         pool.scale(self._workers)  # it may have been told another number meanwhile
@@ -135,7 +124,7 @@ class RewardActor:
         except ComponentError as error:
             # What ended the stage is the cause; that its pool is closed is what follows from it.
             raise self._ended_by or error from None
-        return mean_score(scores, len(held_out.errors))
+        return evaluation_score(held_out, scores)
 
     async def status(self) -> dict[str, Any]:
         """workers: children that are given work; busy of these have some, the oldest of it for oldest_s. answered:
@@ -143,7 +132,12 @@ class RewardActor:
         pool = self._children()
         children = {"workers": pool.size, "children_lost": pool.lost, "not_started": pool.not_started}
         children |= {"busy": pool.busy, "oldest_s": pool.oldest_s, "answered": pool.answered}
-        return {"name": NAME, "scored": self._scored, **children, "paused": self._writer.pause}
+        return {
+            "name": NAME,
+            "scored": self._scored,
+            **children,
+            "paused": self._writer.pause,
+        }
 
     def _children(self) -> RewardPool:
         if self._pool is None:
@@ -157,10 +151,12 @@ class RewardActor:
     async def _score_frames(self, frames: list[UnscoredFrame], sequence: int) -> None:
         parts = [scoring_rows(self._reader.read(one.frame), one.row) for one in frames]
         self._reader.forget_copies()
-        items = [item for part in parts for item in reward_items(part, self._tokenizer)]
+        of_episodes = self._config.plays_episodes
+        items = [item for part in parts for item in reward_items(part, self._tokenizer, of_episodes=of_episodes)]
         names = self._config.learner.algorithm.component_names
         scores = [with_components(score, names) for score in await self._children().score(items)]
         self._scored += len(scores)
+        self._totals.add(scores)
         self._log_failures(scores)
         self._failures.add([score for score, own in zip(scores, _of_the_run(parts), strict=True) if own])
         frame = await asyncio.wrap_future(self._writer.append(_batch(parts, scores)))
@@ -174,7 +170,7 @@ class RewardActor:
             components=component_columns(scores, names) if names else None,
             reason=[score.reason for score in scores],
         )
-        receipt = self._queue.add_scores.remote(NAME, self._epoch, sequence, frame, rows)
+        receipt = self._queue.add_scores.remote(NAME, self._epoch, sequence, frame, rows, self._totals.told)
         limit = self._config.deadlines.step_s
         await within_or_paused(limit, receipt, who=NAME, what="the queue's receipt", pause=self._queue.pause.remote)
 
@@ -205,21 +201,6 @@ class FailureShare:
             f"reward: {len(failed)} of the last {self._window} rollouts have no score, more than reward.max_failed = "
             f"{self._limit:g} allows; the last reason: {failed[-1].reason}"
         )
-
-
-def reward_items(rows: ScoringRows, tokenizer: TextTokenizer) -> list[RewardItem]:
-    """Texts, token ids and payloads of rows, as the reward pool takes them."""
-    completions = tokenizer.decode_batch(rows.sampled_ids, rows.sampled_offsets)
-    prompts = tokenizer.decode_batch(rows.prompt_ids, rows.prompt_offsets)
-    sampled, asked = _id_bytes(rows.sampled_ids, rows.sampled_offsets), _id_bytes(rows.prompt_ids, rows.prompt_offsets)
-    columns = (completions, prompts, rows.payload, rows.finish_reason, sampled, asked)
-    return [RewardItem(*fields) for fields in zip(*columns, strict=True)]
-
-
-def _id_bytes(ids_T: IntArray, offsets: LongArray) -> list[bytes]:
-    """The ids of each row as `RewardItem` has them."""
-    whole = ids_T.astype("<i4").tobytes()
-    return [whole[4 * start : 4 * end] for start, end in pairwise(offsets.tolist())]
 
 
 def _of_the_run(parts: list[ScoringRows]) -> list[bool]:

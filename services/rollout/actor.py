@@ -7,14 +7,15 @@ between two tokens (waits: the weight store; unblocked by: the learner). Beside 
 not ended yet (`services.rollout.partial_journal`).
 
 The replica answers under one verified version at a time and takes no group before it acknowledged one (invariant 6).
-What it may do when is decided by `streamrl.replica_state`.
+What it may do when is decided by `streamrl.scheduling.replica_state`.
 """
 
 import asyncio
 import gc
 import itertools
+import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
@@ -27,30 +28,35 @@ import ray.actor
 
 from buffers.rows.records import AcceptedRows
 from buffers.segments.places import HOME
-from services.part.answers import encode
-from services.part.deadline import within, within_or_paused
-from services.part.named_tasks import run_all
-from services.part.observe import Observer
-from services.part.process_environment import extend_import_path, import_path
+from services.actors.answers import encode
+from services.actors.deadline import within, within_or_paused
+from services.actors.named_tasks import run_all
+from services.actors.observe import Observer
+from services.actors.process_environment import extend_import_path, import_path
+from services.rollout.client_requests import ClientRequests
 from services.rollout.completions import CompletionLog
 from services.rollout.engine_thread import EngineThread
+from services.rollout.episodes import EpisodeRollouts
 from services.rollout.fetch_to_node import fetch_to_node
 from services.rollout.group_requests import GroupRequests
-from services.rollout.guests import Guests
 from services.rollout.partial_journal import PartialJournal
 from services.rollout.row_writer import RowWriter
-from services.rollout.rows import Finished, Issued, RunningRollouts, finite
+from services.rollout.rows import Finished, FinishedEpisode
+from services.rollout.single_turn import SingleTurnRollouts
 from services.run.folder import RunFolder
-from services.run.layout import model_folder
-from streamrl.config import Config, limits
+from services.run.layout import STACKS_FOLDER, model_folder
+from streamrl.config import Config
+from streamrl.config.estimates import sizes as limits
 from streamrl.engines.build import build_engine
-from streamrl.engines.server.place import ServerPlace
-from streamrl.gateway.news import News
-from streamrl.models.tokenizer import load_tokenizer
-from streamrl.replica_state import ReplicaStateMachine
-from streamrl.room import Room
+from streamrl.engines.server.process.place import ServerPlace
+from streamrl.environments.open import environment_pool, episode_player
+from streamrl.gateway.token_updates import TokenUpdate
+from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
+from streamrl.scheduling.replica_capacity import ReplicaCapacity
+from streamrl.scheduling.replica_state import ReplicaStateMachine
+from streamrl.tasks.base import Task
+from streamrl.tasks.load import open_task
 from streamrl.tasks.prompts import EncodedPrompts, longest_text
-from streamrl.tasks.resolve import resolve_task
 from streamrl.types import (
     FrameRef,
     GenerationRequest,
@@ -61,11 +67,13 @@ from streamrl.types import (
     Version,
 )
 from streamrl.weights.manifest import WeightManifest, decode
-from streamrl.weights.pulls import in_thread
+from streamrl.weights.transport.pulls import in_thread
 from streamrl.weights.update_times import UpdateTimes
 
 if TYPE_CHECKING:
-    from services.weights.node import NodeSeat
+    from services.rollout.episode_evaluations import EpisodesHeldOut
+    from services.rollout.evaluations import HeldOut
+    from services.weights.node import NodeSlot
 
 T = TypeVar("T")
 
@@ -87,7 +95,6 @@ class RolloutReplica:
         self._run_folder = run_folder
         self._queue = queue
         self._store = store
-        self._running = RunningRollouts()
         self._unwanted: set[int] = set()
         """Groups given up since work was last asked for: they may be among those that are on their way."""
         self._two_versions = 0
@@ -99,34 +106,32 @@ class RolloutReplica:
         """Ray's id of the node that it was placed on."""
         return ray.get_runtime_context().get_node_id()
 
-    async def start(self, epoch: int, longest_prompt: int, seat: "NodeSeat | None" = None) -> None:
+    async def start(self, epoch: int, longest_prompt: int, slot: "NodeSlot | None" = None) -> None:
         """Build the engine and join the weight store. The replica serves nothing before `run` pulled a version.
 
         epoch: fences; after a restart the queue refuses whatever an older process still sends. longest_prompt: in
-        tokens, over the task's training and held-out prompts. seat: the node, where that is not the run's own.
+        tokens, over the task's training and held-out prompts. slot: the node, where that is not the run's own.
         """
         # Here and not above: the controller makes this class and has no use for torch.
-        from services.rollout.evaluations import HeldOut
         from streamrl.weights.served import ServedVersions
 
         self._epoch = epoch
-        self._seat = seat
-        self._run = RunFolder.open(Path(seat.folder if seat is not None else self._run_folder))
+        self._slot = slot
+        self._run = RunFolder.open(Path(slot.folder if slot is not None else self._run_folder))
         self._observer = Observer(self._run, self._config, self._name)
-        max_length = longest_prompt + self._config.rollout.sampling.max_new_tokens
+        max_length = limits.longest_row(self._config, longest_prompt)
         self._loop = asyncio.get_running_loop()
         self._state = ReplicaStateMachine(self._name, self._epoch)
         self._orders = itertools.count()
         self._routable, self._news = asyncio.Event(), asyncio.Event()
         self._took_last, self._left = asyncio.Event(), asyncio.Event()
-        self._room = Room(self._config.rollout.slots, self._config.rollout.group_size)
+        self._capacity = ReplicaCapacity(self._config.rollout.slots, self._config.rollout.group_size)
         self._death: asyncio.Future[None] = self._loop.create_future()
         folder = model_folder(self._run.path, self._config)
         tokenizer = load_tokenizer(folder)
-        task = resolve_task(self._config.task.name, self._config.task.held_out)
+        task = open_task(self._config, folder)
         prompts, stops = EncodedPrompts(task, tokenizer), tokenizer.eos_token_ids
-        self._evaluation = HeldOut(self._config, folder, max_length, task, tokenizer)
-        node = seat.node if seat is not None else HOME
+        node = slot.node if slot is not None else HOME
         self._log = CompletionLog(self._run.path, self._config, self._name, self._epoch, node)
         self._requests = GroupRequests(self._config, prompts, stops, self._log.sampling, self._queue)
         self._versions = ServedVersions(self._run.run_id, self._run.key())
@@ -144,16 +149,38 @@ class RolloutReplica:
             self._observer.trace,
             report=self._report,
             report_every=self._journal.every,
-            hear=self._hear,
+            hear=self._on_load,
             show=self._report,
         )
-        self._guests = Guests(self._name, self._thread)
+        self._client_requests = ClientRequests(self._name, self._thread)
+        self._rollouts, self._evaluation = await self._open_rollouts(folder, max_length, task, tokenizer)
         await asyncio.wrap_future(self._thread.start())
         # What was loaded stays as long as this process; looking through it for garbage would stop everything for 0.2 s.
         gc.freeze()
         await self._store.join.remote(self._name)
         self._state.started()
         self._observer.log.info("started", epoch=epoch, engine=self._config.rollout.engine)
+
+    async def _open_rollouts(
+        self, folder: Path, max_length: int, task: Task, tokenizer: TextTokenizer
+    ) -> "tuple[SingleTurnRollouts, HeldOut] | tuple[EpisodeRollouts, EpisodesHeldOut]":
+        # Here and not above: the controller makes this class and has no use for torch.
+        from services.rollout.episode_evaluations import EpisodesHeldOut
+        from services.rollout.evaluations import HeldOut
+
+        config, thread, ended = self._config, self._thread, self._finished
+        if not config.plays_episodes:
+            single = SingleTurnRollouts(self._name, thread, self._journal, ended, self._ordered)
+            return single, HeldOut(config, folder, max_length, task, tokenizer)
+        pool = environment_pool(config, [path for path in sys.path if path], str(self._run.path / STACKS_FOLDER))
+        final_bytes = limits.final_bytes(config)
+        player = episode_player(config, folder, pool, tokenizer, final_bytes, self._observer.log.warning)
+        await pool.start()
+        died = self._engine_died
+        journal, seed = self._journal, config.seed
+        episodes = EpisodeRollouts(self._name, thread, pool, player, journal, seed, ended, self._ordered, died)
+        held_out = EpisodesHeldOut(config, folder, max_length, task, tokenizer, player, self._loop, thread.wake)
+        return episodes, held_out
 
     def _new_journal(self, node: str) -> PartialJournal:
         def tell(text: str) -> None:
@@ -175,7 +202,8 @@ class RolloutReplica:
             for task in (write, loops, left):
                 task.cancel()
             await asyncio.gather(write, loops, left, return_exceptions=True)
-            self._guests.close()
+            self._client_requests.close()
+            await self._rollouts.close()
             await asyncio.to_thread(self._thread.stop)
             await asyncio.to_thread(self._log.close)
             await asyncio.to_thread(self._journal.close)
@@ -185,7 +213,7 @@ class RolloutReplica:
         """Take no more groups, let those that it has end, hand them in, and end `run`. Of a replica that serves."""
         await self._queue.retire.remote(self._name, self._epoch)
         await self._took_last.wait()
-        while len(self._running):
+        while len(self._rollouts):
             self._news.clear()
             await self._news.wait()
         await self._writer.drained()
@@ -203,12 +231,14 @@ class RolloutReplica:
             "generated_tokens": stats.generated_tokens,
             "finished_requests": stats.finished_requests,
             "kv_bytes_used": stats.kv_bytes_used,
+            "kept_tokens": stats.kept_tokens,
             "busy_s": self._thread.busy_s(),
             "spare_steps": self._thread.spare_steps,
-            "guests": len(self._guests),
+            "guests": len(self._client_requests),
             "two_version_rollouts": self._two_versions,
             "updates_in_flight": self._updates_in_flight,
             **msgspec.to_builtins(self._journal.figures),
+            **self._rollouts.status(),
             "paused": self._log.pause or self._journal.pause,
         }
 
@@ -225,72 +255,58 @@ class RolloutReplica:
             await asyncio.wrap_future(self._thread.run_spare(work))
         return encode(self._evaluation.result())
 
-    # ---- guests: called by the gateway
+    # ---- client requests: called by the gateway
 
-    async def open_guests(self) -> None:
+    async def open_client_requests(self) -> None:
         """Wait until requests may be given to it."""
         await self._routable.wait()
 
-    async def order_guests(self, session: int, requests: list[GenerationRequest], aborted: list[str]) -> None:
+    async def order_client_requests(self, session: int, requests: list[GenerationRequest], aborted: list[str]) -> None:
         """Answer some requests beside the stream, and abort others. session: of the gateway, a new one each time."""
-        self._guests.order(session, requests, aborted)
+        self._client_requests.order(session, requests, aborted)
 
-    async def guest_news(self, session: int) -> tuple[Version, list[News]]:
+    async def client_updates(self, session: int) -> tuple[Version, list[TokenUpdate]]:
         """The version that serves, and what the requests of the session have sampled since this was asked last; waits
         for some, a second at most."""
-        news = await self._guests.news(session)
+        news = await self._client_requests.updates(session)
         assert self._state.version is not None, "it was routable"
         return self._state.version, news
 
     async def abort_groups(self, numbers: list[int]) -> None:
         """Generate these groups no further: nobody wants them any more, and their rows are ignored."""
         self._unwanted.update(numbers)
-        self._abort(set(numbers))
-
-    def _abort(self, groups: set[int]) -> None:
-        names = [name for name, issued in self._running.issued.items() if issued.ticket.number in groups]
-        if names:
-            self._thread.abort(names).add_done_callback(self._ordered)
+        self._rollouts.abort(numbers)
 
     # ---- taking work
 
     async def _take_loop(self) -> None:
         await self._routable.wait()
         while True:
-            room = await self._wait_for_room()
+            room = await self._wait_for_capacity()
             self._unwanted.clear()  # the queue gives none of these out any more
             tickets = await self._queue.take.remote(self._name, self._epoch, self._state.version, room)
             if not tickets:
                 self._took_last.set()
                 return
-            requests = self._issue(await self._requests.of(tickets))
-            requests = await self._journal.go_on(requests, self._running.issued, lambda: self._state.version)
-            self._state.accepted(len(requests))
-            self._thread.submit(requests).add_done_callback(self._ordered)
-            self._abort(self._unwanted)
+            asked = await self._requests.of(tickets)
+            self._state.accepted(len(asked))
+            await self._rollouts.begin(asked, lambda: self._state.version)
+            self._rollouts.abort(self._unwanted)
 
-    async def _wait_for_room(self) -> int:
+    async def _wait_for_capacity(self) -> int:
         """Groups that the engine can take; at least one."""
-        while not (groups := self._room.groups(len(self._running))):
+        while not (groups := self._capacity.groups(len(self._rollouts))):
             self._news.clear()
             await self._news.wait()
         return groups
 
-    def _hear(self, load: ServerLoad) -> None:
+    def _on_load(self, load: ServerLoad) -> None:
         """Called by the engine thread."""
         self._loop.call_soon_threadsafe(self._collect_load, load)
 
     def _collect_load(self, load: ServerLoad) -> None:
-        self._room.heard(load)
+        self._capacity.update(load)
         self._news.set()
-
-    def _issue(self, asked: list[tuple[Issued, GenerationRequest]]) -> list[GenerationRequest]:
-        """Note what is to be submitted."""
-        older = [request.request_id for issued, request in asked if self._running.issue(request.request_id, issued)]
-        if older:
-            self._thread.abort(older).add_done_callback(self._ordered)
-            self._journal.ended(older)
-        return [request for _, request in asked]
 
     # ---- writing what finished
 
@@ -299,18 +315,14 @@ class RolloutReplica:
         self._loop.call_soon_threadsafe(self._collect, results, idle)
 
     def _collect(self, results: list[GenerationResult], idle: bool) -> None:
-        results = self._guests.take(results)
-        now = time.time_ns()
-        self._state.finished(len(results))
-        finished = []
-        for result in results:
-            issued = self._running.ended(result.request_id)
-            if issued is None:
-                continue  # of a request that was aborted: nobody waits for it
-            self._two_versions += len(result.version_spans) > 1
-            finished.append(Finished(issued, finite(result, self._name), now))
+        self._rollouts.take(self._client_requests.take(results), idle)
+
+    def _finished(self, finished: Sequence[Finished] | Sequence[FinishedEpisode], count: int, idle: bool) -> None:
+        """`services.rollout.rows.Ended`."""
+        self._state.finished(count)
+        self._two_versions += sum(one.num_versions > 1 for one in finished)
         self._writer.add(finished, idle)
-        self._room.ended(len(results))
+        self._capacity.ended(count)
         self._news.set()
 
     def _report(self, pieces: list[PartialTokens]) -> None:
@@ -318,8 +330,8 @@ class RolloutReplica:
         self._loop.call_soon_threadsafe(self._collect_pieces, pieces)
 
     def _collect_pieces(self, pieces: list[PartialTokens]) -> None:
-        if pieces := self._guests.take_pieces(pieces):
-            self._journal.collect(self._running.of_newest(pieces), self._running.issued)
+        if pieces := self._client_requests.take_pieces(pieces):
+            self._rollouts.take_pieces(pieces)
 
     async def _hand_in(self, sequence: int, frame: FrameRef, rows: AcceptedRows) -> None:
         await self._queue.accept.remote(self._name, self._epoch, sequence, frame, rows)
@@ -346,7 +358,7 @@ class RolloutReplica:
         """Verify a version, let the engine take it between two tokens, then say so to store and queue."""
         version = Version(*manifest.version)
         self._state.update(next(self._orders), version)
-        in_flight = len(self._running)
+        in_flight = len(self._rollouts)
         began = time.monotonic()
         folder = await self._fetch(manifest, "weights")
         arrived = time.monotonic()
@@ -370,10 +382,10 @@ class RolloutReplica:
 
     async def _fetch(self, manifest: WeightManifest, track: str) -> Path | None:
         """Have the bytes of a version on this node; the folder of the copies, where there are any."""
-        if self._seat is None:
+        if self._slot is None:
             return None
         with self._observer.span("transfer", track):
-            return await fetch_to_node(self._name, self._seat, manifest)
+            return await fetch_to_node(self._name, self._slot, manifest)
 
     def _ordered(self, order: "Future[None]") -> None:
         """Called by the engine thread. An order that it refused leaves rollouts that nobody generates."""

@@ -4,20 +4,22 @@ Ids go through unchanged (invariant 5).
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from buffers.rows.arrow import CompletionRows, completions_batch, token_columns
+from buffers.rows.arrow import CompletionRows, TokenColumns, completions_batch, token_columns
 from buffers.rows.records import AcceptedRows
 from buffers.rows.schema import COMPLETIONS
+from buffers.rows.trajectory_rows import branch_columns
 from buffers.segments.places import HOME, on_node
 from buffers.segments.writer import SegmentWriter
-from services.rollout.rows import Finished
+from services.rollout.rows import Finished, FinishedEpisode
 from services.run.layout import COMPLETIONS_FOLDER
+from streamrl.algorithms.group_sampling import GroupSampling
 from streamrl.config import Config
-from streamrl.sampling import GroupSampling
 from streamrl.types import FrameRef, IntArray, rollout_seed
 
 
@@ -39,11 +41,14 @@ class CompletionLog:
         )
         self.sampling = GroupSampling(config)
 
-    async def append(self, finished: list[Finished]) -> tuple[FrameRef, AcceptedRows]:
-        """Write rollouts of the stream; returns when they are durable."""
-        rows = self._rows(finished)
+    async def append(self, finished: "Sequence[Finished | FinishedEpisode]") -> tuple[FrameRef, AcceptedRows]:
+        """Write rollouts of the stream, all of one kind; returns when they are durable."""
+        episodes = [one for one in finished if isinstance(one, FinishedEpisode)]
+        single = [one for one in finished if isinstance(one, Finished)]
+        rows = self._episode_rows(episodes) if episodes else self._rows(single)
         frame = await asyncio.wrap_future(self._writer.append(completions_batch(rows)))
-        numbers = np.array([one.issued.ticket.number for one in finished], np.int64)
+        number_of = {one.rollout: one.issued.ticket.number for one in finished}
+        numbers = np.array([number_of[rollout] for rollout in rows.rollout_id], np.int64)
         return frame, AcceptedRows.of(rows, numbers)
 
     @property
@@ -55,29 +60,57 @@ class CompletionLog:
         """Seal the segment."""
         self._writer.close()
 
-    def _rows(self, finished: list[Finished]) -> CompletionRows:
+    def _rows(self, finished: Sequence[Finished]) -> CompletionRows:
         issued = [one.issued for one in finished]
-        count = len(finished)
-        ids = [one.result.request_id for one in finished]
+        return self._completion_rows(
+            finished,
+            token_columns([one.prompt_ids for one in issued], [one.result for one in finished]),
+            branch=np.zeros(len(issued), np.int32),
+            finish_reason=[one.result.finish_reason.value for one in finished],
+            turns=np.ones(len(issued), np.int32),
+            payload=[one.payload for one in issued],
+        )
+
+    def _episode_rows(self, finished: Sequence[FinishedEpisode]) -> CompletionRows:
+        """A row for each branch; those of one episode have its names in common, and those of one agent its payload."""
+        branches = [branch for one in finished for branch in one.episode.branches]
+        each = [one for one in finished for _ in one.episode.branches]
+        payloads = [
+            one.episode.payload(one.issued.payload, place)
+            for one in finished
+            for place in range(len(one.episode.branches))
+        ]
+        return self._completion_rows(
+            each,
+            branch_columns(branches),
+            branch=_int32(place for one in finished for place in range(len(one.episode.branches))),
+            finish_reason=[branch.finish_reason for branch in branches],
+            turns=_int32(len(branch.turns) for branch in branches),
+            payload=payloads,
+        )
+
+    def _completion_rows(
+        self, each: "Sequence[Finished] | Sequence[FinishedEpisode]", tokens: TokenColumns, **columns: Any
+    ) -> CompletionRows:
+        """each: the rollout of each row."""
+        issued = [one.issued for one in each]
+        ids = [one.rollout for one in each]
         return CompletionRows(
-            tokens=token_columns([one.prompt_ids for one in issued], [one.result for one in finished]),
+            tokens=tokens,
             rollout_id=ids,
-            branch=np.zeros(count, np.int32),
             group_id=[one.group_id for one in issued],
             prompt_id=[one.prompt_id for one in issued],
             stream=[one.stream for one in issued],
             data_pass=_int32(one.ticket.data_pass for one in issued),
             sample_index=_int32(one.sample_index for one in issued),
             attempt=_int32(one.ticket.attempt for one in issued),
-            finish_reason=[one.result.finish_reason.value for one in finished],
             sampling=self.sampling.drawn,
             temperature=np.array([self.sampling.of(one.sample_index).temperature for one in issued]),
             seed=np.array([rollout_seed(self._seed, one) for one in ids], np.int64),
-            turns=np.ones(count, np.int32),
             replica=self._replica,
             started_ns=np.array([one.started_ns for one in issued], np.int64),
-            finished_ns=np.array([one.finished_ns for one in finished], np.int64),
-            payload=[one.payload for one in issued],
+            finished_ns=np.array([one.finished_ns for one in each], np.int64),
+            **columns,
         )
 
 

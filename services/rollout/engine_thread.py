@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streamrl.engines.base import Engine
-from streamrl.timeline import TraceWriter
+from streamrl.observability.timeline import TraceWriter
 from streamrl.types import (
     EngineStats,
     GenerationRequest,
@@ -34,6 +34,11 @@ class SpareWork(Protocol):
 
     @property
     def done(self) -> bool: ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether a step would do anything now. Who makes it so wakes the thread."""
+        ...
 
     def step(self) -> None: ...
 
@@ -179,6 +184,11 @@ class EngineThread:
             self._wake_up()
         return future
 
+    def wake(self) -> None:
+        """Spare work has become ready. From any thread."""
+        with self._wake:
+            self._wake_up()
+
     def stop(self, timeout: float | None = None) -> None:
         """End the thread after its current step; the engine is closed, waiting commands are cancelled."""
         with self._wake:
@@ -186,6 +196,10 @@ class EngineThread:
             self._wake_up()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout)
+
+    @property
+    def _spare_is_ready(self) -> bool:
+        return bool(self._spare) and self._spare[0][0].ready
 
     def _wake_up(self) -> None:
         """Let the thread look for what is new, whether it sleeps here or in a step that waits for a server."""
@@ -219,7 +233,7 @@ class EngineThread:
             if engine.has_work:
                 steps_since_spare += 1
                 self._mark_busy(True)
-                if self._spare:
+                if self._spare_is_ready:
                     engine.interrupt()  # a step that waits would keep the spare work waiting, too
                 finished = engine.step()
                 self._report_loaded(engine)
@@ -233,7 +247,7 @@ class EngineThread:
                 self._show_watched(engine)
                 if self._hear is not None and not engine.token_steps:
                     self._report_load(engine.stats().load, self._hear)
-            if self._spare and (not engine.has_work or steps_since_spare >= SPARE_EVERY):
+            if self._spare_is_ready and (not engine.has_work or steps_since_spare >= SPARE_EVERY):
                 steps_since_spare = 0
                 self._step_spare()
                 self._spare_steps += 1
@@ -259,7 +273,7 @@ class EngineThread:
 
     def _await_work(self, engine: Engine) -> bool:
         with self._wake:
-            while not (self._stopping or self._commands or self._spare or engine.has_work):
+            while not (self._stopping or self._commands or self._spare_is_ready or engine.has_work):
                 self._wake.wait()
             return not self._stopping
 

@@ -12,7 +12,7 @@ import torch
 from streamrl.config import Config
 from streamrl.engines.base import Engine
 from streamrl.engines.build import build_evaluation_engine
-from streamrl.evaluation import Evaluation, Evaluator, held_out_prompts
+from streamrl.evaluation import Evaluation, Evaluator, held_out_prompts, held_out_sets
 from streamrl.models.tokenizer import TextTokenizer
 from streamrl.tasks.base import Task
 from streamrl.types import UpdateMode, Version
@@ -42,9 +42,16 @@ class HeldOut:
         """Called in the engine thread first."""
         if self._evaluator is None:
             self._engine = build_evaluation_engine(self._config, self._folder, self._max_length)
-            prompts = held_out_prompts(self._task, self._config.eval.max_items)
-            limit = self._config.rollout.sampling.max_new_tokens
-            self._evaluator = Evaluator(self._engine, prompts, self._tokenizer, max_new_tokens=limit)
+            settings = self._config.eval
+            self._evaluator = Evaluator(
+                self._engine,
+                held_out_prompts(self._task, settings.max_items),
+                self._tokenizer,
+                max_new_tokens=self._config.rollout.sampling.max_new_tokens,
+                samples=settings.samples,
+                temperature=settings.temperature,
+                sets=held_out_sets(self._task, settings.max_items),
+            )
         return self._evaluator
 
     def load(self, tensors: Mapping[str, torch.Tensor], version: Version) -> None:
@@ -66,6 +73,11 @@ class EvaluationWork:
     @property
     def done(self) -> bool:
         return self._started and self._held_out.evaluator().done
+
+    @property
+    def ready(self) -> bool:
+        """Always: the engine has work until it is done."""
+        return True
 
     def step(self) -> None:
         if self._started:

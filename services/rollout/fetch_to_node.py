@@ -5,25 +5,25 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from services.part.deaths import cause_of, node_is_gone
+from services.actors.deaths import cause_of, node_is_gone
 from streamrl.errors import ComponentError, DataError, ProcessDiedError
 from streamrl.weights.manifest import WeightManifest, encode
 
 if TYPE_CHECKING:
-    from services.weights.node import NodeSeat
+    from services.weights.node import NodeSlot
 
 
-async def fetch_to_node(replica: str, seat: "NodeSeat", manifest: WeightManifest) -> Path:
+async def fetch_to_node(replica: str, slot: "NodeSlot", manifest: WeightManifest) -> Path:
     """The folder of the copies.
 
     Raises ProcessDiedError when the node goes away meanwhile, or the version does not come to it: another replica,
     there or elsewhere, may have it then.
     """
     try:
-        return Path(await seat.service.fetch_version.remote(encode(manifest)))
+        return Path(await slot.service.fetch_version.remote(encode(manifest)))
     except ray.exceptions.RayError as error:
         if node_is_gone(error):
-            raise ProcessDiedError(f"{replica}: its node {seat.node} is going away") from error
+            raise ProcessDiedError(f"{replica}: its node {slot.node} is going away") from error
         if isinstance(cause := cause_of(error), ComponentError | DataError):
             raise ProcessDiedError(f"{replica}: no version came to its node: {cause}") from error
         raise

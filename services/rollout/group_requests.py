@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from ray.actor import ActorHandle
 
 from services.rollout.rows import Issued
+from streamrl.algorithms.group_sampling import GroupSampling
 from streamrl.config import Config
-from streamrl.sampling import GroupSampling
-from streamrl.streams import TASK
+from streamrl.config.schema.streams import TASK
 from streamrl.tasks.base import Prompt
 from streamrl.tasks.prompts import EncodedPrompts
 from streamrl.types import GenerationRequest, IntArray, Ticket, group_id, rollout_id, rollout_seed
@@ -55,7 +55,9 @@ class GroupRequests:
         requests = []
         for sample_index in range(self._config.rollout.group_size):
             rollout = rollout_id(group, sample_index)
-            issued = Issued(ticket, sample_index, group, prompt.prompt_id, prompt_ids, prompt.payload, now, stream)
+            issued = Issued(
+                ticket, sample_index, group, prompt.prompt_id, prompt_ids, prompt.payload, now, stream, prompt.text
+            )
             seed = rollout_seed(self._config.seed, rollout)
             sampling = self._sampling.of(sample_index)
             requests.append((issued, GenerationRequest(rollout, prompt_ids, seed, sampling, self._stop_ids)))

@@ -1,13 +1,15 @@
 """A replica's journal of what its running rollouts have sampled, and how it goes on where another replica's ended.
 
+What is written down are completions: a rollout's own, or those of its turns, each under an id of its own.
+
 Guaranteed: pieces are written in the order in which they were sampled, by one loop, and never hold up generation: what
 comes while the disk is slow or full waits in memory, where only running rollouts have anything. What is read of a
 replica that died never ends this one: without it a rollout begins anew, and the log says why. Only journals of the same
-node are looked at. What may be continued is decided by `streamrl.partials`.
+node are looked at. What may be continued is decided by `streamrl.scheduling.partial_rollouts`.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from buffers.segments.partial_log import EarlierJournals, PartialFiles, PartialL
 from buffers.segments.places import PARTIALS_DIR, on_node
 from services.rollout.rows import Issued
 from streamrl.config import Config
-from streamrl.partials import PartialChains, usable
+from streamrl.scheduling.partial_rollouts import PartialChains, parts_of, usable
 from streamrl.types import GenerationRequest, PartialTokens, UpdateMode, Version
 
 Durably = Callable[[str, Awaitable[Any]], Awaitable[Any]]
@@ -64,7 +66,9 @@ class PartialJournal:
         self._files = PartialFiles()
         self._chains = PartialChains()
         self._attempts: dict[str, int] = {}
-        """Of the running rollouts of which there is anything."""
+        """Of the completions of running rollouts of which there is anything."""
+        self._completions: dict[str, set[str]] = {}
+        """Of each running rollout of which there is anything."""
         self._pending: list[Piece] = []
         self._wake = asyncio.Event()
         self._earlier: EarlierJournals | None = None
@@ -77,19 +81,21 @@ class PartialJournal:
     def collect(self, pieces: Sequence[PartialTokens], issued: Mapping[str, Issued]) -> None:
         """Take what running rollouts have sampled. issued: the rollouts that somebody waits for."""
         for tokens in pieces:
-            rollout = tokens.request_id
+            rollout, _ = parts_of(tokens.request_id)
             if rollout in issued:
-                attempt = self._attempts[rollout] = issued[rollout].ticket.attempt
+                attempt = self._attempts[tokens.request_id] = issued[rollout].ticket.attempt
+                self._completions.setdefault(rollout, set()).add(tokens.request_id)
                 self._chains.add(attempt, tokens)
                 self._pending.append(Piece(attempt, tokens))
         self._wake.set()
 
     def ended(self, rollouts: Sequence[str]) -> None:
         """These rollouts are accepted: nothing of them is needed any more."""
-        for rollout in rollouts:
-            if self._attempts.pop(rollout, None) is not None:
-                self._chains.drop(rollout)
-        self._files.ended(rollouts)
+        gone = [completion for rollout in rollouts for completion in self._completions.pop(rollout, ())]
+        for completion in gone:
+            del self._attempts[completion]
+            self._chains.drop(completion)
+        self._files.ended(gone)
 
     async def run(self) -> None:
         """Write what was collected, for ever."""
@@ -121,15 +127,32 @@ class PartialJournal:
         again = {one.request_id for one in requests if issued[one.request_id].ticket.attempt > 0}
         if not again or not self.every:
             return requests
-        own = f"{self._replica}-{self._epoch}"
-        chains = PartialChains()
-        for piece in await asyncio.to_thread(read_partials, self._run_folder, self._folder, again, self._tell, own):
-            chains.add(piece.attempt, piece.tokens)
-        now = serving()
+        chains, now = await self.earlier(again), serving()
         return [
             self._with_tokens(one, issued[one.request_id], chains, now) if one.request_id in again else one
             for one in requests
         ]
+
+    async def earlier(self, rollouts: Collection[str]) -> PartialChains:
+        """What other processes wrote down of these rollouts; nothing where there is no journal."""
+        chains = PartialChains()
+        if rollouts and self.every:
+            own = f"{self._replica}-{self._epoch}"
+            found = await asyncio.to_thread(read_partials, self._run_folder, self._folder, rollouts, self._tell, own)
+            for piece in found:
+                chains.add(piece.attempt, piece.tokens)
+        return chains
+
+    def usable(self, completion: str, issued: Issued, chains: PartialChains, serving: Version) -> PartialTokens | None:
+        """What a rollout that was issued again may go on from in one of its completions; None: that starts anew."""
+        found = chains.newest(completion, issued.ticket.attempt)
+        return None if found is None else usable(found, issued.ticket, serving, self._max_staleness, self._one_version)
+
+    def count(self, so_far: PartialTokens | None, *, first: bool) -> None:
+        """Count what a completion goes on from. first: it is the first one of a rollout that was issued again."""
+        self.figures.rollouts_begun_anew += first and so_far is None
+        self.figures.rollouts_continued += first and so_far is not None
+        self.figures.tokens_continued += 0 if so_far is None else len(so_far.token_ids)
 
     async def serves(self, version: Version) -> None:
         """The replica serves `version`: journals of its predecessors that are too old to go on from are removed."""
@@ -144,15 +167,8 @@ class PartialJournal:
     def _with_tokens(
         self, request: GenerationRequest, issued: Issued, chains: PartialChains, serving: Version
     ) -> GenerationRequest:
-        found = chains.newest(request.request_id, issued.ticket.attempt)
-        so_far = (
-            None if found is None else usable(found, issued.ticket, serving, self._max_staleness, self._one_version)
-        )
-        if so_far is None:
-            self.figures.rollouts_begun_anew += 1
-            return request
-        self.figures.rollouts_continued += 1
-        self.figures.tokens_continued += len(so_far.token_ids)
+        so_far = self.usable(request.request_id, issued, chains, serving)
+        self.count(so_far, first=True)
         return replace(request, so_far=so_far)
 
     def _take_pending(self) -> list[Piece]:

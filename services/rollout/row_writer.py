@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from buffers.rows.records import AcceptedRows
-from services.part.observe import Observer
+from services.actors.observe import Observer
 from services.rollout.completions import CompletionLog
-from services.rollout.rows import Finished
+from services.rollout.rows import Finished, FinishedEpisode
 from streamrl.types import FrameRef
 
 T = TypeVar("T")
@@ -46,12 +46,12 @@ class RowWriter:
         self._durably = durably
         self._durable = durable
         self._observer = observer
-        self._waiting: list[Finished] = []
+        self._waiting: list[Finished | FinishedEpisode] = []
         self._unwritten = 0
         self._flush, self._empty = asyncio.Event(), asyncio.Event()
         self._empty.set()
 
-    def add(self, finished: Sequence[Finished], idle: bool) -> None:
+    def add(self, finished: "Sequence[Finished] | Sequence[FinishedEpisode]", idle: bool) -> None:
         """Take rollouts that ended. idle: the engine has nothing more to do."""
         if finished and not self._waiting:
             asyncio.get_running_loop().call_later(FRAME_WAIT_S, self._flush.set)
@@ -81,8 +81,8 @@ class RowWriter:
             if not self._unwritten:
                 self._empty.set()
 
-    async def _write(self, finished: list[Finished], sequence: int) -> None:
+    async def _write(self, finished: list[Finished | FinishedEpisode], sequence: int) -> None:
         frame, rows = await self._durably("the write to disk", self._log.append(finished))
         await self._durably("the queue's receipt", self._hand_in(sequence, frame, rows))
-        self._durable([one.result.request_id for one in finished])
+        self._durable([one.rollout for one in finished])
         self._unwritten -= len(finished)

@@ -1,12 +1,14 @@
 """What a replica remembers of a rollout, and the gate that each result passes. Pure: no Ray, no Arrow, no I/O."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from streamrl.streams import TASK
+from streamrl.config.schema.streams import TASK
+from streamrl.environments.play import EndedEpisode
 from streamrl.types import (
     FinishReason,
     GenerationResult,
@@ -28,6 +30,8 @@ class Issued:
     payload: str
     started_ns: int
     stream: str = TASK
+    text: str = ""
+    """Of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,39 @@ class Finished:
     issued: Issued
     result: GenerationResult
     finished_ns: int
+
+    @property
+    def rollout(self) -> str:
+        return self.result.request_id
+
+    @property
+    def num_versions(self) -> int:
+        """That sampled of it."""
+        return len(self.result.version_spans)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedEpisode:
+    """A rollout of several turns that ended, and when (wall clock, ns)."""
+
+    issued: Issued
+    rollout: str
+    episode: EndedEpisode
+    finished_ns: int
+
+    @property
+    def num_versions(self) -> int:
+        """That sampled of it."""
+        return len({span[1:] for branch in self.episode.branches for turn in branch.turns for span in turn.spans})
+
+
+class Ended(Protocol):
+    """Takes rollouts that ended. count: of those that the engine has no more, the ones that nobody waits for included.
+    idle: nothing more comes for now."""
+
+    def __call__(
+        self, finished: "Sequence[Finished] | Sequence[FinishedEpisode]", count: int, idle: bool, /
+    ) -> None: ...
 
 
 class RunningRollouts:

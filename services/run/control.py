@@ -2,7 +2,7 @@
 
 Guarantees: a slow or dead client holds nobody up (its backlog is bounded, the oldest step events go first),
 and a late subscriber first gets what it missed that still matters. Who may connect is the socket's file
-mode.
+mode. A socket that somebody removes, as cleaners of /tmp do after some days, is there again within seconds.
 
     -> {"op": "status"}          <- {"result": {...}}  or  {"error": {"type", "message", "exit_code"}}
     -> {"op": "scale", "args": {"rollout": 4}}
@@ -16,14 +16,19 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from services.run.control_socket import listen_at
 from streamrl.errors import ComponentError, StreamRLError
 
 Event = dict[str, Any]
 Handler = Callable[..., Awaitable[dict[str, Any]]]
 # Steps come and go; a client that is this many events behind loses the oldest.
 BACKLOG = 4096
+LOOK_S = 5.0
+"""Between two looks whether the socket's file is there."""
 
 
 class EventHub:
@@ -89,6 +94,7 @@ class ControlServer:
 
     def __init__(self, listener: socket.socket, hub: EventHub, handlers: Mapping[str, Handler]) -> None:
         self._listener = listener
+        self._path = Path(listener.getsockname())
         self._hub = hub
         self._handlers = handlers
         self._connections: set[asyncio.Task[None]] = set()
@@ -96,17 +102,37 @@ class ControlServer:
 
     async def __aenter__(self) -> "ControlServer":
         self._server = await asyncio.start_unix_server(self._serve, sock=self._listener)
+        self._looking = asyncio.create_task(self._keep_reachable(), name="control socket")
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop listening; let streams that end (the hub is closed) drain for a moment, then cut the rest."""
         assert self._server is not None
+        self._looking.cancel()
+        await asyncio.gather(self._looking, return_exceptions=True)
         self._server.close()
         if self._connections:
             await asyncio.wait(self._connections, timeout=1.0)
         for connection in list(self._connections):
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _keep_reachable(self) -> None:
+        """It looks on a clock: nobody is told when a file goes."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            with suppress(OSError):  # no room, or a folder of somebody else's: it is tried again
+                await self.restore()
+
+    async def restore(self) -> None:
+        """Listen anew if the socket's file is gone. Raises OSError where that cannot be."""
+        if self._path.exists():
+            return
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        fresh = await asyncio.start_unix_server(self._serve, sock=listen_at(self._path))
+        assert self._server is not None
+        self._server.close()
+        self._server = fresh
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -123,7 +149,7 @@ class ControlServer:
             writer.close()
 
     async def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> None:
-        op, arguments = _asked(line)
+        op, arguments = _parse_request(line)
         if op == "events":
             async for event in self._hub.subscribe():
                 await _write(writer, {"event": event})
@@ -156,7 +182,7 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _asked(line: bytes) -> tuple[str, dict[str, Any]]:
+def _parse_request(line: bytes) -> tuple[str, dict[str, Any]]:
     """(operation, its arguments) of a request; of what is none, itself and nothing."""
     try:
         request = json.loads(line)

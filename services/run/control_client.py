@@ -12,8 +12,8 @@ from typing import Any
 
 from services.run.ending import error_of
 from services.run.folder import RunFolder
-from streamrl.descriptors import readable
 from streamrl.errors import ComponentError, DeadlineError, RunFolderError
+from streamrl.system.poll import readable
 
 
 class ControlClient:

@@ -8,8 +8,9 @@ from typing import Any
 
 from services.run.folder import RunFolder
 from services.run.read_logs import last_lines
-from streamrl import errors, failure
+from streamrl import errors
 from streamrl.errors import ComponentError, ConfigError, StreamRLError
+from streamrl.observability import failure
 
 EXIT_INTERRUPTED = 130
 _LAST_LINES = 8

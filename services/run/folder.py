@@ -20,8 +20,8 @@ import msgspec
 
 from services.run import run_lock
 from services.run.liveness import ProcessId
-from streamrl.disk import sync_folder
 from streamrl.errors import ResourceError, RunFolderError
+from streamrl.system.disk import sync_folder
 
 SCHEMA = 1
 SHARED_MEMORY = Path("/dev/shm")
@@ -42,15 +42,16 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What `run.json` says. `incarnation` counts the launches from 0; that of a version, which a learner that is
-    replaced raises too, comes from the queue's ledger. accept_changed_data: the newest `up` said so. replicas,
-    reward_workers: as many as a person scaled the run to; None while it has those of its configuration, or of
-    autoscaling."""
+    """What `run.json` says. path: the folder in which it was written. `incarnation` counts the launches from 0; that of
+    a version, which a learner that is replaced raises too, comes from the queue's ledger. accept_changed_data: the
+    newest `up` said so. replicas, reward_workers: as many as a person scaled the run to; None while it has those of its
+    configuration, or of autoscaling."""
 
     schema: int = SCHEMA
     run_id: str
     name: str
     created_ns: int
+    path: str = ""
     incarnation: int = 0
     launch: Launch | None = None
     accept_changed_data: bool = False
@@ -71,20 +72,23 @@ class RunState(StrEnum):
 class RunFolder:
     """Paths and records of one run folder.
 
+    A copy of a folder that is still there is another run: its id is new, so it shares nothing outside the folder with
+    the original, whose processes are not its own. A folder that was moved is the same run.
+
     Example:
-        >>> run = RunFolder.open(Path("runs/quickstart"))  # doctest: +SKIP
-        >>> run.metrics_path  # doctest: +SKIP
-        PosixPath('runs/quickstart/metrics.jsonl')
+        run = RunFolder.open(Path("runs/quickstart"))
+        print(run.metrics_path)
     """
 
-    def __init__(self, path: Path, record: RunRecord) -> None:
+    def __init__(self, path: Path, record: RunRecord, is_copy: bool = False) -> None:
         self.path = path
         self.record = record
+        self._is_copy = is_copy
 
     @classmethod
     def create(cls, path: Path, name: str) -> "RunFolder":
         """Write the first `run.json` of a folder that exists, with its key and its subfolders."""
-        run = cls(path, RunRecord(run_id=secrets.token_hex(6), name=name, created_ns=time.time_ns()))
+        run = cls(path, RunRecord(run_id=_new_id(), name=name, created_ns=time.time_ns()))
         for folder in (run.logs_path, run.queue_path, run.checkpoints_path, run.working_path):
             folder.mkdir(exist_ok=True)
         write_secret(run.key_path, secrets.token_bytes(32))
@@ -97,7 +101,10 @@ class RunFolder:
         """Read the `run.json` of a folder. Raises RunFolderError: none there, damaged, or of another
         schema.
         """
-        return cls(path, _read_record(path))
+        record = _read_record(path)
+        if not _is_copy(path, record):
+            return cls(path, record)
+        return cls(path, msgspec.structs.replace(record, run_id=_new_id(), launch=None), is_copy=True)
 
     @property
     def name(self) -> str:
@@ -192,8 +199,9 @@ class RunFolder:
 
     def save(self, record: RunRecord) -> None:
         """Make `record` the folder's, whole or not at all."""
+        record = msgspec.structs.replace(record, path=str(self.path.resolve()))
         write_whole(self.path / "run.json", msgspec.json.format(msgspec.json.encode(record)) + b"\n")
-        self.record = record
+        self.record, self._is_copy = record, False
 
     def start_launch(self, launch: Launch) -> None:
         self.save(msgspec.structs.replace(self.record, launch=launch))
@@ -211,6 +219,8 @@ class RunFolder:
 
     def in_use_by(self) -> ProcessId | None:
         """The live process that last signed the lock: the owner, or an `up` that is about to start one."""
+        if self._is_copy:
+            return None  # the signature was copied, too
         signer = run_lock.holder(self.lock_path)
         return signer if signer is not None and signer.is_alive() else None
 
@@ -285,6 +295,22 @@ def explained(path: Path) -> Iterator[None]:
         raise ResourceError(
             f"cannot write {path}: {error.strerror}; free some space, or choose another disk with --runs"
         ) from error
+
+
+def _new_id() -> str:
+    return secrets.token_hex(6)
+
+
+def _is_copy(path: Path, record: RunRecord) -> bool:
+    """Whether the folder in which the record was written is another one, and there still."""
+    there = Path(record.path)
+    try:
+        if not record.path or not (there / "run.json").is_file() or there.samefile(path):
+            return False
+        content = _read_json(there / "run.json")
+    except (OSError, RunFolderError):
+        return True  # it is there, of another user or damaged: another id does no harm
+    return content is not None and content.get("run_id") == record.run_id
 
 
 def _read_record(path: Path) -> RunRecord:

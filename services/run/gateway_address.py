@@ -3,7 +3,7 @@
 import socket
 import ssl
 
-from streamrl.config.schema import GatewayConfig
+from streamrl.config.schema.run import GatewayConfig
 from streamrl.errors import ConfigError, ResourceError
 
 

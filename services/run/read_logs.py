@@ -1,7 +1,7 @@
 """Reads the component logs of a run and makes lines for people of them.
 
-A log is JSON objects, one a line (see `streamrl.logs`); what is none, such as what Ray or a crash wrote, is
-shown as it is. Knows nothing of who writes.
+A log is JSON objects, one a line (see `streamrl.observability.logs`); what is none, such as what Ray or a crash wrote,
+is shown as it is. Knows nothing of who writes.
 """
 
 import json

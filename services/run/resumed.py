@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from streamrl.wording import how_many
+from streamrl.observability.plural import how_many
 
 EVENT = "resumed"
 

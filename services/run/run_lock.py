@@ -6,6 +6,7 @@ passes from `up` to the owner and its watcher by inheriting the descriptor, so i
 clean-up is done. Knows nothing of what is in the folder.
 """
 
+import errno
 import fcntl
 import os
 import threading
@@ -14,6 +15,9 @@ from pathlib import Path
 import msgspec
 
 from services.run.liveness import ProcessId
+from streamrl.errors import ResourceError
+
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class RunLock:
@@ -25,11 +29,15 @@ class RunLock:
     @classmethod
     def take(cls, path: Path, wait_s: float = 0.0) -> "RunLock | None":
         """Take the lock of a file, made when absent (mode 0600), waiting at most `wait_s`. None: someone
-        holds it.
+        holds it. Raises ResourceError on a file system without locks.
         """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if _try_lock(fd) or (wait_s > 0 and _wait_lock(fd, wait_s)):
-            return cls(fd)
+        try:
+            if _try_lock(fd) or (wait_s > 0 and _wait_lock(fd, wait_s)):
+                return cls(fd)
+        except ResourceError:
+            os.close(fd)
+            raise
         os.close(fd)
         return None
 
@@ -70,6 +78,13 @@ def _try_lock(fd: int) -> bool:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+        raise ResourceError(
+            f"the file system of this run folder has no locks (flock: {error.strerror}), so two owners could share a "
+            "run; mount it with locks (NFS: its lock daemon, Lustre: -o flock), or put runs elsewhere with --runs"
+        ) from error
     return True
 
 

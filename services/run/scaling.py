@@ -8,7 +8,7 @@ import msgspec
 
 from services.run.folder import RunRecord
 from streamrl.config import Config, ResourceProblems, load_args
-from streamrl.config.resources import check_growth
+from streamrl.config.estimates.resources import check_growth
 from streamrl.errors import ConfigError
 
 KEYS: Final = {"rollout": "rollout.replicas", "reward": "reward.workers"}
@@ -33,7 +33,7 @@ def remembered(record: RunRecord, wanted: Mapping[str, int | None]) -> RunRecord
     return msgspec.structs.replace(record, **{fields[part]: size for part, size in wanted.items()})
 
 
-def sizes_asked(config_path: Path, now: Mapping[str, int], asked: Mapping[str, object]) -> Wanted:
+def requested_sizes(config_path: Path, now: Mapping[str, int], asked: Mapping[str, object]) -> Wanted:
     """How many a run is to have of the parts that somebody asks for. now: of each part. asked: by part, as somebody
     wrote it.
 

@@ -10,7 +10,7 @@ owner may say more.
 from collections import deque
 from typing import Any
 
-from streamrl.config.schema import Config
+from streamrl.config.schema.run import Config
 
 # Rates are of the last so many steps.
 WINDOW = 50

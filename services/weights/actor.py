@@ -11,7 +11,7 @@ from buffers.queue.signals import Signal
 from services.run.folder import RunFolder
 from services.run.layout import STACKS_FOLDER
 from streamrl.clock import SystemClock
-from streamrl.stacks import answer
+from streamrl.system.stacks import answer
 from streamrl.types import Version
 from streamrl.weights.manifest import decode, encode
 from streamrl.weights.store import WeightStore

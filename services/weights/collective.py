@@ -1,8 +1,8 @@
-"""Versions by a collective library, a two-member group for each node (`streamrl.weights.pair`). Both ends, of
-`services.weights.ways`.
+"""Versions by a collective library, a two-member group for each node (`streamrl.weights.transport.pair`). Both ends, of
+`services.weights.transports`.
 
-    node   meet                     -> home   a lobby, for this node alone
-    node   give, and join the lobby -> home   joins too; then passes the bytes of item after item, one give each
+    node   meet                     -> run_node   a lobby, for this node alone
+    node   give, and join the lobby -> run_node   joins too; then passes the bytes of item after item, one give each
     either end fails                -> both leave; the next item begins with a new meeting
 
 Guarantees: a node that does not come, stands still or dies costs its own give a limit, and nobody else anything: no
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from services.weights.ends import Home
+from services.weights.endpoints import RunNode
 from streamrl.errors import DataError, StreamRLError
-from streamrl.weights.pair import PIECE_BYTES, Backend, Lobby, Pair, Peer, Place, join
-from streamrl.weights.pulls import Buffer, WayStep, in_thread
-from streamrl.weights.shelf import Item, VersionShelf
+from streamrl.weights.transport.pair import PIECE_BYTES, Backend, Lobby, Pair, Peer, Place, join
+from streamrl.weights.transport.pulls import Buffer, TransferStep, in_thread
+from streamrl.weights.transport.shelf import Item, VersionShelf
 
 TELLS_WITHIN_S = 1.0
 """How long the other end has to say what it failed with, once the connection is gone."""
@@ -34,7 +34,7 @@ class Meeting(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class _Guest:
+class _Joined:
     """A node, as the sender has it: in the lobby, or in a pair."""
 
     number: int
@@ -55,15 +55,15 @@ class CollectiveSender:
         self._address = address
         self._backend: Backend = backend
         self._limit_s = limit_s
-        self._guests: dict[str, _Guest] = {}
+        self._joined: dict[str, _Joined] = {}
         self._numbers = itertools.count()
 
     async def meet(self, node: str) -> Meeting:
         """A place for this node to come to. What it had before is over."""
         self._part(node)
         lobby = await in_thread(Lobby, self._address, self._backend, self._limit_s)
-        self._guests[node] = _Guest(next(self._numbers), lobby)
-        return Meeting(self._guests[node].number, lobby.place)
+        self._joined[node] = _Joined(next(self._numbers), lobby)
+        return Meeting(self._joined[node].number, lobby.place)
 
     async def give(self, node: str, item: Item, told: int) -> None:
         """Pass the bytes of an item on in the meeting of that number, coming to it at the first time.
@@ -71,14 +71,14 @@ class CollectiveSender:
         Raises DataError (no such meeting, or the item is gone), DeadlineError and ProcessDiedError (they name node,
         phase and item). The meeting is over then.
         """
-        guest = self._guests.get(node)
-        if guest is None or guest.number != told:
+        joined = self._joined.get(node)
+        if joined is None or joined.number != told:
             raise DataError(f"weights: {item}: there is no meeting {told} with node {node}; meet again")
         peer = Peer(f"node {node}", self._limit_s)
         try:
-            if guest.pair is None:
-                guest.pair = await in_thread(guest.lobby.join, peer, str(item))
-            await in_thread(guest.pair.send, self._shelf.content(item), str(item))
+            if joined.pair is None:
+                joined.pair = await in_thread(joined.lobby.join, peer, str(item))
+            await in_thread(joined.pair.send, self._shelf.content(item), str(item))
         except BaseException:
             self._part(node, told)
             raise
@@ -87,43 +87,43 @@ class CollectiveSender:
         """Nothing is prepared for later."""
 
     async def close(self) -> None:
-        for node in list(self._guests):
+        for node in list(self._joined):
             self._part(node)
 
     def _part(self, node: str, number: int | None = None) -> None:
         """End a meeting, if it is still that one."""
-        guest = self._guests.get(node)
-        if guest is not None and number in (None, guest.number):
-            del self._guests[node]
-            guest.close()
+        joined = self._joined.get(node)
+        if joined is not None and number in (None, joined.number):
+            del self._joined[node]
+            joined.close()
 
 
 class CollectiveTransport:
     """The node's end. address: of this node."""
 
-    def __init__(self, home: Home, address: str) -> None:
-        self._home = home
+    def __init__(self, run_node: RunNode, address: str) -> None:
+        self._run_node = run_node
         self._address = address
-        self._peer = Peer("the run's node", home.limit_s)
+        self._peer = Peer("the run's node", run_node.limit_s)
         self._met: tuple[int, Pair] | None = None
 
-    async def receive(self, step: WayStep) -> AsyncGenerator[Buffer, None]:
+    async def receive(self, step: TransferStep) -> AsyncGenerator[Buffer, None]:
         what, giving = str(Item(step.kind, step.version)), None
         try:
             if self._met is None:
-                meeting: Meeting = await self._home.meet()
-                giving = asyncio.ensure_future(self._home.giving(step, meeting.number))
+                meeting: Meeting = await self._run_node.meet()
+                giving = asyncio.ensure_future(self._run_node.giving(step, meeting.number))
                 pair = await in_thread(join, meeting.place, self._address, self._peer, what)
                 self._met = meeting.number, pair
             else:
                 number, pair = self._met
-                giving = asyncio.ensure_future(self._home.giving(step, number))
+                giving = asyncio.ensure_future(self._run_node.giving(step, number))
             left = step.num_bytes
             while left:
                 piece = await in_thread(pair.receive, min(left, PIECE_BYTES), what)
                 left -= len(piece)
                 yield piece
-            await self._home.asked(giving, what)
+            await self._run_node.bounded(giving, what)
         except StreamRLError as error:
             await self.close()
             raise await self._reason(giving, what, error) from error
@@ -145,7 +145,7 @@ class CollectiveTransport:
         if giving is None or not (await asyncio.wait({giving}, timeout=TELLS_WITHIN_S))[0]:
             return error
         try:
-            await self._home.asked(giving, what)
+            await self._run_node.bounded(giving, what)
         except StreamRLError as told:
             return told
         return error

@@ -19,25 +19,26 @@ from ray.actor import ActorHandle
 from buffers.segments.copies import read_head, read_range
 from buffers.segments.places import node_of
 from buffers.segments.removal import SegmentRemover
-from services.part import leave_nothing
-from services.part.deaths import explain_death
-from services.part.stack_dump import dump, find_py_spy
+from services.actors import cleanup as leave_nothing
+from services.actors.deaths import explain_death
+from services.actors.stack_dump import dump, find_py_spy
 from services.run.layout import MODEL_FOLDER, STACKS_FOLDER
-from services.weights.home import file_digests
 from services.weights.node_folder import Visit, enter
-from services.weights.ways import Home, make_transport
-from streamrl.config import Config, limits
+from services.weights.run_node import file_digests
+from services.weights.transports import RunNode, make_transport
+from streamrl.config import Config
+from streamrl.config.estimates import sizes as limits
 from streamrl.errors import DataError
-from streamrl.stacks import answer
+from streamrl.system.stacks import answer
 from streamrl.types import Version
 from streamrl.weights.folder import shm_folder
 from streamrl.weights.manifest import decode
-from streamrl.weights.pulls import VersionPulls
+from streamrl.weights.transport.pulls import VersionPulls
 
 MODEL_PIECE_BYTES = 8 * 2**20
 
 
-class NodeSeat(msgspec.Struct, frozen=True):
+class NodeSlot(msgspec.Struct, frozen=True):
     """What a part on another node is told of it. folder: of the run there. service: the node's actor."""
 
     node: str
@@ -48,10 +49,10 @@ class NodeSeat(msgspec.Struct, frozen=True):
 class NodeActor:
     """See the module."""
 
-    def __init__(self, visit: Visit, config: dict[str, Any], home: ActorHandle, store: ActorHandle) -> None:
+    def __init__(self, visit: Visit, config: dict[str, Any], run_node: ActorHandle, store: ActorHandle) -> None:
         self._run, self._node = enter(visit)
         answer("node", self._run.path / STACKS_FOLDER)
-        self._home = home
+        self._run_node = run_node
         self._store = store
         # Of this process alone: what one before it left may be about to be removed.
         self._folder = shm_folder(f"{self._run.run_id}-{self._node}-{secrets.token_hex(4)}")
@@ -59,9 +60,9 @@ class NodeActor:
         self._remover = SegmentRemover(
             self._run.path, settings.queue.durability, limits.spare_bytes(settings), self._node
         )
-        far = Home(home, self._node, settings.deadlines.update_s)
+        far = RunNode(run_node, self._node, settings.deadlines.update_s)
         transport = make_transport(settings, far)
-        self._weights = VersionPulls(self._run.run_id, visit.key, self._folder, far.way, transport)
+        self._weights = VersionPulls(self._run.run_id, visit.key, self._folder, far.plan, transport)
         self._cleaner = subprocess.Popen(
             [sys.executable, "-S", "-P", leave_nothing.__file__, str(self._folder)],
             stdin=subprocess.PIPE,
@@ -103,7 +104,7 @@ class NodeActor:
         return msgspec.to_builtins(self._weights.figures)
 
     async def stacks(self) -> tuple[str, int]:
-        """Of the processes of the run on this node (`services.part.stack_dump`)."""
+        """Of the processes of the run on this node (`services.actors.stack_dump`)."""
         return await asyncio.to_thread(dump, self._run.path / STACKS_FOLDER, find_py_spy())
 
     async def close(self) -> None:
@@ -119,7 +120,7 @@ class NodeActor:
     async def _copy_model(self) -> None:
         """The model's files, if the run made them: what is here already, and the same, stays."""
         folder = self._run.path / MODEL_FOLDER
-        there = await self._home.model_files.remote()
+        there = await self._run_node.model_files.remote()
         here = await asyncio.to_thread(file_digests, folder)
         folder.mkdir(exist_ok=True)
         for name, (size, digest) in there.items():
@@ -127,12 +128,12 @@ class NodeActor:
                 continue
             with (folder / name).open("wb") as file:
                 for offset in range(0, size, MODEL_PIECE_BYTES):
-                    file.write(await self._home.model_bytes.remote(name, offset, MODEL_PIECE_BYTES))
+                    file.write(await self._run_node.model_bytes.remote(name, offset, MODEL_PIECE_BYTES))
         if await asyncio.to_thread(file_digests, folder) != there:
             raise DataError(f"the files in {folder}, copied, are not those of the run's model: remove them")
 
 
-async def remove_on(seat: NodeSeat, paths: list[str]) -> str | None:
+async def remove_on(seat: NodeSlot, paths: list[str]) -> str | None:
     """Have a node remove log files that nothing needs. Returns why it cannot, if it says so: the run goes on, as the
     rows that it has are still read, and its own writers end when its disk is broken. None too when it went away."""
     try:

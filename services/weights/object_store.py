@@ -1,4 +1,4 @@
-"""Versions through Ray's object store: put once, pulled once by each node. Both ends, of `services.weights.ways`."""
+"""Versions through Ray's object store: put once, pulled once by each node. Both ends, of `transports`."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import ray
 
-from services.weights.ends import Given, Home
-from streamrl.weights.pulls import Buffer, WayStep
-from streamrl.weights.shelf import Item, VersionShelf
+from services.weights.endpoints import Given, RunNode
+from streamrl.weights.transport.pulls import Buffer, TransferStep
+from streamrl.weights.transport.shelf import Item, VersionShelf
 
 BUCKET_BYTES = 16 * 2**20
 """Of one object: several of them fit into the smallest store that Ray makes."""
@@ -50,12 +50,12 @@ class ObjectStoreSender:
 class ObjectStoreTransport:
     """The node's end."""
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    def __init__(self, run_node: RunNode) -> None:
+        self._run_node = run_node
 
-    async def receive(self, step: WayStep) -> AsyncGenerator[Buffer, None]:
-        for ref in await self._home.give(step):
-            yield memoryview(await self._home.asked(ref, f"a piece of {Item(step.kind, step.version)}"))
+    async def receive(self, step: TransferStep) -> AsyncGenerator[Buffer, None]:
+        for ref in await self._run_node.give(step):
+            yield memoryview(await self._run_node.bounded(ref, f"a piece of {Item(step.kind, step.version)}"))
 
     async def close(self) -> None:
         pass

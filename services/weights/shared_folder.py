@@ -1,4 +1,5 @@
-"""Versions through a folder that all nodes see (`streamrl.weights.disk`). Both ends, of `services.weights.ways`."""
+"""Versions through a folder that all nodes see (`streamrl.weights.transport.disk`). Both ends, of
+`services.weights.transports`."""
 
 import asyncio
 import subprocess
@@ -7,11 +8,11 @@ from collections.abc import AsyncGenerator, Collection
 from pathlib import Path
 from typing import Any
 
-from services.part import leave_nothing
-from services.weights.ends import Given, Home
-from streamrl.weights.disk import DiskShelf, pieces
-from streamrl.weights.pulls import Buffer, WayStep, in_thread
-from streamrl.weights.shelf import Item, VersionShelf
+from services.actors import cleanup as leave_nothing
+from services.weights.endpoints import Given, RunNode
+from streamrl.weights.transport.disk import DiskShelf, pieces
+from streamrl.weights.transport.pulls import Buffer, TransferStep, in_thread
+from streamrl.weights.transport.shelf import Item, VersionShelf
 
 
 class FolderSender:
@@ -45,11 +46,11 @@ class FolderSender:
 class FolderTransport:
     """The node's end."""
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    def __init__(self, run_node: RunNode) -> None:
+        self._run_node = run_node
 
-    async def receive(self, step: WayStep) -> AsyncGenerator[Buffer, None]:
-        read = pieces(Path(await self._home.give(step)), str(Item(step.kind, step.version)))
+    async def receive(self, step: TransferStep) -> AsyncGenerator[Buffer, None]:
+        read = pieces(Path(await self._run_node.give(step)), str(Item(step.kind, step.version)))
         while (piece := await in_thread(next, read, None)) is not None:
             yield piece
 

@@ -1,4 +1,4 @@
-"""Where a run's gateway is, and the token that it wants: by its URL, or by the run's folder."""
+"""The address and the token of a run's gateway, from its URL or from the run's folder."""
 
 import json
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ TOKEN_FILE = "gateway-token"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """url: of the gateway, without a path."""
+    """The URL of a gateway, without a path, and a token of it."""
 
     url: str
     token: str
 
 
 class Where:
-    """Finds the gateway, anew each time: a run that was started again may listen elsewhere.
+    """Finds the gateway again for each request, since a restarted run may listen on another port.
 
-    target: an URL, or a run folder. token: what the gateway wants; of a folder, that of the folder.
+    target: a URL, or a run folder. token: None takes the one in the folder.
     """
 
     def __init__(self, target: str | Path, token: str | None = None) -> None:

@@ -1,43 +1,40 @@
-"""A client of one run: asynchronous, or for a script that has no event loop."""
+"""The asynchronous client of one run."""
 
 import asyncio
-import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
 import msgspec
 
 from streamrl.client.address import Where
-from streamrl.client.prompts import Ask, submitted
+from streamrl.client.prompts import PromptInput, submitted
 from streamrl.client.results import Result, Sample, version_of
-from streamrl.client.trajectories import Standing, reward_of
+from streamrl.client.trajectories import TrajectoryStatus, reward_of
 from streamrl.client.uplink import FIRST_BREAK_S, LONGEST_BREAK_S, Uplink, refusal_of
 from streamrl.client.weights import PIECE_BYTES, Weights, downloaded
+from streamrl.config.schema.streams import DEFAULT_STREAM
 from streamrl.errors import ComponentError, DeadlineError, DroppedError, RequestError
-from streamrl.streams import DEFAULT_STREAM
 from streamrl.tasks.base import SubmittedPrompt
 from streamrl.types import Version
 
-T = TypeVar("T")
-
 AHEAD = 128
-"""Prompts of one `stream` that are submitted and not answered."""
-PATIENCE_S = 120.0
-"""A run that is started again answers within it."""
+"""How many prompts of one `stream` are submitted and not yet answered."""
 
 
 class Client:
-    """Asynchronous; made by `connect`.
+    """The asynchronous client. `connect` makes it, under `async with`.
+
+    Each method may be called beside any other, from one event loop.
 
     Example:
         async with streamrl.connect("runs/quickstart") as client:
             result = await client.submit({"prompt": "12+30=", "answer": "42"})
+            print(result.rewards)
     """
 
     def __init__(self, where: Where, http: aiohttp.ClientSession, patience_s: float) -> None:
@@ -46,44 +43,68 @@ class Client:
         self._patience_s = patience_s
         self._uplinks: dict[str, Uplink] = {}
 
-    def submit(self, ask: Ask, *, stream: str = DEFAULT_STREAM) -> "asyncio.Future[Result]":
-        """Have a prompt trained on. Await what becomes of it.
+    def submit(self, prompt: PromptInput, *, stream: str = DEFAULT_STREAM) -> "asyncio.Future[Result]":
+        """Submit a prompt for training. The future gives its finished, scored group.
 
-        ask: a text, or a mapping with `prompt`; its `key` names the prompt for ever: submitted again under it, by
-        whomever and after whatever crash, it is answered again and not generated again. All else of the mapping is
-        for the reward.
+        Args:
+            prompt: A text, or a mapping with `prompt` and optionally `key`. The other items of the mapping go to the
+                reward function. The key names the prompt permanently: a second submission under the same key gets the
+                same answer, after any crash, and nothing is generated twice.
+            stream: The prompt stream of the run, a name in `gateway.stream_weights`.
 
-        The future raises RequestError for what the gateway refuses, DroppedError for a prompt that will not be
-        trained, ComponentError when the run did not answer for `patience_s`.
+        Raises:
+            RequestError: The gateway refuses the prompt.
+            DroppedError: The run will not train the prompt; raised by the future.
+            ComponentError: The run did not answer for `patience_s`; raised by the future.
+
+        Example:
+            async with streamrl.connect("runs/quickstart") as client:
+                result = await client.submit({"key": "a-1", "prompt": "12+30=", "answer": "42"})
+                print(result.group, result.rewards)
         """
         if stream not in self._uplinks:
             self._uplinks[stream] = Uplink(self._http, self._where, stream, self._patience_s)
-        return self._uplinks[stream].submit(submitted(ask))
+        return self._uplinks[stream].submit(submitted(prompt))
 
     async def stream(
         self,
-        asks: Iterable[Ask] | AsyncIterator[Ask],
+        prompts: Iterable[PromptInput] | AsyncIterator[PromptInput],
         *,
         stream: str = DEFAULT_STREAM,
         ahead: int = AHEAD,
         dropped: bool = False,
     ) -> AsyncIterator[Result | DroppedError]:
-        """Submit prompts, and give each as it finishes, in whatever order that is.
+        """Submit prompts, and yield the group of each as it finishes, in any order.
 
-        No more than `ahead` of them are submitted and not yet taken by the loop: a slow loop slows what it submits.
-        dropped: give those that were dropped too, as their errors; else they are passed over. Leaving the loop cancels
-        what has not finished. Raises what `submit` does, but for DroppedError.
+        A slow loop slows the submission: at most `ahead` prompts are submitted and not yet taken by the loop. Leaving
+        the loop cancels the prompts that have not finished.
+
+        Args:
+            prompts: An iterable or an asynchronous iterator of prompts, each as in `submit`. It may be endless.
+            stream: The prompt stream of the run.
+            ahead: The number of prompts in flight, at least 1.
+            dropped: Yield a `DroppedError` for each prompt that will not be trained. False skips them.
+
+        Raises:
+            RequestError: The gateway refuses a prompt, or `ahead` is below 1.
+            ComponentError: The run did not answer for `patience_s`.
+
+        Example:
+            prompts = ({"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(10))
+            async with streamrl.connect("runs/quickstart") as client:
+                async for result in client.stream(prompts, ahead=4):
+                    print(result.key, result.rewards)
         """
         if ahead < 1:
             raise RequestError(f"ahead is {ahead}; at least one prompt is submitted at a time")
-        room, ended = asyncio.Semaphore(ahead), asyncio.Queue[Result | DroppedError | None]()
+        places, ended = asyncio.Semaphore(ahead), asyncio.Queue[Result | DroppedError | None]()
         open_keys: set[str] = set()
-        feeding = asyncio.create_task(self._feed(asks, stream, room, ended, open_keys))
+        feeding = asyncio.create_task(self._feed(prompts, stream, places, ended, open_keys))
         try:
             while (one := await ended.get()) is not None:
                 if isinstance(one, Result) or dropped:
                     yield one
-                room.release()
+                places.release()
             await feeding
         finally:
             feeding.cancel()
@@ -94,14 +115,14 @@ class Client:
 
     async def _feed(
         self,
-        asks: Iterable[Ask] | AsyncIterator[Ask],
+        prompts: Iterable[PromptInput] | AsyncIterator[PromptInput],
         stream: str,
-        room: asyncio.Semaphore,
+        places: asyncio.Semaphore,
         ended: "asyncio.Queue[Result | DroppedError | None]",
         open_keys: set[str],
     ) -> None:
-        """Submit as many as there is room for, and put each into `ended`; None behind the last, or the first failure,
-        which is raised."""
+        """Submit one prompt for each free place, and put each outcome into `ended`. None follows the last outcome, or
+        the first failure, which is raised."""
 
         async def follow(prompt: SubmittedPrompt) -> None:
             try:
@@ -112,9 +133,9 @@ class Client:
 
         try:
             async with asyncio.TaskGroup() as following:
-                async for ask in _each(asks):
-                    await room.acquire()
-                    prompt = submitted(ask)
+                async for given in _each(prompts):
+                    await places.acquire()
+                    prompt = submitted(given)
                     open_keys.add(prompt.key)
                     following.create_task(follow(prompt))
         except BaseExceptionGroup as failures:
@@ -123,15 +144,49 @@ class Client:
             ended.put_nowait(None)
 
     async def cancel(self, keys: Sequence[str], *, stream: str = DEFAULT_STREAM) -> int:
-        """Give up prompts that have not finished; how many of them were being generated. Raises RequestError for a key
-        that nobody submitted."""
+        """Cancel prompts that have not finished. Returns how many of them were being generated.
+
+        Args:
+            keys: The keys under which the prompts were submitted.
+            stream: The stream to which they were submitted.
+
+        Raises:
+            RequestError: Nobody submitted one of the keys.
+            ComponentError: The gateway does not answer.
+
+        Example:
+            async with streamrl.connect("runs/quickstart") as client:
+                waiting = client.submit({"key": "a-2", "prompt": "1+1=", "answer": "2"})
+                await waiting
+                print(await client.cancel(["a-2"]))  # 0: it has finished
+        """
         answer = await self._ask("POST", "/api/prompts/cancel", {"stream": stream, "keys": list(keys)})
         return int(answer["generating"])
 
     async def sample(
         self, prompt: str, *, n: int = 1, max_tokens: int | None = None, temperature: float = 1.0, **more: Any
     ) -> list[Sample]:
-        """Completions beside the training, which nobody learns from. more: what `/v1/completions` takes."""
+        """Sample completions of a prompt. Nothing of them is trained.
+
+        Args:
+            prompt: The text that the model continues.
+            n: The number of completions.
+            max_tokens: The bound of each completion, in tokens. None takes the server's default.
+            temperature: 0 is greedy.
+            more: Any other field of `POST /v1/completions`.
+
+        Returns:
+            `n` samples with their token ids and log-probs.
+
+        Raises:
+            RequestError: The gateway refuses a field.
+            ComponentError: The gateway does not answer.
+
+        Example:
+            async with streamrl.connect("runs/quickstart") as client:
+                for sample in await client.sample("12+30=", n=2, max_tokens=4):
+                    print(sample.text, sum(sample.logprobs))
+        """
         asked = {"prompt": prompt, "n": n, "temperature": temperature, "logprobs": 0, **more}
         if max_tokens is not None:
             asked["max_tokens"] = max_tokens
@@ -141,29 +196,55 @@ class Client:
 
     async def reward(
         self, session: str, reward: float, *, group: str | None = None, components: Mapping[str, float] | None = None
-    ) -> Standing:
-        """End a session with its reward, and have it trained on; what became of it, once it is durable.
+    ) -> TrajectoryStatus:
+        """End a session with its reward: its calls become a trajectory that the run trains.
 
-        session: the id that its calls were made under. group: shared with those that the reward is compared with;
-        without it, those that began with the same prompt. Sent again, whatever broke meanwhile, it has the same answer.
+        The method returns when the trajectory is durable. It is safe to repeat: the same reward gets the same answer.
+
+        Args:
+            session: The id under which the agent made its calls (header `x-streamrl-session`).
+            reward: A finite number.
+            group: The name of the group within which rewards are compared. None takes the sessions that began with the
+                same prompt.
+            components: Further numbers by name, for the metrics.
 
         Raises:
-            RequestError: the gateway refuses it, and would again. ComponentError: the run did not answer for
-                `patience_s`.
+            RequestError: The gateway refuses the reward, for example of an unknown session.
+            ComponentError: The run did not answer for `patience_s`.
+
+        Example:
+            session = {"x-streamrl-session": "episode-17"}
+            token = open("runs/quickstart/gateway-token").read()
+            agent = openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key=token, default_headers=session)
+            await agent.completions.create(model="quickstart", prompt="12", max_tokens=4)
+            async with streamrl.connect("runs/quickstart") as client:
+                print(await client.reward("episode-17", 1.0, group="task-12"))
         """
         path = f"/api/sessions/{quote(session, safe='')}/reward"
-        return msgspec.convert(await self._ask_until(path, reward_of(reward, group, components)), Standing)
+        return msgspec.convert(await self._ask_until(path, reward_of(reward, group, components)), TrajectoryStatus)
 
-    async def offer(self, trajectory: Mapping[str, Any]) -> Standing:
-        """Have a trajectory trained on that was made elsewhere; what became of it, once it is durable.
+    async def offer(self, trajectory: Mapping[str, Any]) -> TrajectoryStatus:
+        """Submit a trajectory that another program sampled. The method returns when the trajectory is durable.
 
-        trajectory: what `POST /api/trajectories` takes: `key`, `group`, `reward` and `turns`. Raises what `reward`
-        does.
+        Args:
+            trajectory: The fields of `POST /api/trajectories`: `key`, `group`, `reward` and `turns`. Each turn has
+                `prompt_token_ids`, `token_ids`, `logprobs` and `version_spans`.
+
+        Raises:
+            RequestError: The gateway refuses the trajectory, for example one that is too old.
+            ComponentError: The run did not answer for `patience_s`.
+
+        Example:
+            async with streamrl.connect("runs/quickstart") as client:
+                version = await client.wait_for_version(0)
+                turn = {"prompt_token_ids": [5, 7], "token_ids": [4, 2], "logprobs": [-0.3, -0.1]}
+                turn["version_spans"] = [[0, str(version)]]
+                print(await client.offer({"key": "t-1", "group": "task-12", "reward": 1.0, "turns": [turn]}))
         """
-        return msgspec.convert(await self._ask_until("/api/trajectories", trajectory), Standing)
+        return msgspec.convert(await self._ask_until("/api/trajectories", trajectory), TrajectoryStatus)
 
     async def _ask_until(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The answer to what may be asked again, as often as the run is away for `patience_s` at most."""
+        """Post until the run answers, for `patience_s` at most. Only for requests that are safe to repeat."""
         pause, since = FIRST_BREAK_S, time.monotonic()
         while True:
             try:
@@ -175,25 +256,56 @@ class Client:
             pause = min(2 * pause, LONGEST_BREAK_S)
 
     async def status(self) -> dict[str, Any]:
-        """What `streamrl status` says."""
+        """The state of the run: the dictionary that `streamrl status --json` prints.
+
+        Raises:
+            ComponentError: The gateway does not answer.
+
+        Example:
+            async with streamrl.connect("runs/quickstart") as client:
+                print(sorted(await client.status()))
+        """
         answer: dict[str, Any] = await self._ask("GET", "/api/status")
         return answer
 
     async def scale(self, **parts: int) -> dict[str, Any]:
-        """Have more or fewer of some parts from now on: `rollout` replicas, `reward` children. Waits for none of them.
+        """Set the number of rollout replicas or reward workers. Returns before they have started or stopped.
 
-        Returns the number of each part, and under `before` what it was, by part where several are named. Raises
-        RequestError for what the run could not have, ResourceError where its machine has no memory for so many.
+        Args:
+            parts: `rollout=` replicas, `reward=` worker processes.
+
+        Returns:
+            The number of each part. `before` is the earlier number: of the one part, or by part where several are
+            named.
+
+        Raises:
+            RequestError: The run cannot have that number.
+            ResourceError: The machine has no memory for that many.
+            ComponentError: The gateway does not answer.
+
+        Example:
+            async with streamrl.connect("runs/quickstart") as client:
+                print(await client.scale(rollout=2))
         """
         answer: dict[str, Any] = await self._ask("POST", "/api/scale", parts)
         return answer
 
     async def wait_for_version(self, step: int, *, timeout_s: float | None = None) -> Version:
-        """Wait until weights of `step` or a later one are published; the newest version then. The run answers when it
-        has them.
+        """Wait until the weights of `step` or of a later step are published. Returns the newest version.
 
-        timeout_s: None waits as long as the run lasts. Raises DeadlineError when that is over, RequestError for what
-        the gateway refuses, ComponentError when the run did not answer for `patience_s`.
+        Args:
+            step: The training step; 0 is the initial model.
+            timeout_s: The bound of the wait, in seconds. None waits as long as the run lasts.
+
+        Raises:
+            DeadlineError: The bound is over.
+            RequestError: The gateway refuses the request.
+            ComponentError: The run did not answer for `patience_s`.
+
+        Example:
+            async with streamrl.connect("runs/quickstart") as client:
+                version = await client.wait_for_version(1, timeout_s=60)
+                print(f"step {version.step} is published")
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -204,13 +316,26 @@ class Client:
             raise DeadlineError(f"{self._where}: no version of step {step} within {timeout_s:g} s") from error
 
     async def weights(self, path: str | Path, version: Version | str | None = None) -> Weights:
-        """Download the weights of a version into a safetensors file, the newest one's unless it is named ("0.7"). Their
-        digests are checked while they come; the file has its name when they are whole, and what had it before stays
-        until then.
+        """Download the weights of a version into a safetensors file.
 
-        Raises RequestError for a version that the run does not have any more, DataError for bytes that were damaged,
-        ComponentError when the connection broke or another client reads, ConfigError and ResourceError for a path where
-        nothing can be written.
+        The digest of each tensor is checked on the way. The file appears under its name when it is complete; a file
+        of that name stays as it is until then.
+
+        Args:
+            path: The file to write; its folder exists.
+            version: A version, or its name such as "0.7". None takes the newest.
+
+        Raises:
+            RequestError: The run does not have that version any more.
+            DataError: Bytes were damaged on the way.
+            ComponentError: The connection broke, or another client is downloading.
+            ConfigError: The path cannot be written.
+            ResourceError: The disk is full.
+
+        Example:
+            async with streamrl.connect("runs/quickstart") as client:
+                weights = await client.weights("policy.safetensors")
+                print(weights.version, weights.num_bytes)
         """
         address = self._where.find()
         headers = {"authorization": f"Bearer {address.token}"}
@@ -224,7 +349,7 @@ class Client:
             raise ComponentError(f"{self._where}: the weights did not come whole: {error}") from error
 
     async def _newest_after(self, step: int) -> Version | None:
-        """The answer to one question, which is asked again while the run is away."""
+        """One long poll, repeated while the run is away. None: no newer version yet."""
         away_since, pause = None, FIRST_BREAK_S
         while True:
             try:
@@ -238,7 +363,7 @@ class Client:
             pause = min(2 * pause, LONGEST_BREAK_S)
 
     async def close(self) -> None:
-        """Submit no more. What was accepted goes on in the run."""
+        """Close the connections. The run goes on with the prompts that it has accepted. `async with` calls it."""
         await asyncio.gather(*(uplink.close() for uplink in self._uplinks.values()))
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -254,115 +379,12 @@ class Client:
         return msgspec.json.decode(content)
 
 
-class ScriptClient:
-    """The same for a script: its methods wait. Its connection lives in a thread of its own; made by `connect`.
-
-    Example:
-        with streamrl.connect("runs/quickstart") as client:
-            future = client.submit({"prompt": "12+30=", "answer": "42"})
-            print(future.result(timeout=60).rewards)
-    """
-
-    def __init__(self, connection: "_Connection") -> None:
-        self._connection = connection
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="streamrl client", daemon=True)
-        self._thread.start()
-        self._client = self._wait(connection.__aenter__())
-
-    def submit(self, ask: Ask, *, stream: str = DEFAULT_STREAM) -> "Future[Result]":
-        """As `Client.submit`; `.result(timeout)` waits."""
-
-        async def submitting() -> Result:
-            return await self._client.submit(ask, stream=stream)
-
-        return asyncio.run_coroutine_threadsafe(submitting(), self._loop)
-
-    def cancel(self, keys: Sequence[str], *, stream: str = DEFAULT_STREAM) -> int:
-        return self._wait(self._client.cancel(keys, stream=stream))
-
-    def sample(self, prompt: str, **more: Any) -> list[Sample]:
-        return self._wait(self._client.sample(prompt, **more))
-
-    def reward(
-        self, session: str, reward: float, *, group: str | None = None, components: Mapping[str, float] | None = None
-    ) -> Standing:
-        return self._wait(self._client.reward(session, reward, group=group, components=components))
-
-    def offer(self, trajectory: Mapping[str, Any]) -> Standing:
-        return self._wait(self._client.offer(trajectory))
-
-    def status(self) -> dict[str, Any]:
-        return self._wait(self._client.status())
-
-    def scale(self, **parts: int) -> dict[str, Any]:
-        return self._wait(self._client.scale(**parts))
-
-    def wait_for_version(self, step: int, *, timeout_s: float | None = None) -> Version:
-        return self._wait(self._client.wait_for_version(step, timeout_s=timeout_s))
-
-    def weights(self, path: str | Path, version: Version | str | None = None) -> Weights:
-        return self._wait(self._client.weights(path, version))
-
-    def close(self) -> None:
-        try:
-            self._wait(self._connection.__aexit__(None, None, None))
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-class _Connection:
-    """What `connect` gives: for `async with`, or for `with`."""
-
-    def __init__(self, where: Where, patience_s: float) -> None:
-        self._where = where
-        self._patience_s = patience_s
-        self._stack = AsyncExitStack()
-        self._script: ScriptClient | None = None
-
-    async def __aenter__(self) -> Client:
-        # As long as the run needs: a group may take minutes, and a broken connection is noticed by itself.
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
-        connector = aiohttp.TCPConnector(limit=0)
-        session = aiohttp.ClientSession(timeout=timeout, connector=connector, trust_env=False)
-        http = await self._stack.enter_async_context(session)
-        client = Client(self._where, http, self._patience_s)
-        self._stack.push_async_callback(client.close)
-        return client
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
-
-    def __enter__(self) -> ScriptClient:
-        self._script = ScriptClient(self)
-        return self._script
-
-    def __exit__(self, *_: object) -> None:
-        if self._script is not None:
-            self._script.close()
-
-
-def connect(target: str | Path, *, token: str | None = None, patience_s: float = PATIENCE_S) -> _Connection:
-    """Connect to a live run whose gateway is enabled: `async with` for a `Client`, `with` for a `ScriptClient`.
-
-    target: the run's folder, or its gateway's URL, which needs a token (of the scope that is used: `submit` for
-    prompts, `generate` for samples, `control` for the rest). patience_s: how long a run that is away, as while it
-    is started again, is waited for.
-    """
-    return _Connection(Where(target, token), patience_s)
-
-
-async def _each(asks: Iterable[Ask] | AsyncIterator[Ask]) -> AsyncIterator[Ask]:
-    if isinstance(asks, str | Mapping):
+async def _each(prompts: Iterable[PromptInput] | AsyncIterator[PromptInput]) -> AsyncIterator[PromptInput]:
+    if isinstance(prompts, str | Mapping):
         raise RequestError("a stream takes many prompts: give a list of them, or use submit for one")
-    if hasattr(asks, "__aiter__"):
-        async for ask in asks:
-            yield ask
+    if hasattr(prompts, "__aiter__"):
+        async for prompt in prompts:
+            yield prompt
     else:
-        for ask in asks:
-            yield ask
+        for prompt in prompts:
+            yield prompt

@@ -8,19 +8,20 @@ from typing import Any
 from streamrl.errors import RequestError
 from streamrl.tasks.base import SubmittedPrompt
 
-Ask = str | Mapping[str, Any] | SubmittedPrompt
-"""A text; a mapping of `prompt`, maybe `key`, and what the reward is to have of it; or the record itself."""
+PromptInput = str | Mapping[str, Any] | SubmittedPrompt
+"""A prompt as a user writes it: a text; a mapping with `prompt`, optionally `key`, and items for the reward function;
+or the record itself."""
 
 
-def submitted(ask: Ask) -> SubmittedPrompt:
+def submitted(given: PromptInput) -> SubmittedPrompt:
     """The record of a prompt, under a new key where none is given. Raises RequestError."""
-    if isinstance(ask, SubmittedPrompt):
-        return ask
-    if isinstance(ask, str):
-        return SubmittedPrompt(new_key(), ask)
-    if not isinstance(ask, Mapping):
-        raise RequestError(f"a prompt is a text or a mapping with 'prompt', not {type(ask).__name__}")
-    rest = dict(ask)
+    if isinstance(given, SubmittedPrompt):
+        return given
+    if isinstance(given, str):
+        return SubmittedPrompt(new_key(), given)
+    if not isinstance(given, Mapping):
+        raise RequestError(f"a prompt is a text or a mapping with 'prompt', not {type(given).__name__}")
+    rest = dict(given)
     prompt, key = rest.pop("prompt", None), rest.pop("key", None)
     if not isinstance(prompt, str) or not isinstance(key, str | None):
         raise RequestError(f"'prompt' and 'key' are texts; given {prompt!r:.80} and {key!r:.80}")

@@ -1,4 +1,4 @@
-"""What a run answers, as Python objects."""
+"""The answers of a run, as Python objects."""
 
 import msgspec
 
@@ -6,9 +6,19 @@ from streamrl.types import Version
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout. token_ids, logprobs: from the first sampled token on, the end token included; log-probs are those
-    of the distribution that was sampled. version_spans: (start, version): which version sampled the tokens from
-    `start` on. reward: None where scoring it failed. finish_reason: stop, length, abort or error."""
+    """One scored rollout.
+
+    Attributes:
+        sample_index: Its place in the group, from 0.
+        branch: Its row within a session that forked, from 0.
+        text: The sampled text.
+        finish_reason: `stop`, `length`, `abort` or `error`.
+        reward: None where the reward function failed.
+        token_ids: The sampled tokens, the end token included.
+        logprobs: One for each token, of the distribution that was sampled.
+        version_spans: (start, version) pairs: `version` sampled the tokens from index `start` on.
+        replica: The name of the replica that generated it.
+    """
 
     sample_index: int
     branch: int
@@ -22,13 +32,19 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def versions(self) -> list[Version]:
-        """Those that sampled it, the oldest first."""
+        """The versions that sampled it, the oldest first."""
         return [version_of(name) for _, name in self.version_spans]
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """The finished group of a submitted prompt. group: its number in the run. rollouts: None where the run does not
-    have its rows any more: the group was trained a while ago."""
+    """The finished group of a submitted prompt.
+
+    Attributes:
+        key: The key of the prompt.
+        group: The number of the group in the run.
+        prompt_token_ids: The tokens of the prompt.
+        rollouts: `rollout.group_size` rollouts. None where the run has already deleted the rows of a trained group.
+    """
 
     key: str
     group: int
@@ -37,12 +53,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rewards(self) -> list[float]:
-        """Of the rollouts that could be scored."""
+        """The rewards of the rollouts that were scored, in order."""
         return [one.reward for one in self.rollouts or [] if one.reward is not None]
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """A completion beside the training. Fields as of a `Rollout`."""
+    """A completion that is not trained. Its fields are those of a `Rollout`."""
 
     text: str
     finish_reason: str
@@ -52,6 +68,11 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def version_of(name: str) -> Version:
-    """Of its name, as 0.7."""
+    """The version of a name.
+
+    Example:
+        >>> version_of("0.7")
+        Version(incarnation=0, step=7)
+    """
     incarnation, step = name.split(".")
     return Version(int(incarnation), int(step))

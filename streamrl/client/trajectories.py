@@ -1,4 +1,4 @@
-"""What a client says of trajectories that it scored, and what the run says of them."""
+"""The reward that a client sends for a trajectory, and the answer of the run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,10 +6,19 @@ from typing import Any
 import msgspec
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a trajectory. number: the run's own for it. state: waiting (durable, for the others of its group),
-    gathered (into the group of the number `group`, which is trained), or declined, for `reason`. waiting: how many of
-    its group's name do, of `group_size`. branches, turns: of a session, the first time that it is rewarded."""
+class TrajectoryStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a trajectory in the run.
+
+    Attributes:
+        number: Its number in the run.
+        state: `waiting` for the rest of its group, `gathered` into a group that is trained, or `declined`.
+        group_size: The number of trajectories that make a group.
+        waiting: How many of the same group name wait, this one included.
+        group: The number of the training group. None before it is gathered.
+        reason: Why it was declined, else "".
+        branches: The number of rows into which a session forked. None for a repeated reward.
+        turns: The number of calls of a session. None for a repeated reward.
+    """
 
     number: int
     state: str

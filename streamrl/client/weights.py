@@ -18,9 +18,15 @@ PIECE_BYTES = 2**20
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
-    """A version that was downloaded. path: a safetensors file, its tensors named as in the Hugging Face export, or as
-    peft names adapters. digest: of the version, the same wherever its weights are equal. adapters: None for whole
-    weights, else what peft's `LoraConfig` is told of them."""
+    """A downloaded version.
+
+    Attributes:
+        path: The safetensors file. Its tensors are named as in the Hugging Face export, or as peft names adapters.
+        version: The version of the weights.
+        digest: Equal for equal weights, in any run.
+        num_bytes: The size of the file.
+        adapters: The keys of peft's `LoraConfig` for LoRA weights. None for full weights.
+    """
 
     path: Path
     version: Version
@@ -49,20 +55,20 @@ class WeightsFile:
         self._incoming = IncomingVersion()
         self._num_bytes = 0
         # Without a buffer: what a full disk did not take is told where it is written, and not once more at the close.
-        self._file: Any = self._said(lambda: self._part.open("wb", buffering=0))
+        self._file: Any = self._checked_write(lambda: self._part.open("wb", buffering=0))
 
     def add(self, piece: bytes) -> None:
         """Raises DataError for bytes that are not the version's, ResourceError when the disk is full."""
         self._incoming.add(piece)
         left = memoryview(piece)
         while left:
-            left = left[self._said(lambda rest=left: self._file.write(rest)) :]
+            left = left[self._checked_write(lambda rest=left: self._file.write(rest)) :]
         self._num_bytes += len(piece)
 
     def keep(self) -> Weights:
         """All has come: it has its name from now on. Raises as `add`, also when something is missing."""
         self._incoming.finish()
-        self._said(self._put)
+        self._checked_write(self._put)
         return Weights(
             path=self._path,
             version=self._incoming.version,
@@ -80,7 +86,7 @@ class WeightsFile:
         os.fsync(self._file.fileno())
         self._part.replace(self._path)
 
-    def _said(self, write: Callable[[], Any]) -> Any:
+    def _checked_write(self, write: Callable[[], Any]) -> Any:
         try:
             return write()
         except (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:

@@ -1,5 +1,6 @@
 """Configuration: `schema` is its shape, `load` reads it, `rules` and `capacity` hold what spans several keys,
-`resources` weighs it against the machine.
+`resources` weighs it against the machine. Its folders import each other, and `streamrl.observability`.
+No heavy library comes in: `streamrl check` answers at once.
 
     config = load_args("run.toml", ["@", "more.toml", "--learner.steps", "10"])
     problems = check_resources(config)
@@ -7,11 +8,11 @@
 `load_args` raises ConfigProblems (exit code 2); raise ResourceProblems (exit code 3) with the others.
 """
 
-from streamrl.config.dump import diff, dump
-from streamrl.config.load import load, load_args
+from streamrl.config.estimates.resources import check_resources
+from streamrl.config.loading.dump import diff, dump
+from streamrl.config.loading.load import load, load_args
 from streamrl.config.problems import ConfigProblems, Problem, ResourceProblems
-from streamrl.config.resources import check_resources
-from streamrl.config.schema import Config
+from streamrl.config.schema.run import Config
 
 __all__ = [
     "Config",

@@ -5,18 +5,30 @@ import ast
 import sys
 from inspect import cleandoc, getsource
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from streamrl.config import fields, learner_tables, rollout_tables, schema
-from streamrl.config.table import Table
+from streamrl.config.schema import algorithm as algorithm_tables
+from streamrl.config.schema import data as data_tables
+from streamrl.config.schema import environment as environment_tables
+from streamrl.config.schema import fields
+from streamrl.config.schema import learner as learner_tables
+from streamrl.config.schema import rollout as rollout_tables
+from streamrl.config.schema import run as schema
+from streamrl.config.schema import sandbox as sandbox_tables
+from streamrl.config.schema.table import Table
 from streamrl.config.toml_text import toml_value
+
+TABLE_MODULES: Final = (
+    *(schema, algorithm_tables, data_tables, environment_tables, learner_tables, rollout_tables, sandbox_tables),
+)
+"""Where the tables are written down."""
 
 _INTRO = """\
 # Configuration
 
-<!-- Made by `python -m streamrl.config.reference` from streamrl/config/schema.py and its tables: change it there. -->
+<!-- Made by `python -m streamrl.config.reference` from the tables in streamrl/config/schema: change it there. -->
 
 A run is described by one TOML file. Every key has a default; `configs/quickstart.toml` shows a small complete
 run.
@@ -36,7 +48,7 @@ The resolved configuration, defaults included, is written to `<runs>/<name>/conf
 
 def reference_markdown() -> str:
     """The page: a section for each table, a row for each key."""
-    docs = key_docs(schema, learner_tables, rollout_tables)
+    docs = key_docs(*TABLE_MODULES)
     sections = [_section(name, table, docs[table.__name__]) for name, table in fields.tables()]
     return _INTRO + "".join(sections)
 

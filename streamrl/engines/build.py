@@ -9,8 +9,8 @@ import msgspec
 
 from streamrl.config import Config
 from streamrl.engines.base import Engine
-from streamrl.engines.server.place import ServerPlace
-from streamrl.replica_names import replica_name
+from streamrl.engines.server.process.place import ServerPlace
+from streamrl.scheduling.replica_names import replica_name
 from streamrl.types import Version
 
 UNPUBLISHED = Version(-1, -1)

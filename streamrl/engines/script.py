@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from streamrl.config.rollout_tables import ScriptedConfig
+from streamrl.config.schema.rollout import ScriptedConfig
 from streamrl.types import FinishReason, FloatArray, GenerationRequest, IntArray, LongArray
 
 _Uniform = npt.NDArray[np.float64]

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamrl.clock import Clock, SystemClock
-from streamrl.config.rollout_tables import ScriptedConfig
+from streamrl.config.schema.rollout import ScriptedConfig
 from streamrl.engines.pace import Pace
 from streamrl.engines.script import Script, ScriptedAnswers, write_scripts
 from streamrl.errors import ComponentError
-from streamrl.partials import cut_from, ended_as, fault_of, join_spans, unstarted
+from streamrl.scheduling.partial_rollouts import cut_from, ended_as, fault_of, join_spans, unstarted
 from streamrl.types import (
     EngineStats,
     FinishReason,

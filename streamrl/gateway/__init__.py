@@ -1,1 +1,4 @@
-"""What the door for clients decides, without a socket, an engine or Ray: who may, what is asked, what is said."""
+"""What the gateway decides: who may, what is asked, what is said.
+It imports `streamrl.conversations` and `streamrl.scheduling`.
+No socket, no engine and no Ray: `services.gateway` has them.
+"""

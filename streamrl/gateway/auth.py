@@ -10,6 +10,7 @@ import hmac
 import ipaddress
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Final
 from urllib.parse import urlsplit
 
 from streamrl.gateway.refusal import Refusal
@@ -24,6 +25,9 @@ class Scope(StrEnum):
     CONTROL = "control"
 
 
+_SESSION: Final = "srl-session."
+
+
 def all_scopes_token(key: bytes) -> str:
     """The token of a run for everything. key: the run's 32 secret bytes."""
     return _derived(key, "all")
@@ -32,6 +36,11 @@ def all_scopes_token(key: bytes) -> str:
 def scope_token(key: bytes, scope: Scope) -> str:
     """The token of a run for one scope: who holds it cannot find another one by it."""
     return _derived(key, scope.value)
+
+
+def session_token(key: bytes, session: str) -> str:
+    """A token for completions of one session, for agents that can set no header."""
+    return f"{_SESSION}{_derived(key, f'session {session}')}.{session}"
 
 
 def _derived(key: bytes, what: str) -> str:
@@ -50,6 +59,7 @@ class Doorkeeper:
     """
 
     def __init__(self, key: bytes, names: Iterable[str] = ()) -> None:
+        self._key = key
         everything = frozenset(Scope)
         self._tokens = [(all_scopes_token(key).encode(), everything)]
         self._tokens += [(scope_token(key, scope).encode(), frozenset({scope})) for scope in Scope]
@@ -64,6 +74,15 @@ class Doorkeeper:
         if origin and not _same_place(origin, host):
             return Refusal(403, "bad_origin", f"a page of {origin!a} may not use this gateway")
         return None if needed is None else self._refusal_of_token(authorization, needed)
+
+    def session_of(self, authorization: str) -> str | None:
+        """The session whose own token this is; None where it is that of none."""
+        return self._session(authorization.partition(" ")[2].strip())
+
+    def _session(self, token: str) -> str | None:
+        _, _, session = token.removeprefix(_SESSION).partition(".")
+        known = session_token(self._key, session).encode(errors="replace")
+        return session if session and hmac.compare_digest(token.encode(errors="replace"), known) else None
 
     def _refusal_of_token(self, authorization: str, needed: Scope) -> Refusal | None:
         if not authorization:
@@ -81,6 +100,8 @@ class Doorkeeper:
     def _scopes(self, token: str) -> frozenset[Scope] | None:
         """What a token allows; None for one that is not ours. Looks at all of ours, whichever it is."""
         given, found = token.encode(errors="replace"), None
+        if self._session(token) is not None:
+            found = frozenset({Scope.GENERATE})
         for known, scopes in self._tokens:
             if hmac.compare_digest(given, known):
                 found = scopes

@@ -44,7 +44,16 @@ CODES: Mapping[int, frozenset[str]] = {
     ),
     401: frozenset({"missing_api_key", "invalid_api_key"}),
     403: frozenset({"insufficient_scope", "bad_host", "bad_origin"}),
-    404: frozenset({"model_not_found", "not_found", "session_not_found", "unknown_prompt", "unknown_version"}),
+    404: frozenset(
+        {
+            "model_not_found",
+            "not_found",
+            "response_not_found",
+            "session_not_found",
+            "unknown_prompt",
+            "unknown_version",
+        }
+    ),
     405: frozenset({"method_not_allowed"}),
     408: frozenset({"body_too_slow"}),
     409: frozenset(
@@ -61,7 +70,7 @@ CODES: Mapping[int, frozenset[str]] = {
     410: frozenset({"session_forgotten"}),
     413: frozenset({"body_too_long", "line_too_long"}),
     429: frozenset({"too_many_requests", "too_many_sessions", "too_many_wait"}),
-    500: frozenset({"internal_error", "damaged_metrics"}),
+    500: frozenset({"internal_error"}),
     502: frozenset({"replica_died"}),
     503: frozenset({"no_replica", "generation_failed", "run_not_ready", "run_ended"}),
     504: frozenset({"deadline_exceeded"}),

@@ -1,7 +1,7 @@
 """The routes of the gateway and the scope that each wants. A test holds this table and the application equal."""
 
 from streamrl.gateway.auth import Scope
-from streamrl.gateway.page_files import PAGE, PAGE_FILES
+from streamrl.gateway.page.files import PAGE, PAGE_FILES
 
 ROUTES: dict[str, Scope | None] = {
     "/healthz": None,
@@ -9,11 +9,19 @@ ROUTES: dict[str, Scope | None] = {
     "/openapi.json": None,
     "/docs": None,
     "/v1/models": Scope.GENERATE,
+    "/v1/models/{name}": Scope.GENERATE,
     "/v1/completions": Scope.GENERATE,
     "/v1/chat/completions": Scope.GENERATE,
+    "/v1/responses": Scope.GENERATE,
+    "/v1/messages": Scope.GENERATE,
+    "/v1/messages/count_tokens": Scope.GENERATE,
+    "/inference/v1/generate": Scope.GENERATE,
+    "/tokenize": Scope.GENERATE,
+    "/detokenize": Scope.GENERATE,
     "/api/prompts": Scope.SUBMIT,
     "/api/prompts/cancel": Scope.SUBMIT,
     "/api/trajectories": Scope.SUBMIT,
+    "/api/sessions": Scope.SUBMIT,
     "/api/sessions/{session_id}/reward": Scope.SUBMIT,
     "/api/status": Scope.CONTROL,
     "/api/samples": Scope.CONTROL,

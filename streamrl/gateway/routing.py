@@ -1,4 +1,4 @@
-"""Which replica answers a guest: the one that owes the fewest tokens. Pure.
+"""Which replica answers a guest: the one that owes the fewest tokens, or the one that answered the turn before. Pure.
 
 Guarantees: only a replica that said that it may be routed to is chosen; what a replica owes is never below zero, and is
 forgotten with it.
@@ -37,9 +37,16 @@ class Routes:
         """It may not any more; unknown names are ignored."""
         self._owed.pop(name, None)
 
-    def choose(self, may: Callable[[str], bool] = lambda _: True) -> str | None:
-        """The replica that owes least, by name where several do, of those that `may`; None when there is none."""
-        return min(filter(may, self._owed), key=lambda name: (self._owed[name], name), default=None)
+    def choose(
+        self, may: Callable[[str], bool] = lambda _: True, *, rather: str | None = None, worth: int = 0
+    ) -> str | None:
+        """The replica that owes least, by name where several do, of those that `may`; None when there is none. rather:
+        the one that has `worth` tokens of the prompt in its cache; it is chosen while it owes no more than so many
+        above the least."""
+        least = min(filter(may, self._owed), key=lambda name: (self._owed[name], name), default=None)
+        if least is None or rather is None or rather not in self._owed or not may(rather):
+            return least
+        return rather if self._owed[rather] <= self._owed[least] + worth else least
 
     def owe(self, name: str, tokens: int) -> None:
         """A request of so many tokens at most was given to it."""

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 
 from streamrl.algorithms.aggregation import Denominators
-from streamrl.learner.mini_batches import MiniBatch
-from streamrl.learner.packing import PackedBatch
+from streamrl.learner.batch.mini_batches import MiniBatch
+from streamrl.learner.batch.packing import PackedBatch
 
 
 class LearnerBackend(Protocol):

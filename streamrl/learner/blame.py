@@ -6,9 +6,9 @@ import torch
 
 from streamrl.errors import NonFiniteError
 from streamrl.learner.backend import LearnerBackend
-from streamrl.learner.judged import Judged, Part, bad_judgement
-from streamrl.learner.mini_batches import MiniBatch
-from streamrl.learner.packing import PackedBatch
+from streamrl.learner.batch.mini_batches import MiniBatch
+from streamrl.learner.batch.packing import PackedBatch
+from streamrl.learner.batch.scored_batch import Part, ScoredTokens, bad_score
 
 Logprobs = Callable[[Sequence[PackedBatch]], Sequence[torch.Tensor]]
 """Collective. float32 [K] for each pack, on the CPU."""
@@ -36,10 +36,10 @@ def with_its_row(
 
 
 def _first_bad(logprobs: Logprobs, mini_batches: Sequence[MiniBatch], parts: Sequence[Sequence[Part]]) -> str:
-    """Collective. As `bad_judgement`, of all packs."""
+    """Collective. As `bad_score`, of all packs."""
     bad = []
     for mini_batch, own in zip(mini_batches, parts, strict=True):
         for share, part in zip(mini_batch.shares, own, strict=True):
             given = logprobs(share)  # of all: on another rank a share may hold what this one's does not
-            bad += [bad_judgement(Judged(*one, part)) for one in zip(share, given, strict=True)]
+            bad += [bad_score(ScoredTokens(*one, part)) for one in zip(share, given, strict=True)]
     return next(filter(None, bad), "")

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from streamrl.errors import NonFiniteError
-from streamrl.learner.judged import Judged, bad_judgement
-from streamrl.learner.process_group import LearnerGroup
+from streamrl.learner.batch.scored_batch import ScoredTokens, bad_score
+from streamrl.learner.parallel.process_group import LearnerGroup
 
 
 def require_finite(metrics: Mapping[str, float], where: str) -> None:
@@ -21,12 +21,12 @@ def require_finite(metrics: Mapping[str, float], where: str) -> None:
         )
 
 
-def require_finite_tokens(judged: Iterable[Judged], group: LearnerGroup, what: str, way_out: str) -> None:
+def require_finite_tokens(judged: Iterable[ScoredTokens], group: LearnerGroup, what: str, way_out: str) -> None:
     """Collective, once for all of a step, before its first update: a rank that raised alone would leave the others
     waiting. Raise NonFiniteError, on every rank, for a number of a token that is not finite; the rank that has the row
     names it, its replica and the version that sampled it. what: such a number, with the step.
     """
-    bad = next(filter(None, map(bad_judgement, judged)), "")
+    bad = next(filter(None, map(bad_score, judged)), "")
     if group.max_int(int(bool(bad))):
         where = bad or "another rank has the row, and names it"
         raise NonFiniteError(f"{what} is not finite: {where}; nothing of the step was applied. {way_out}")

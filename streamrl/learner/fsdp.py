@@ -21,18 +21,19 @@ from transformers import PreTrainedModel
 
 from streamrl.algorithms.aggregation import Denominators
 from streamrl.clock import Clock, SystemClock
-from streamrl.config.learner_tables import AlgorithmConfig, OptimizerConfig
+from streamrl.config.schema.algorithm import AlgorithmConfig
+from streamrl.config.schema.learner import OptimizerConfig
 from streamrl.errors import DataError, NonFiniteError
-from streamrl.learner.averaged import AveragedPolicy
+from streamrl.learner.batch.mini_batches import MiniBatch
+from streamrl.learner.batch.packing import PackedBatch, empty_pack
 from streamrl.learner.finite import require_finite
-from streamrl.learner.mini_batches import MiniBatch
-from streamrl.learner.moments import MOMENTS
+from streamrl.learner.model.sharding import ShardedPolicy
 from streamrl.learner.objectives import Objective, Reference, policy_loss
-from streamrl.learner.optimizer import clip_gradients, make_optimizer
-from streamrl.learner.packing import PackedBatch, empty_pack
-from streamrl.learner.process_group import LearnerGroup
-from streamrl.learner.schedule import learning_rate
-from streamrl.learner.sharding import ShardedPolicy
+from streamrl.learner.optim.moments import MOMENTS
+from streamrl.learner.optim.optimizer import clip_gradients, make_optimizer
+from streamrl.learner.optim.schedule import learning_rate
+from streamrl.learner.parallel.process_group import LearnerGroup
+from streamrl.learner.references.averaged import AveragedPolicy
 from streamrl.learner.sums import Sums, mean_over_updates
 
 
@@ -154,7 +155,7 @@ class FsdpBackend:
                 self.policy.set_gradient_sync(number == len(packs))
                 loss, more = self._objective(self.policy.module, pack.to(self.group.device), total)
                 # FSDP averages gradients over ranks, and the denominators are global: undo the division.
-                (loss * self.group.shard_size).backward()
+                self.policy.backward(loss * self.group.shard_size)
                 parts.append(more)
         sums = reduce(lambda one, other: one.plus(other), parts)
         return type(sums)(self.group.sum(sums.added), self.group.max(sums.greatest))

@@ -16,12 +16,12 @@ from streamrl.algorithms.losses import LOSS_SETTINGS, LOSSES, ROW_LOSSES, TEACHE
 from streamrl.algorithms.proximal import PROXIMALS
 from streamrl.algorithms.rejections import REJECTIONS, outside
 from streamrl.algorithms.supervised import sft
-from streamrl.config.learner_tables import AlgorithmConfig, RejectionConfig
-from streamrl.learner.packing import PackedBatch
-from streamrl.learner.policy import PolicyModel
+from streamrl.config.schema.algorithm import AlgorithmConfig, RejectionConfig
+from streamrl.learner.batch.packing import PackedBatch
+from streamrl.learner.batch.token_facts import TokenFacts
+from streamrl.learner.model.policy import PolicyModel
 from streamrl.learner.sources import PER_SOURCE, SOURCES, by_source
 from streamrl.learner.sums import LAGS, Sums, by_lag
-from streamrl.learner.token_facts import TokenFacts
 
 Objective = Callable[[PolicyModel, PackedBatch, Denominators], tuple[torch.Tensor, Sums]]
 Reference = Callable[[PackedBatch, float], tuple[torch.Tensor, torch.Tensor]]

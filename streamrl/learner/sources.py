@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from streamrl.learner.packing import PackedBatch
-from streamrl.learner.token_facts import TokenFacts
+from streamrl.learner.batch.packing import PackedBatch
+from streamrl.learner.batch.token_facts import TokenFacts
 from streamrl.types import LongArray
 
 SOURCES: Final = 64

@@ -6,8 +6,8 @@ from typing import ClassVar, Self
 
 import torch
 
+from streamrl.learner.batch.token_facts import TokenFacts
 from streamrl.learner.sources import PER_SOURCE, SOURCES, source_means
-from streamrl.learner.token_facts import TokenFacts
 
 LAGS = 9
 """Ages that are counted apart: 0 to 7 steps, and all above."""

@@ -15,10 +15,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from streamrl.errors import DataError, NonFiniteError
+from streamrl.models.experts import as_in_checkpoint
 from streamrl.models.folders import MARK, read_json, write_folder
 
 SHARD_BYTES = 4 * 2**30  # tensors of one file are held in memory at once
 NOT_COPIED = {MARK, "model.safetensors.index.json", "pytorch_model.bin.index.json"}
+UNTRAINED = ("e_score_correction_bias",)
+"""Ends of the names of tensors that are no parameters: they stay as they are in the folder."""
 COPIED_SUFFIXES = (".json", ".txt", ".model", ".jinja")  # configs, vocabularies, chat templates; never code
 
 NamedTensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
@@ -45,7 +48,8 @@ def export_hf(
 def _fill(fresh: Path, tensors: NamedTensors, source: Path, shard_bytes: int) -> None:
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     dtypes: dict[str, str] = {}
-    _write_weights(fresh, _checked(pairs, _shapes(source), source, dtypes), shard_bytes)
+    shapes = _shapes(source)
+    _write_weights(fresh, _checked(as_in_checkpoint(pairs, shapes), shapes, source, dtypes), shard_bytes)
     copy_small_files(source, fresh)
     _write_config(fresh, read_json(source / "config.json"), dtypes)
 
@@ -65,6 +69,16 @@ def _shapes(source: Path) -> dict[str, tuple[int, ...]]:
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 shapes[name] = tuple(file.get_slice(name).get_shape())
     return shapes
+
+
+def _read(source: Path, name: str) -> torch.Tensor:
+    """A tensor of the folder that has it."""
+    for path in sorted(source.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            if name in file.keys():  # noqa: SIM118 - not a mapping
+                tensor: torch.Tensor = file.get_tensor(name)
+                return tensor
+    raise DataError(f"export: {name} is no tensor of the model in {source}")
 
 
 def _checked(
@@ -87,6 +101,11 @@ def _checked(
         dtypes[name] = str(tensor.dtype).removeprefix("torch.")
         if name not in optional:  # a tied head is the embedding: loading ties it again
             yield name, tensor.detach().cpu().contiguous()
+    for name in sorted(set(expected) - set(dtypes)):
+        if name.endswith(UNTRAINED):
+            tensor = _read(source, name)
+            dtypes[name] = str(tensor.dtype).removeprefix("torch.")
+            yield name, tensor
     missing = sorted(set(expected) - set(dtypes) - optional)
     if missing:
         raise DataError(f"export: {len(missing)} weights are missing, {missing[0]} among them")

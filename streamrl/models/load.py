@@ -20,11 +20,11 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from streamrl.config.schema import ModelConfig
+from streamrl.config.estimates.model_presets import Preset, find_preset
+from streamrl.config.schema.run import ModelConfig
 from streamrl.errors import ConfigError
 from streamrl.models.folders import read_json, read_mark, write_folder
-from streamrl.models.presets import Preset, find_preset
-from streamrl.models.tokenizer import load_tokenizer, write_character_tokenizer
+from streamrl.models.tokenizer import load_tokenizer, write_preset_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -106,7 +106,7 @@ def _write_preset(config: ModelConfig, seed: int, folder: Path) -> None:
     preset = find_preset(str(config.preset))
     with no_progress_bars():
         build_model(config, seed).save_pretrained(folder)
-    write_character_tokenizer(preset.characters, preset.max_context, folder)
+    write_preset_tokenizer(preset, folder)
 
 
 def _hf_config(preset: Preset) -> PreTrainedConfig:

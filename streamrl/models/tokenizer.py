@@ -6,6 +6,7 @@ replicas start in a moment.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from streamrl.config.estimates.model_presets import BOS, EOS, PAD, SPECIAL_TOKENS, Preset
 from streamrl.errors import ConfigError
 from streamrl.models.folders import read_json
-from streamrl.models.presets import BOS, EOS, PAD, SPECIAL_TOKENS
 from streamrl.types import IntArray, LongArray
 
 
@@ -128,15 +129,23 @@ def _token_id(tokenizer: Tokenizer, token: object) -> int | None:
     return tokenizer.token_to_id(content) if isinstance(content, str) else None
 
 
-def write_character_tokenizer(characters: str, max_context: int, folder: Path) -> None:
-    """Write a fast tokenizer with one token for each character, after pad, bos and eos, into `folder`.
+def write_preset_tokenizer(preset: Preset, folder: Path) -> None:
+    """Write the tokenizer of a preset into `folder`, and its chat template where it has one."""
+    write_character_tokenizer(preset.characters, preset.max_context, folder, preset.words)
+    if preset.chat_template:
+        (folder / "chat_template.jinja").write_text(preset.chat_template, encoding="utf-8")
 
-    A bos token is put before every text. A character that is not in the vocabulary is an error when it is
-    encoded, never another token in its place.
+
+def write_character_tokenizer(characters: str, max_context: int, folder: Path, words: Sequence[str] = ()) -> None:
+    """Write a fast tokenizer with one token for each character and each word, after pad, bos and eos, into `folder`.
+
+    A bos token is put before every text. A word is one token wherever it stands, the longest first. A character that is
+    not in the vocabulary is an error when it is encoded, never another token in its place.
     """
-    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *characters))}
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *characters, *words))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))  # not in the vocabulary: see above
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    pieces = [*map(re.escape, sorted(words, key=len, reverse=True)), r"[\s\S]"]
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(pieces)), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]

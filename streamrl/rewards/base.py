@@ -4,8 +4,10 @@ Guarantees that a failure is never a number: only a finite number becomes an `ok
 (NaN, None, text, an exception, too few values) becomes a failed one whose reason names what came back.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from numbers import Real
 
 import msgspec
@@ -15,6 +17,10 @@ import numpy.typing as npt
 from streamrl.types import Score, ScoreStatus
 
 REASON_LENGTH = 300  # a reason is one line in a table, not a report
+INFO_LENGTH = 200  # characters of one entry that is information
+TOTALS = ("reward", "score")
+"""Entries of a dict that are the reward itself, the first that is there."""
+_NOT_FINITE = ("nan", "inf", "-inf")
 
 
 class RewardItem(msgspec.Struct, frozen=True, array_like=True):
@@ -36,9 +42,10 @@ class RewardItem(msgspec.Struct, frozen=True, array_like=True):
 def to_score(value: object) -> Score:
     """The score that a returned value means.
 
-    A finite number is the reward. A dict of finite numbers is its `reward` entry, else the sum of its
-    entries, and keeps the entries as components. An exception in the place of a value is a failure with its
-    type and text."""
+    A finite number is the reward: any scalar of Python, numpy or torch without dimensions, `bool` included. A dict, as
+    verl's `compute_score` returns it, is its `reward` or `score` entry, else the sum of its numbers; numbers are
+    components, everything else is kept as information. An exception in the place of a value is a failure with its type
+    and text."""
     if type(value) is float:  # the common case first: this runs once for each rollout
         return Score.ok(value) if math.isfinite(value) else Score.failed(f"returned {value}")
     if isinstance(value, BaseException):
@@ -81,16 +88,37 @@ def shorten(reason: str) -> str:
 def _from_parts(value: Mapping[object, object]) -> Score:
     if not value:
         return Score.failed("returned an empty dict")
+    total_key = next((key for key in TOTALS if key in value), None)
     components: dict[str, float] = {}
+    more: dict[str, str] = {}
     for key, part in value.items():
         number = _number(part)
-        if isinstance(number, str):
+        if not isinstance(number, str):
+            components[str(key)] = number
+        elif key == total_key or (part is None and total_key is None) or number in _NOT_FINITE:
             return Score.failed(shorten(f"component {key!r} is {number}"))
-        components[str(key)] = number
-    total = components["reward"] if "reward" in components else sum(components.values())
+        else:
+            more[str(key)[:INFO_LENGTH]] = _shown(part)
+    if not components:
+        return Score.failed(shorten(f"returned a dict without a number: {', '.join(map(repr, value))}"))
+    total = components[str(total_key)] if total_key is not None else sum(components.values())
     if not math.isfinite(total):
         return Score.failed(f"components add up to {total}")
-    return Score.ok(total, components)
+    return Score.ok(total, components, json.dumps(more, ensure_ascii=True) if more else "")
+
+
+def _shown(part: object) -> str:
+    """What is no number, as text of bounded length; no `repr` of a stranger's object, which may raise."""
+    if isinstance(part, str | bytes | bool | int | float | type(None)):
+        text = part if isinstance(part, str) else repr(part)
+    elif isinstance(part, list | tuple | dict):
+        try:
+            text = json.dumps(part, default=lambda other: type(other).__name__)
+        except (TypeError, ValueError, RecursionError):
+            text = type(part).__name__
+    else:
+        text = type(part).__name__
+    return text[:INFO_LENGTH]
 
 
 def _number(value: object) -> float | str:
@@ -102,7 +130,12 @@ def _number(value: object) -> float | str:
         return "None"
     if isinstance(value, str):
         return f"str, not a number: {value[:80]!r}"
-    if not isinstance(value, Real):
+    shape = getattr(value, "shape", None)
+    if shape is not None:  # of numpy or torch, or what is like them
+        if tuple(shape) != ():
+            return f"{type(value).__name__} of shape {tuple(shape)}, not a number"
+        value = value.item()  # type: ignore[attr-defined]
+    if not isinstance(value, Real | Decimal):
         return f"{type(value).__name__}, not a number"
     try:
         number = float(value)

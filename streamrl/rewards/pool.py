@@ -15,10 +15,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from streamrl.clock import Clock, SystemClock
-from streamrl.config.schema import RewardModelConfig
+from streamrl.config.schema.run import RewardModelConfig, RewardRule
+from streamrl.config.schema.sandbox import SandboxConfig
 from streamrl.errors import ComponentError, ConfigError
 from streamrl.rewards.base import RewardItem
-from streamrl.rewards.worker import NO_MODEL, Worker, WorkerLostError
+from streamrl.rewards.worker import NO_MODEL, USUAL_SANDBOX, Worker, WorkerLostError
 from streamrl.types import Score
 
 Result = TypeVar("Result")
@@ -27,10 +28,10 @@ Result = TypeVar("Result")
 class RewardPool:
     """`workers` child processes that score with one reward function.
 
-    function: a built-in name or `module:function`. batch_size: items that one child gets at once. timeout_s:
-    wall time for a batch, and then for each of its items alone. memory_bytes: address space of a child.
+    function: a built-in name or `module:function`, or a rule of several. batch_size: items that one child gets at once.
+    timeout_s: wall time for a batch, and then for each of its items alone. memory_bytes: address space of a child.
     import_paths: folders in which a child looks for the user's module, after all others. model: a reward model that
-    each child loads, beside the function or in its place. stacks: see `ChildSettings`.
+    each child loads, beside the function or in its place. sandbox: where programs run. stacks: see `ChildSettings`.
 
     Example:
         async with RewardPool("exact_match", workers=2) as pool:
@@ -40,7 +41,7 @@ class RewardPool:
 
     def __init__(
         self,
-        function: str,
+        function: str | RewardRule,
         *,
         workers: int = 1,
         batch_size: int = 512,
@@ -48,16 +49,18 @@ class RewardPool:
         memory_bytes: int = 2 * 2**30,
         import_paths: Sequence[str] = (),
         model: RewardModelConfig = NO_MODEL,
+        sandbox: SandboxConfig = USUAL_SANDBOX,
         stacks: str = "",
         clock: Clock | None = None,
     ) -> None:
         self._make = partial(
             Worker,
-            function,
+            function if isinstance(function, RewardRule) else RewardRule({function: 1.0}),
             timeout_s=timeout_s,
             memory_bytes=memory_bytes,
             import_paths=import_paths,
             model=model,
+            sandbox=sandbox,
             stacks=stacks,
         )
         self._clock = clock or SystemClock()

@@ -1,16 +1,13 @@
 """One call for a batch, whatever the signature of the reward function behind it.
 
-Two signatures are understood, plain or async:
-    reward(completion: str, *, prompt, finish_reason, **payload) -> number | dict      one completion
-    reward(completions: list[str], **columns) -> list of numbers                       a batch, as in TRL
-The second is recognised by a parameter called `completions`. Guarantees one score for each item, in order,
-and that what a function raises becomes a failed score of the item at fault. It has no time limit: the pool
-has.
+The signatures of `signatures` are understood, plain or async. Guarantees one score for each item, in order, and that
+what a function raises becomes a failed score of the item at fault. It has no time limit: the pool has.
 """
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -18,70 +15,96 @@ import numpy as np
 from streamrl.errors import ConfigError
 from streamrl.plugin import resolve
 from streamrl.rewards.base import RewardItem, to_score
-from streamrl.rewards.builtin import BUILT_IN
+from streamrl.rewards.builtin import BUILT_IN, MADE_BY_NAME
+from streamrl.rewards.signatures import Arguments, RewardFunction, Style, signature_of, verl_arguments
 from streamrl.types import Score
-
-RewardFunction = Callable[..., object]
-Arguments = dict[str, object]
 
 RESERVED = ("prompt", "finish_reason", "completion_ids")  # what streamrl passes beside the payload
 RESERVED_COLUMNS = ("completions", "prompts", "finish_reasons", "completion_ids")
+MESSAGES = "messages"
+"""Key of a payload whose prompt is a conversation; TRL's signature then gets conversations, as there."""
 
 
 def resolve_reward(name: str) -> RewardFunction:
     """The reward function called `name`: a built-in one, or `module:function`. Raises ConfigError."""
+    for prefix, make in MADE_BY_NAME.items():
+        if name.startswith(prefix):
+            return make(name.removeprefix(prefix))
     function = resolve(name, kind="reward", built_in=BUILT_IN)
+    if isinstance(function, str):
+        function = resolve(function, kind="reward", built_in={})
     if not callable(function):
         raise ConfigError(f"reward {name!r} is a {type(function).__name__}, not a function")
     return function
 
 
+@runtime_checkable
+class SupportsClose(Protocol):
+    """A function that has something to end."""
+
+    def close(self) -> None: ...
+
+
 class Scorer:
-    """A reward function with its signature understood. Raises ConfigError for one that takes no completion.
+    """A reward function with its signature understood. options: further keyword arguments of each call.
 
-    Async functions run in an event loop of the scorer's own, so `score` must not be called inside another
-    one. `close` ends that loop."""
+    Raises ConfigError for a function that takes no completion, and for an option that it does not take. Async functions
+    run in an event loop of the scorer's own, so `score` must not be called inside another one. `close` ends that loop.
+    """
 
-    def __init__(self, function: RewardFunction) -> None:
+    def __init__(self, function: RewardFunction, options: Mapping[str, Any] | None = None) -> None:
         self._function = function
-        names = _parameter_names(function)
-        self._takes_batch = "completions" in names.accepted
-        self._names = names
+        self._signature = signature_of(function)
+        self._options = dict(options or {})
+        unknown = [] if self._signature.takes_any else [*self._options.keys() - self._signature.accepted]
+        if unknown:
+            takes = ", ".join(sorted(self._signature.accepted)) or "none"
+            raise ConfigError(f"reward {function!r} takes no option {unknown[0]!r}; it takes {takes}")
         self._runner: asyncio.Runner | None = None
 
     def score(self, items: Sequence[RewardItem]) -> list[Score]:
         """One score for each item, in order."""
-        if self._takes_batch:
+        return [verdict or Score.failed("returned None") for verdict in self.verdicts(items)]
+
+    def verdicts(self, items: Sequence[RewardItem]) -> list[Score | None]:
+        """The same; None where the function returned None: it has no say on that item."""
+        if self._signature.takes_batch:
             return self._score_columns(items)
         outcomes = [self._call_one(item) for item in items]
-        return [to_score(outcome) for outcome in self._settled(outcomes)]
+        return [None if outcome is None else to_score(outcome) for outcome in self._settled(outcomes)]
 
     def close(self) -> None:
         if self._runner is not None:
             self._runner.close()
             self._runner = None
+        if isinstance(self._function, SupportsClose):
+            self._function.close()
 
     def _call_one(self, item: RewardItem) -> object:
         """What the function returns for one item, or the exception that it raised."""
         try:
+            if self._signature.style is Style.VERL_ONE:
+                return self._function(**self._arguments(item, verl=True))
             return self._function(item.completion, **self._arguments(item))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - user code: anything may come out of it
             return error
 
-    def _arguments(self, item: RewardItem) -> Arguments:
+    def _arguments(self, item: RewardItem, *, verl: bool = False) -> Arguments:
         payload = _payload(item, RESERVED)
-        offered = {**payload, "prompt": item.prompt, "finish_reason": item.finish_reason}
-        if "completion_ids" in self._names.accepted:
+        offered: Arguments = {**payload, "prompt": item.prompt, "finish_reason": item.finish_reason}
+        if "completion_ids" in self._signature.accepted:
             offered["completion_ids"] = _token_ids(item)
-        return self._names.select(offered)
+        if verl:
+            offered |= verl_arguments(item.completion, payload)
+        return self._signature.select({**offered, **self._options})
 
-    def _score_columns(self, items: Sequence[RewardItem]) -> list[Score]:
+    def _score_columns(self, items: Sequence[RewardItem]) -> list[Score | None]:
         """Score a batch in one call; if that fails as a whole, one by one, so that only the guilty item
         fails."""
         outcome = self._settled([self._call_columns(items)])[0]
         values = _as_list(outcome)
         if isinstance(values, list) and len(values) == len(items):
-            return [to_score(value) for value in values]
+            return [None if value is None else to_score(value) for value in values]
         if len(items) > 1:
             return [self._score_columns([item])[0] for item in items]
         if isinstance(values, list):
@@ -98,13 +121,21 @@ class Scorer:
 
     def _columns(self, items: Sequence[RewardItem]) -> Arguments:
         payloads = [_payload(item, RESERVED_COLUMNS) for item in items]
+        if self._signature.style is Style.VERL_BATCH:
+            return self._verl_columns(items, payloads)
         keys = dict.fromkeys(key for payload in payloads for key in payload)
         columns: Arguments = {key: [payload.get(key) for payload in payloads] for key in keys}
-        columns["completions"] = [item.completion for item in items]
-        columns["prompts"] = [item.prompt for item in items]
+        pairs = list(zip(items, payloads, strict=True))
+        columns["completions"] = [_as_trl_completion(item.completion, payload) for item, payload in pairs]
+        columns["prompts"] = [payload.get(MESSAGES, item.prompt) for item, payload in pairs]
         columns["finish_reasons"] = [item.finish_reason for item in items]
-        columns["completion_ids"] = [_token_ids(item) for item in items] if self._names.wants_ids else []
-        return self._names.select(columns)
+        columns["completion_ids"] = [_token_ids(item) for item in items] if self._signature.wants_ids else []
+        return self._signature.select({**columns, **self._options})
+
+    def _verl_columns(self, items: Sequence[RewardItem], payloads: list[dict[str, Any]]) -> Arguments:
+        rows = [verl_arguments(item.completion, payload) for item, payload in zip(items, payloads, strict=True)]
+        columns: Arguments = {f"{name}s": [row[name] for row in rows] for name in rows[0]} if rows else {}
+        return self._signature.select({**columns, **self._options})
 
     def _settled(self, outcomes: list[object]) -> list[object]:
         """`outcomes` with every awaitable replaced by what it gives, or by what it raises."""
@@ -117,41 +148,7 @@ class Scorer:
         return outcomes
 
 
-class _ParameterNames(msgspec.Struct, frozen=True):
-    """accepted: names that can be given by keyword. takes_any: whether there is a `**` parameter."""
-
-    accepted: frozenset[str]
-    takes_any: bool
-
-    @property
-    def wants_ids(self) -> bool:
-        return self.takes_any or "completion_ids" in self.accepted
-
-    def select(self, offered: Arguments) -> Arguments:
-        if self.takes_any:
-            return offered
-        return {name: value for name, value in offered.items() if name in self.accepted}
-
-
-def _parameter_names(function: RewardFunction) -> _ParameterNames:
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"reward {function!r}: its signature cannot be read: {error}") from error
-    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    if "completions" not in named:
-        first = parameters[0] if parameters else None
-        if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
-            raise ConfigError(
-                f"reward {function!r} takes no completion; write "
-                "`def reward(completion, *, prompt, **payload)` or `def reward(completions, **columns)`"
-            )
-        named.discard(first.name)
-    return _ParameterNames(frozenset(named), takes_any)
-
-
-def _payload(item: RewardItem, reserved: tuple[str, ...]) -> Arguments:
+def _payload(item: RewardItem, reserved: tuple[str, ...]) -> dict[str, Any]:
     payload = msgspec.json.decode(item.payload)
     if not isinstance(payload, dict):
         raise ValueError(f"the payload is a JSON {type(payload).__name__}, not an object")
@@ -159,6 +156,11 @@ def _payload(item: RewardItem, reserved: tuple[str, ...]) -> Arguments:
         if key in payload:
             raise ValueError(f"the payload has a key {key!r}, which streamrl passes itself; rename it")
     return payload
+
+
+def _as_trl_completion(completion: str, payload: dict[str, Any]) -> object:
+    """A completion as TRL gives it: of a conversation it is a message."""
+    return [{"role": "assistant", "content": completion}] if MESSAGES in payload else completion
 
 
 def _token_ids(item: RewardItem) -> list[int]:

@@ -10,37 +10,33 @@ thread that spawned it.
 """
 
 import asyncio
-import json
 import math
 import os
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
-from streamrl.config.schema import RewardModelConfig
+from streamrl.config.schema.run import RewardModelConfig, RewardRule
+from streamrl.config.schema.sandbox import SandboxConfig
 from streamrl.errors import ComponentError, ConfigError, DataError
-from streamrl.processes import end_session
 from streamrl.rewards.base import RewardItem
-from streamrl.rewards.wire import HEADER, Batch, ChildSettings, Ready, Verdicts, body_length, pack
+from streamrl.rewards.wire import Batch, ChildSettings, Ready, Verdicts
+from streamrl.system.child_process import ending, start_child
+from streamrl.system.frames import HEADER, body_length, pack
+from streamrl.system.processes import end_session
 from streamrl.types import Score, ScoreStatus
 
+PROGRAM = "streamrl.rewards.child"
 START_TIMEOUT_S = 60.0  # Python's start, the import of the user's module, the weights of a reward model
 GRACE_S = 0.1  # an answer that is there already is taken, however late this process got round to reading it
 REAP_TIMEOUT_S = 10.0  # from SIGKILL to the end of the process
-KEPT_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
-SET_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONHASHSEED": "0",  # a reward that walks a set gives the same answer in every child
-}
 NO_MODEL = RewardModelConfig()
+USUAL_SANDBOX = SandboxConfig()
 
 
 class WorkerLostError(ComponentError):
@@ -56,17 +52,19 @@ class Worker:
 
     def __init__(
         self,
-        function: str,
+        rule: RewardRule,
         *,
         timeout_s: float,
         memory_bytes: int,
         import_paths: Sequence[str] = (),
         model: RewardModelConfig = NO_MODEL,
+        sandbox: SandboxConfig = USUAL_SANDBOX,
         stacks: str = "",
     ) -> None:
-        self._function = function
+        self._rule = rule
         self._stacks = stacks
         self._model = model
+        self._sandbox = sandbox
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
         self._import_paths = list(import_paths)
@@ -91,7 +89,7 @@ class Worker:
             ready = msgspec.msgpack.decode(await self._answer(b"", START_TIMEOUT_S), type=Ready)
         except WorkerLostError as lost:
             raise ComponentError(
-                f"reward worker for {self._function!r} did not start: {lost.reason}; it has "
+                f"reward worker for {self._rule.name!r} did not start: {lost.reason}; it has "
                 f"{self._memory_bytes} bytes of address space (reward.memory_bytes)"
             ) from lost
         if ready.error:
@@ -138,35 +136,21 @@ class Worker:
                 f"reward worker: process {process.pid} is alive {REAP_TIMEOUT_S:.0f} s after SIGKILL"
             ) from error
         self._process = None
-        return _ending(code)
+        return ending(code)
 
     def _spawn(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            settings = ChildSettings(
-                channel=theirs.fileno(),
-                parent=os.getpid(),
-                function=self._function,
-                memory_bytes=self._memory_bytes,
-                import_paths=self._import_paths,
-                model=self._model,
-                stacks=self._stacks,
-            )
-            try:
-                self._process = subprocess.Popen(
-                    _command(settings),
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,
-                    stderr=2,
-                    pass_fds=[theirs.fileno()],
-                    env=_environment(),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                ours.close()
-                raise ComponentError(f"reward worker for {self._function!r} cannot be started: {error}") from error
-        ours.setblocking(False)
-        self._channel = ours
+        settings = partial(
+            ChildSettings,
+            parent=os.getpid(),
+            rule=self._rule,
+            memory_bytes=self._memory_bytes,
+            import_paths=self._import_paths,
+            model=self._model,
+            sandbox=self._sandbox,
+            stacks=self._stacks,
+        )
+        what = f"reward worker for {self._rule.name!r}"
+        self._process, self._channel = start_child(PROGRAM, what, lambda channel: settings(channel=channel))
         self._watch(self._process.pid)
 
     def _watch(self, pid: int) -> None:
@@ -234,26 +218,6 @@ async def _receive(loop: asyncio.AbstractEventLoop, channel: socket.socket, coun
             raise EOFError("the child closed the channel")
         filled += received
     return data
-
-
-def _command(settings: ChildSettings) -> list[str]:
-    # -P: the current folder is not on the path, so no file that lies there can stand in for a library.
-    return [sys.executable, "-P", "-m", "streamrl.rewards.child", json.dumps(msgspec.to_builtins(settings))]
-
-
-def _environment() -> dict[str, str]:
-    """The parent's environment without its secrets: only what a program needs to run."""
-    kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
-    return {**kept, **SET_ENVIRONMENT}
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"died: signal {-code} ({signal.Signals(-code).name})"
-    except ValueError:
-        return f"died: signal {-code}"
 
 
 def _checked(score: Score) -> Score:

@@ -7,7 +7,7 @@ counts and candidates.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from streamrl.staleness import Admission, Candidate, Late, late_groups, select_batch
+from streamrl.scheduling.staleness import Admission, Candidate, Late, late_groups, select_batch
 
 
 class Counts(NamedTuple):
@@ -22,7 +22,7 @@ class Counts(NamedTuple):
 
 
 class StreamPolicy:
-    """`streamrl.staleness` as it is."""
+    """`streamrl.scheduling.staleness` as it is."""
 
     def __init__(self, admission: Admission, late: Late = "wait") -> None:
         self.admission = admission

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from streamrl.errors import ConfigError
-from streamrl.staleness import Late
+from streamrl.scheduling.staleness import Late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ class ArithmeticTask:
         count = round(held_out * len(by_digest))
         if not 0 <= count < len(by_digest):
             raise ConfigError(
-                f"task 'arithmetic': held_out = {held_out} leaves no pair to train on; give a share below 1"
+                f"task {self.name!r}: held_out = {held_out} leaves no pair to train on; give a share below 1"
             )
         self._held_out = by_digest[:count]
         self._train = sorted(by_digest[count:])
@@ -41,26 +41,34 @@ class ArithmeticTask:
         return len(self._held_out)
 
     def train(self, index: int) -> Prompt:
-        return _prompt(_item(self._train, index))
+        return self._prompt(self._item(self._train, index))
 
     def held_out(self, index: int) -> Prompt:
-        return _prompt(_item(self._held_out, index))
+        return self._prompt(self._item(self._held_out, index))
 
-    def demonstration(self, prompt: Prompt) -> str:
+    def demonstration(self, prompt: Prompt) -> str | list[str]:
         return _answer(prompt.text)
 
     def fingerprint(self) -> str:
-        return digest_prompts(map(_prompt, self._train), map(_prompt, self._held_out))
+        return digest_prompts(map(self._prompt, self._train), map(self._prompt, self._held_out))
+
+    def _item(self, pairs: list[int], index: int) -> int:
+        if not 0 <= index < len(pairs):
+            raise IndexError(f"task {self.name!r} has no prompt {index}: there are {len(pairs)}")
+        return pairs[index]
+
+    def _prompt(self, pair: int) -> Prompt:
+        text = _text(pair)
+        return Prompt(prompt_digest(text, pair), text, f'{{"answer":"{_answer(text)}"}}')
 
 
-def _item(pairs: list[int], index: int) -> int:
-    if not 0 <= index < len(pairs):
-        raise IndexError(f"task 'arithmetic' has no prompt {index}: there are {len(pairs)}")
-    return pairs[index]
+def operands(pair: int) -> tuple[int, int]:
+    """The two numbers of a pair."""
+    return divmod(pair, SIDE)
 
 
 def _text(pair: int) -> str:
-    left, right = divmod(pair, SIDE)
+    left, right = operands(pair)
     return f"{left}+{right}="
 
 
@@ -71,8 +79,3 @@ def _answer(text: str) -> str:
 
 def _digest(pair: int) -> int:
     return xxhash.xxh3_64_intdigest(_text(pair).encode())
-
-
-def _prompt(pair: int) -> Prompt:
-    text = _text(pair)
-    return Prompt(prompt_digest(text, pair), text, f'{{"answer":"{_answer(text)}"}}')

@@ -7,13 +7,14 @@ the requests of one group share them.
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
+import numpy as np
 
 from streamrl.errors import ConfigError
 from streamrl.tasks.base import Prompt, Task
 from streamrl.types import IntArray
 
 CHECK_BATCH = 1024  # prompts encoded at a time when all are measured
+KEPT = 2**16  # encoded prompts in a process: all of them would grow with the data
 
 
 class Encoder(Protocol):
@@ -21,11 +22,11 @@ class Encoder(Protocol):
 
     def encode(self, text: str) -> IntArray: ...
 
-    def encode_batch(self, texts: list[str]) -> list[IntArray]: ...
-
 
 class EncodedPrompts:
-    """The training prompts of a task with their ids, by `data_index`, encoded when first asked for."""
+    """The training prompts of a task with their ids, by `data_index`, encoded when first asked for.
+
+    Of those, the last KEPT are kept."""
 
     def __init__(self, task: Task, tokenizer: Encoder) -> None:
         self._task = task
@@ -38,11 +39,13 @@ class EncodedPrompts:
         if found is None:
             found = self._encode(data_index)
             self._known[data_index] = found
+            if len(self._known) > KEPT:
+                del self._known[next(iter(self._known))]
         return found
 
     def of(self, prompt: Prompt) -> tuple[Prompt, IntArray]:
         """The same for a prompt that is not of the task; it is not kept."""
-        ids = self._tokenizer.encode(prompt.text)
+        ids = prompt_ids(prompt, self._tokenizer)
         if not len(ids):
             raise _no_tokens(prompt, self._task)
         ids.flags.writeable = False
@@ -52,50 +55,81 @@ class EncodedPrompts:
         return self.of(self._task.train(data_index))
 
 
-def check_prompt_lengths(task: Task, tokenizer: Encoder, max_tokens: int) -> int:
+def prompt_ids(prompt: Prompt, tokenizer: Encoder) -> IntArray:
+    """int32 [n], the tokens that the model gets for a prompt: its own, or those of its text."""
+    return np.frombuffer(prompt.ids, "<i4").astype(np.int32) if prompt.ids else tokenizer.encode(prompt.text)
+
+
+def check_prompts(task: Task, tokenizer: Encoder, max_tokens: int) -> int:
     """Tokens of the longest prompt of `task`, held-out ones included.
 
     Raises ConfigError naming the first prompt that has none, or more than `max_tokens` (context length less
-    the longest completion): such a prompt would fail again and again in the middle of a run.
+    the longest completion): such a prompt would fail again and again in the middle of a run. Also for training prompts
+    that share an id, by which their groups are told apart.
     """
     longest = 0
     everything = [(task.train, task.num_train), (task.held_out, task.num_held_out)]
     for get, count in everything:
         for start in range(0, count, CHECK_BATCH):
-            prompts = [_prompt(task, get, index) for index in range(start, min(start + CHECK_BATCH, count))]
+            prompts = [prompt_of(task, get, index) for index in range(start, min(start + CHECK_BATCH, count))]
             longest = max(longest, _check_batch(prompts, tokenizer, max_tokens, task))
+    _require_own_ids(task)
     return longest
+
+
+def _require_own_ids(task: Task) -> None:
+    """Raise ConfigError where two training prompts have one id."""
+    first: dict[str, int] = {}
+    again: list[tuple[str, int, int]] = []
+    for index in range(task.num_train):
+        name = prompt_of(task, task.train, index).prompt_id
+        before = first.setdefault(name, index)
+        if before != index:
+            again.append((name, before, index))
+    if again:
+        name, one, other = again[0]
+        raise ConfigError(
+            f"task {task.name!r}: {len(again)} training prompts have an id that another one has: train({one}) and "
+            f"train({other}) are both {name!r}. Give each its own (streamrl.types.prompt_digest makes one); "
+            "and equal texts are fine"
+        )
 
 
 def longest_text(task: Task) -> int:
     """Bytes that a training prompt adds to each row of its rollouts, at most: its id, which names the group and the
     rollout too, and its payload."""
+    known = getattr(task, "longest_text", None)
+    if isinstance(known, int):
+        return known
     prompts = (task.train(index) for index in range(task.num_train))
     return max((3 * len(prompt.prompt_id.encode()) + len(prompt.payload.encode()) for prompt in prompts), default=0)
 
 
-def _prompt(task: Task, get: Callable[[int], Prompt], index: int) -> Prompt:
+def prompt_of(task: Task, get: Callable[[int], Prompt], index: int) -> Prompt:
     """One prompt. Raises ConfigError when the task, which may be anybody's, gives none."""
     where = f"task {task.name!r}: {getattr(get, '__name__', 'prompt')}({index})"
     try:
         prompt = get(index)
     except Exception as error:  # a user's task may raise anything
         raise ConfigError(f"{where} raised {type(error).__name__}: {error}") from error
-    if not isinstance(prompt, Prompt) or not all(isinstance(field, str) for field in msgspec.structs.astuple(prompt)):
+    texts = (prompt.prompt_id, prompt.text, prompt.payload) if isinstance(prompt, Prompt) else (None,)
+    if not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"{where} gave {prompt!r:.80}, not a streamrl.tasks.base.Prompt of three texts")
     return prompt
 
 
 def _check_batch(prompts: list[Prompt], tokenizer: Encoder, max_tokens: int, task: Task) -> int:
     longest = 0
-    for prompt, ids in zip(prompts, tokenizer.encode_batch([p.text for p in prompts]), strict=True):
+    for prompt in prompts:
+        ids = prompt_ids(prompt, tokenizer)
         if not len(ids):
             raise _no_tokens(prompt, task)
         if len(ids) > max_tokens:
             raise ConfigError(
                 f"task {task.name!r}: prompt {prompt.prompt_id} has {len(ids)} tokens, and {max_tokens} fit "
-                "(the model's context less rollout.sampling.max_new_tokens); shorten the prompt, lower "
-                f"max_new_tokens, or take a model with a longer context. It begins {prompt.text[:60]!r}"
+                "(the model's context less rollout.sampling.max_new_tokens); shorten the prompt, lower max_new_tokens, "
+                'or take a model with a longer context. data.too_long = "skip" leaves such prompts out. It begins '
+                f"{prompt.text[:60]!r}"
             )
         longest = max(longest, len(ids))
     return longest

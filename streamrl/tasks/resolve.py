@@ -9,8 +9,14 @@ from streamrl.errors import ConfigError, StreamRLError
 from streamrl.plugin import resolve
 from streamrl.tasks.arithmetic import ArithmeticTask
 from streamrl.tasks.base import Task
+from streamrl.tasks.multiplication import MultiplicationTask
+from streamrl.tasks.seeds import SeedTask
 
-BUILT_IN: Mapping[str, Callable[[float], Task]] = {"arithmetic": ArithmeticTask}
+BUILT_IN: Mapping[str, Callable[[float], Task]] = {
+    "arithmetic": ArithmeticTask,
+    "multiplication": MultiplicationTask,
+    "seeds": SeedTask,
+}
 
 REQUIRED = ("name", "num_train", "num_held_out", "train", "held_out", "fingerprint")
 

@@ -7,6 +7,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from streamrl.system.kernel_cache import keep_kernels_of
+
+keep_kernels_of(__file__)
+
 Bits = npt.NDArray[np.int16] | npt.NDArray[np.int32]
 
 

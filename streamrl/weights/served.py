@@ -2,8 +2,8 @@
 
 A version that holds low-rank adapters is opened with its base and merged, so engines know of no adapters. Guarantees:
 tensors are handed out only after signatures, sizes and all digests of both hold, some of which another replica of the
-node may have checked (`streamrl.weights.shared_checks`); a base is verified once, and stays mapped until one of a newer
-incarnation is opened. Any thread may open.
+node may have checked (`streamrl.weights.shm.shared_checks`); a base is verified once, and stays mapped until one of a
+newer incarnation is opened. Any thread may open.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ import torch
 from streamrl.models.merge import merge
 from streamrl.types import Version
 from streamrl.weights.manifest import WeightManifest
-from streamrl.weights.mappings import VersionMappings
-from streamrl.weights.shared_checks import SharedChecks
-from streamrl.weights.shm import ShmSource
+from streamrl.weights.shm.mappings import VersionMappings
+from streamrl.weights.shm.shared_checks import SharedChecks
+from streamrl.weights.shm.shm import ShmSource
 
 Tensors = Mapping[str, torch.Tensor]
 

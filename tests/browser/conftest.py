@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from page_server import PageServer
-from page_viewer import Viewer, missing_programs, start_browser
 from selenium import webdriver
+from support.gateway.page_server import PageServer
+from support.gateway.page_viewer import Viewer, missing_programs, start_browser
 
 PICTURES = Path(os.environ.get("PAGE_PICTURES", "benchmarks/out/page"))
 

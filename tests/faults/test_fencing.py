@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fault_scale import SEED
+from support.faults.fault_scale import SEED
+from support.repository import TESTS
 
 from services.run.folder import RunFolder
 
-TESTS = Path(__file__).parents[1]
 WRITERS = 50
 LIMIT_S = 300
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

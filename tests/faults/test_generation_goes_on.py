@@ -7,11 +7,11 @@ from typing import Any
 
 import psutil
 import pytest
-from live_run import LiveRun, live_run
 from safetensors.torch import load_file, save_file
-from trained_groups import trained_groups
+from support.queue.trained_groups import trained_groups
+from support.runs.live_run import LiveRun, live_run
 
-from streamrl.config.schema import ModelConfig
+from streamrl.config.schema.run import ModelConfig
 from streamrl.models.load import prepare_model_folder
 
 pytestmark = pytest.mark.ray
@@ -55,7 +55,7 @@ def killed_while_it_samples(run: LiveRun, wanted: int) -> int:
             written.update({one["name"]: one["tokens_journalled"] for one in event["replicas"] if one["running"]})
         return max(written.values(), default=0) >= wanted
 
-    assert run.read_until(enough), run.events[-3:]
+    assert run.read_until(enough), (run.events[-3:], run.end())
     name = max(written, key=written.__getitem__)
     process_of(run, name).send_signal(signal.SIGKILL)
     return written[name]

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from guest_load import guests_of
-from ledger_book import Book
-from live_run import live_run
-from storm import KINDS, Storm
+from support.gateway.guest_load import guests_of
+from support.queue.ledger_book import Book
+from support.runs.live_run import live_run
+from support.runs.storm import KINDS, Storm
 
 pytestmark = pytest.mark.ray
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_run import live_run
-from trained_groups import trained_groups
+from support.queue.trained_groups import trained_groups
+from support.runs.live_run import live_run
 
-from streamrl.learner.checkpoint import find_newest
+from streamrl.learner.checkpoint.checkpoint import find_newest
 
 pytestmark = pytest.mark.ray
 
@@ -29,8 +29,10 @@ def test_invariant_7_a_replica_that_stops_answering_is_named_replaced_and_the_ru
     limits = ("--deadlines.update_s", "4", "--learner.steps", "1000000")
     with live_run(user_folder, streamrl_path, "stopped", *SCRIPTED, *limits) as run:
         run.until_step(5)
+        # One that is stopped in its start has another deadline.
+        assert run.read_until(lambda event: event["kind"] == "replicas" and len(event["replicas"]) == 2)
         run.actors("RolloutReplica")[0].send_signal(signal.SIGSTOP)
-        assert run.read_until(told), run.events[-3:]
+        assert run.read_until(told), (run.events[-3:], run.end())
         run.until_step(run.steps()[-1]["step"] + 20)
         run.process.send_signal(signal.SIGINT)
         code, err = run.end()

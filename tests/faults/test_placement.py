@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from live_run import live_run, prepare
-from ray_cluster import ray_cluster
+from support.runs.live_run import live_run, prepare
+from support.runs.ray_cluster import ray_cluster
 
 from services.run.folder import RunFolder
 
@@ -32,7 +32,7 @@ def test_an_impossible_demand_is_refused_and_packed_replicas_share_a_node(tmp_pa
         assert done.stderr.count("rollout-node 2 of 2") == 2, "each node with what it has"
 
         with live_run(tmp_path, streamrl_path, "packed", *OPTIONS, *PACKED, *address) as run:
-            assert run.read_until(lambda event: len(event.get("replicas", [])) == 2), run.events[-3:]
+            assert run.read_until(lambda event: len(event.get("replicas", [])) == 2), (run.events[-3:], run.end())
             logs = [folder / RunFolder.open(run.folder).run_id / "logs" for folder in cluster.folders]
             assert sorted(len(list(folder.glob("rollout-*.log"))) for folder in logs) == [0, 2]
             scaled = subprocess.run([streamrl_path, "scale", run.folder, "rollout=5"], capture_output=True, timeout=60)

@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from fault_scale import SEED, scaled
-from resumed_run import LONGEST, ResumedRun, Shape
+from support.faults.fault_scale import SEED, scaled
+from support.runs.resumed_run import LONGEST, ResumedRun, Shape
 
 RESUMES = 50
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_run import STREAMRL, live_run, prepare
+from support.runs.live_run import STREAMRL, live_run, prepare
 
 from buffers.ledger.ledger import read_ledger
 from buffers.ledger.records import Step

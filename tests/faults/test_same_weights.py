@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from live_run import live_run
-from storm import KINDS, Storm
+from support.runs.live_run import live_run
+from support.runs.storm import KINDS, Storm
 
 pytestmark = pytest.mark.ray
 

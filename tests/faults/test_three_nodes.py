@@ -9,8 +9,8 @@ from typing import Any
 
 import psutil
 import pytest
-from live_run import LiveRun, live_run, prepare
-from ray_cluster import RayCluster, ray_cluster
+from support.runs.live_run import LiveRun, live_run, prepare
+from support.runs.ray_cluster import RayCluster, ray_cluster
 
 from buffers.ledger.ledger import read_ledger
 from buffers.ledger.records import Accepted, Lost, Step
@@ -48,7 +48,7 @@ def cluster(folder: Path) -> Iterator[RayCluster]:
 def until_both_serve(run: LiveRun) -> None:
     """Until the replicas of both nodes gave rows, and two steps more."""
     both = run.read_until(lambda event: event["kind"] == "replicas" and len(nodes_with_rows(run)) == 2)
-    assert both, run.events[-3:]
+    assert both, (run.events[-3:], run.end())
     run.until_step(max([one["step"] for one in run.steps()], default=0) + 2)
 
 

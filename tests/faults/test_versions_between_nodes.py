@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_run import LiveRun, live_run, prepare
-from ray_cluster import RayCluster, ray_cluster
 from safetensors.torch import load_file
+from support.runs.live_run import LiveRun, live_run, prepare
+from support.runs.ray_cluster import RayCluster, ray_cluster
 
 from buffers.ledger.ledger import read_ledger
 from buffers.ledger.records import Accepted
@@ -89,10 +89,10 @@ def test_a_node_that_comes_late_takes_an_anchor_and_then_deltas_while_the_other_
     with live_run(tmp_path, streamrl_path, way, *options) as run:
         run.until_step(STEPS_BEFORE)
         cluster.add_node()
-        assert run.read_until(lambda event: len(event.get("replicas", [])) == 2), run.events[-3:]
+        assert run.read_until(lambda event: len(event.get("replicas", [])) == 2), (run.events[-3:], run.end())
         taken = taken_when(run, streamrl_path, all_with_deltas)
         assert bool(list((tmp_path / "shared").iterdir())) == (way == "disk")
-        cluster.actor("HomeActor").kill()
+        cluster.actor("RunNodeActor").kill()
         after = taken_when(run, streamrl_path, lambda now: all(now[n]["deltas"] > taken[n]["deltas"] + 5 for n in now))
         (service,) = (one for one in cluster.processes(1) if "".join(one.cmdline()[:1]).startswith("ray::NodeActor"))
         service.kill()

@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from streamrl.config.learner_tables import OptimizerConfig
-from streamrl.learner.optimizer import make_optimizer
-from streamrl.learner.packing import PackedBatch, pack
-from streamrl.learner.policy import PolicyModel
+from streamrl.config.schema.learner import OptimizerConfig
+from streamrl.learner.batch.packing import PackedBatch, pack
+from streamrl.learner.model.policy import PolicyModel
+from streamrl.learner.optim.optimizer import make_optimizer
 from streamrl.types import RolloutRows
 
 pytestmark = [

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from finished_run import Finished, run
+from support.runs.finished_run import Finished, run
 
 Train = Callable[..., Finished]
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapted_model import IGNORED, apart, base_model, logprobs
-from live_run import LiveRun, live_run
 from peft import PeftModel
+from support.runs.live_run import LiveRun, live_run
+from support.weights.adapted_model import IGNORED, apart, base_model, logprobs
 from transformers import AutoModelForCausalLM
 
-from services.commands.beside_up import export
 from services.commands.replay import replay
+from services.commands.run_verbs import export
 from services.run.folder import RunFolder
 
 pytestmark = pytest.mark.ray

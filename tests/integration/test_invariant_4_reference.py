@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
-import reward_gate
-from guest_load import guests_of
-from live_run import live_run
+from support.gateway.guest_load import guests_of
+from support.rewards import reward_gate
+from support.runs.live_run import live_run
 
 from buffers.segments.places import COMPLETIONS_DIR
 from buffers.segments.reader import SegmentReader
@@ -198,9 +198,7 @@ def test_invariant_4_holds_where_groups_are_filtered(synchronous, monkeypatch) -
     assert system[0]["reward/filtered_share"] > 0.0
 
 
-def test_guests_of_the_gateway_change_no_bit_of_what_is_trained(
-    on_one_rank, streamed, user_folder, streamrl_path
-) -> None:
+def test_client_requests_change_no_bit_of_what_is_trained(on_one_rank, streamed, user_folder, streamrl_path) -> None:
     model = ("--model.preset", "none", "--model.path", str(streamed.folder / "model"))
     flags = [argument for pair in SYNCHRONOUS for argument in pair]
     # No step is trained before a guest was answered: on a busy machine the gateway may be the last to stand.

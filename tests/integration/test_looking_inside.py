@@ -1,4 +1,4 @@
-"""`streamrl sql` and `streamrl queue` on real runs, live, killed and finished; each query of docs/sql.md."""
+"""`streamrl sql` and `streamrl queue` on real runs, live, killed and finished; each query of docs/guides/sql.md."""
 
 import json
 import re
@@ -11,17 +11,18 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from live_run import STREAMRL, live_run
+from support.repository import ROOT
+from support.runs.live_run import STREAMRL, live_run
 
 from buffers.segments.reader import SegmentReader
-from services.look.queue import look
-from services.look.sql import query_run
-from services.look.verify import verify_run
+from services.inspect.queue import queue_facts
+from services.inspect.sql import query_run
+from services.inspect.verify import verify_run
 from services.run.folder import RunFolder
 
 pytestmark = pytest.mark.ray
 
-DOCS = Path(__file__).parents[2] / "docs" / "sql.md"
+DOCS = ROOT / "docs" / "guides" / "sql.md"
 QUERIES = re.findall(r"\*\*(.*?)\*\*.*?```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)
 LONG = ("--rollout.sampling.max_new_tokens", "48", "--rollout.slots", "16", "--learner.steps", "30")
 """Rollouts that are long enough for the weights to change meanwhile."""
@@ -110,7 +111,7 @@ def test_query_reward_by_the_age_of_the_version(looked: Callable, rollouts: Rows
 def test_query_rollouts_of_two_versions(looked: Callable, rollouts: Rows) -> None:
     told = looked(query("two versions"))
     expected = {row["rollout_id"]: row for row in rollouts if len(row["version_spans"]) > 1}
-    # How many there are is a matter of the machine's speed; tests/unit/test_sql_query.py has some for certain.
+    # How many there are is a matter of the machine's speed; `test_sql_query` has some for certain.
     assert {row["rollout_id"] for row in told} == expected.keys()
     for one in told:
         row = expected[one["rollout_id"]]
@@ -144,7 +145,7 @@ def test_a_run_is_looked_into_while_it_is_up_and_after_it_was_killed(user_folder
     with live_run(user_folder, STREAMRL, "watched", "--learner.steps", "100000") as run:
         run.until_step(8)
         folder = RunFolder.open(run.folder)
-        facts = look(folder)
+        facts = queue_facts(folder)
         queue = facts["queue"]
         assert (facts["source"], facts["state"]) == ("run", "running")
         assert facts["durability"].startswith("disk: ")
@@ -165,7 +166,7 @@ def test_a_run_is_looked_into_while_it_is_up_and_after_it_was_killed(user_folder
     # Nobody closed the segments, and everything that the ledger names is in them.
     assert checked.queue.acknowledged_frames > 0
     assert any(not SegmentReader(run.folder).sealed(path) for path in segments(run.folder))
-    facts = look(folder)
+    facts = queue_facts(folder)
     assert (facts["source"], facts["queue"]["groups_leased"]) == ("ledger", 0)
     assert query_run(folder, count, pytest.fail).rows[0][2] == facts["queue"]["next_step"] >= 8
 

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from live_run import live_run
+from support.runs.live_run import live_run
 
 from buffers.ledger.ledger import read_ledger
 from buffers.ledger.records import Issued, Quarantined, Record

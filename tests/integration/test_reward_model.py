@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from finished_run import Finished
-from reward_models import random_reward_model
+from support.rewards.reward_models import random_reward_model
+from support.runs.finished_run import Finished
 
 pytestmark = pytest.mark.ray
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from fake_vllm_program import write_program
-from live_run import live_run
-from trained_groups import trained_groups
+from support.queue.trained_groups import trained_groups
+from support.runs.live_run import live_run
 
 pytestmark = pytest.mark.ray
 

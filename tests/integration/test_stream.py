@@ -16,7 +16,7 @@ from services.commands.replay import replay
 from services.queue.actor import queue_settings
 from services.run.folder import RunFolder
 from streamrl.config import Config, load
-from streamrl.learner.checkpoint import verify
+from streamrl.learner.checkpoint.checkpoint import verify
 from streamrl.tasks.order import PromptOrder
 from streamrl.tasks.resolve import resolve_task
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamrl.learner.checkpoint import find_newest
+from streamrl.learner.checkpoint.checkpoint import find_newest
 
 pytestmark = pytest.mark.ray
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finished_run import run
+from support.runs.finished_run import run
 
 pytestmark = pytest.mark.ray
 

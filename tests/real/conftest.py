@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from real_engines import KINDS, Kind, Served, served
+from support.engines.real_engines import KINDS, Kind, Served, served
 
 _LIMIT_S = 900
 """Of a test that may have to start a server."""

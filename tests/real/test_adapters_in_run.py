@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from adapted_model import IGNORED, apart, most_sampled
-from live_run import live_run, prepare
-from real_engines import CLOSE, ENGINES, Kind
+from support.engines.real_engines import CLOSE, ENGINES, Kind
+from support.runs.live_run import live_run, prepare
+from support.weights.adapted_model import IGNORED, apart, most_sampled
 
 STEPS = 12
 LEARNT = 4

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from real_engines import (
+from support.engines.real_engines import (
     CLOSE,
     CLOSE_OF_MANY,
     LONG,
@@ -14,7 +14,7 @@ from real_engines import (
     expected_with_kept_keys,
     requests_of,
 )
-from real_models import furthest
+from support.engines.real_models import furthest
 
 from streamrl.engines.server.http import Http
 from streamrl.types import FinishReason, GenerationRequest, GenerationResult, UpdateMode, Version, VersionSpan
@@ -113,5 +113,5 @@ def test_a_request_that_was_on_its_way_when_the_update_came_uses_no_keys_of_the_
 async def _post(server: Served, route: str, body: object) -> None:
     http = Http(socket=server.engine._server.folder / "socket")
     answer = await http.post(route, body)
-    assert answer.ok, answer.words()
+    assert answer.ok, answer.error_text()
     await http.close()

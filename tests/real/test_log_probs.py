@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from real_engines import BFLOAT16, CLOSE, SEPARATE, TIED, Served, expected, requests_of
-from real_models import furthest
+from support.engines.real_engines import BFLOAT16, CLOSE, SEPARATE, TIED, Served, expected, requests_of
+from support.engines.real_models import furthest
 
 BF16_MEAN, BF16_MAX = 0.02, 0.2
 """Differences in bfloat16, of distributions as sharp as these: two layers, each rounded to 8 bits."""

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from finished_run import run
+from support.runs.finished_run import run
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 900

@@ -5,7 +5,7 @@ from dataclasses import replace
 import psutil
 import pytest
 import torch
-from real_engines import (
+from support.engines.real_engines import (
     CLOSE,
     CLOSE_AT_THE_END,
     CLOSE_OF_MANY,
@@ -17,7 +17,7 @@ from real_engines import (
     expected,
     requests_of,
 )
-from real_models import furthest
+from support.engines.real_models import furthest
 
 from streamrl.errors import ComponentError, ProcessDiedError
 from streamrl.types import FinishReason, GenerationRequest, PartialTokens, UpdateMode, Version, VersionSpan
@@ -39,7 +39,7 @@ def test_a_stop_token_ends_a_completion_and_is_its_last_token(server: Served) ->
 def test_the_seed_decides_the_tokens_where_the_engine_honours_seeds(server: Served) -> None:
     requests = requests_of(8)
     first, again = ({one.request_id: one.token_ids.tolist() for one in server.answers(requests)} for _ in range(2))
-    assert (first == again) == (server.name == "vllm"), "docs/engines.md says which engine does"
+    assert (first == again) == (server.name == "vllm"), "docs/guides/engines.md says which engine does"
     other = [GenerationRequest("r/0", requests[0].prompt_ids, 12345, requests[0].sampling, ())]
     assert server.answers(other)[0].token_ids.tolist() != first["r/0"]
 

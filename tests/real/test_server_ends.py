@@ -8,7 +8,16 @@ from dataclasses import replace
 import psutil
 import pytest
 import torch
-from real_engines import BFLOAT16, LONG, SEPARATE, TIED, Served, requests_of, step_until_it_raises, still_running
+from support.engines.real_engines import (
+    BFLOAT16,
+    LONG,
+    SEPARATE,
+    TIED,
+    Served,
+    requests_of,
+    step_until_it_raises,
+    still_running,
+)
 
 from streamrl.engines.server.engine import ServerEngine
 from streamrl.errors import ComponentError, ProcessDiedError

@@ -5,9 +5,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from live_run import live_run, prepare
-from real_engines import Kind
-from trained_groups import trained_groups
+from support.engines.real_engines import Kind
+from support.queue.trained_groups import trained_groups
+from support.runs.live_run import live_run, prepare
 
 VLLM = Kind("vllm")
 STEPS = 30

@@ -1,7 +1,15 @@
 """Real servers that cut the model over two ranks: every version is whole on both, and all of them end together."""
 
 import pytest
-from real_engines import LONG, RUNNING, SHARDED, Served, requests_of, step_until_it_raises, still_running
+from support.engines.real_engines import (
+    LONG,
+    RUNNING,
+    SHARDED,
+    Served,
+    requests_of,
+    step_until_it_raises,
+    still_running,
+)
 
 from streamrl.errors import ProcessDiedError
 from streamrl.types import UpdateMode

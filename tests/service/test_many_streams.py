@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from live_run import LiveRun, live_run
-from service_load import Load
+from service_parts.load import Load
+from support.runs.live_run import LiveRun, live_run
 
 from services.run.folder import RunFolder
 from services.run.gateway_tokens import token_path
@@ -27,7 +27,10 @@ ROUNDS = 4
 DEAF = 50
 TOKENS = 48
 GROWTH = 1.05
-"""Of the gateway's memory over the rounds, the first of which makes it what it takes to serve so many."""
+"""Of the gateway's memory over the rounds after `WARM`."""
+WARM = 2
+"""Rounds in which it becomes what it takes to serve so many: the allocator's arenas fill in the first and, on some
+machines, the second."""
 OVERRIDES = (
     *("--rollout.engine", "scripted", "--rollout.slots", "1024", "--rollout.replicas", "1"),
     *("--rollout.scripted.latency_steps", str(TOKENS), "--rollout.scripted.step_s", "0.0125"),
@@ -40,7 +43,7 @@ OVERRIDES = (
 def run(user_folder: Path, streamrl_path: Path) -> Iterator[LiveRun]:
     with live_run(user_folder, streamrl_path, "many", *OVERRIDES) as run:
         assert run.read_until(lambda event: event["kind"] == "gateway")
-        assert run.read_until(lambda event: bool(event.get("replicas"))), run.events[-3:]
+        assert run.read_until(lambda event: bool(event.get("replicas"))), (run.events[-3:], run.end())
         yield run
         assert run.process.poll() is None
 
@@ -69,7 +72,7 @@ async def test_a_thousand_streams_at_once_are_answered_whole_and_no_memory_stays
             assert len(answers.seconds) == STREAMS
             resident.append(gateway.memory_info().rss)
     print([rss >> 20 for rss in resident], "MiB")
-    assert resident[-1] <= GROWTH * resident[0]
+    assert resident[-1] <= GROWTH * resident[WARM - 1]
 
 
 @pytest.mark.timeout(600)

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import schemathesis
-from fault_scale import SEED, scaled
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from local_gateway import LocalGateway, local_gateway
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -21,9 +19,11 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from support.faults.fault_scale import SEED, scaled
+from support.gateway.local_gateway import LocalGateway, local_gateway
 
 from services.gateway.guard import Patience
-from streamrl.config.schema import GatewayConfig
+from streamrl.config.schema.run import GatewayConfig
 from streamrl.gateway.refusal import CODES
 
 FULL = 500

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from guest_load import guests_of
-from ledger_book import Book
-from live_run import LiveRun, live_run
+from support.gateway.guest_load import guests_of
+from support.queue.ledger_book import Book
+from support.runs.live_run import LiveRun, live_run
 
 pytestmark = pytest.mark.ray
 

@@ -19,7 +19,7 @@ HEAVY = ("torch", "transformers", "peft", "duckdb", "sympy")
         "services.rollout.actor",
         "services.reward.actor",
         "services.gateway.actor",
-        "services.weights.home",
+        "services.weights.run_node",
         "services.weights.node",
     ],
 )

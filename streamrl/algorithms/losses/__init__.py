@@ -1,5 +1,5 @@
 """Losses: one number for each trained token, from log-probs and advantages.
-
+It imports `streamrl.algorithms` and torch.
 Pure functions of flat tensors: a token that must not be trained is not in them, so no mask and no padding
 exist here. Aggregation into a scalar is `aggregation`'s; what the ratio is against is `proximal`'s.
 

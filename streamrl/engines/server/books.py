@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from streamrl.engines.server.contract import Piece
-from streamrl.partials import cut_from, cut_spans, join_spans, unstarted
+from streamrl.scheduling.partial_rollouts import cut_from, cut_spans, join_spans, unstarted
 from streamrl.types import (
     FinishReason,
     FloatArray,

@@ -9,9 +9,9 @@ from streamrl.config import Config
 from streamrl.engines.server.engine import ServerEngine, ServerLimits
 from streamrl.engines.server.http import Http
 from streamrl.engines.server.model_tensors import ModelTensors
-from streamrl.engines.server.place import ServerPlace, engine_python
-from streamrl.engines.server.private_folder import make_private_folder, remove_private_folder
-from streamrl.engines.server.process import ServerProcess
+from streamrl.engines.server.process.place import ServerPlace, engine_python
+from streamrl.engines.server.process.private_folder import make_private_folder, remove_private_folder
+from streamrl.engines.server.process.process import ServerProcess
 from streamrl.engines.server.programs import CONTRACTS, server_command
 from streamrl.engines.server.server import Server
 from streamrl.errors import ComponentError

@@ -26,7 +26,7 @@ from streamrl.engines.server.model_tensors import ModelTensors
 from streamrl.engines.server.server import Server
 from streamrl.engines.server.weight_files import remove_weights, write_weights
 from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError, ResourceError, StreamRLError
-from streamrl.partials import ended_as, fault_of, unstarted
+from streamrl.scheduling.partial_rollouts import ended_as, fault_of, unstarted
 from streamrl.types import (
     EngineStats,
     FinishReason,

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from streamrl.config.loopback import fault_of_endpoint
+from streamrl.config.rules.loopback import fault_of_endpoint
 from streamrl.errors import ComponentError, ConfigError, ProcessDiedError
 
 _LONGEST = 2000
@@ -38,13 +38,13 @@ class Answer:
         try:
             return msgspec.json.decode(self.content)
         except msgspec.DecodeError as error:
-            raise ComponentError(f"{self.route} answers what is not JSON ({error}): {self.words()}") from error
+            raise ComponentError(f"{self.route} answers what is not JSON ({error}): {self.error_text()}") from error
 
     def refusal(self) -> ComponentError:
         """The answer as an error."""
-        return ComponentError(f"{self.route} answers {self.status}: {self.words()}")
+        return ComponentError(f"{self.route} answers {self.status}: {self.error_text()}")
 
-    def words(self) -> str:
+    def error_text(self) -> str:
         """The text of an error, in whichever of the usual places it is; else the body."""
         text = self.content.decode(errors="replace").strip()
         try:

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.config import Config
-from streamrl.config.model_facts import read_folder
+from streamrl.config.estimates.model_facts import read_folder
 from streamrl.engines.server.contract import ServerContract
 from streamrl.engines.server.http import Http
-from streamrl.engines.server.process import ServerCommand
-from streamrl.engines.server.sglang_command import kv_tokens, sglang_command
-from streamrl.engines.server.sglang_contract import SglangContract
-from streamrl.engines.server.vllm_command import vllm_command
-from streamrl.engines.server.vllm_contract import VllmContract
+from streamrl.engines.server.process.process import ServerCommand
+from streamrl.engines.server.sglang.command import kv_tokens, sglang_command
+from streamrl.engines.server.sglang.contract import SglangContract
+from streamrl.engines.server.vllm.command import vllm_command
+from streamrl.engines.server.vllm.contract import VllmContract
 from streamrl.errors import ConfigError
 
 CONTRACTS: dict[str, Callable[[Http], ServerContract]] = {"vllm": VllmContract, "sglang": SglangContract}

@@ -32,7 +32,7 @@ class Sendings:
         sendings = Sendings(ask)                    # ask(sent): the pieces of a request, to their end
         async for piece in sendings.pieces(request): ...
         sendings.close_gate()                       # an update begins
-        await sendings.take_back_unheard()
+        await sendings.take_back_unacknowledged()
         sendings.open_gate()                        # they are sent anew
     """
 
@@ -79,7 +79,7 @@ class Sendings:
     def open_gate(self) -> None:
         self._gate.set()
 
-    async def take_back_unheard(self) -> None:
+    async def take_back_unacknowledged(self) -> None:
         """Have those of which nothing came yet sent again when the gate opens. The server may begin them only after an
         update, as all of the new version, and would find the prefixes of the version under which they were sent."""
         unheard = [one for one in self._sent.values() if not one.heard]

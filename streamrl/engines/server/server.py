@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from streamrl.engines.server.contract import ServerContract
 from streamrl.engines.server.loop import BackgroundLoop
-from streamrl.engines.server.private_folder import remove_private_folder
-from streamrl.engines.server.process import ServerProcess
+from streamrl.engines.server.process.private_folder import remove_private_folder
+from streamrl.engines.server.process.process import ServerProcess
 from streamrl.errors import ComponentError
 
 T = TypeVar("T")

@@ -5,17 +5,53 @@ Pure functions.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from streamrl.engines.torch.plan import Segment
-from streamrl.partials import fault_of
+from streamrl.engines.torch.kept import KeptPrefixes
+from streamrl.scheduling.partial_rollouts import fault_of
 from streamrl.types import GenerationRequest, IntArray, LongArray, SamplingParams, Version
 
 PREFILL_TOKENS = 2048
 """Prompt tokens of one pass, at most (one prompt always goes): bounds the memory of activations."""
 
 SEED_LIMIT = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens (int64 [p]) at positions 0..p-1, to be written to each of `slots`. When there are several slots, all
+    read the same token next, at position p."""
+
+    token_ids: LongArray
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Tokens (int64 [p]) at positions `start` to start + p - 1 of `slot`, behind what its cache holds, each read as a
+    token that was just sampled: so its numbers are those of a request that was never interrupted."""
+
+    token_ids: LongArray
+    start: int
+    slot: int
+
+
+class Budget(Protocol):
+    """How many more requests the KV cache takes, counted before they start."""
+
+    def take(self, tokens: int, shared_tokens: int = 0) -> bool:
+        """Count in a request of `tokens` tokens at most, of which the first `shared_tokens` are those of one that was
+        counted before. Returns whether it fits; one that does not is not counted."""
+        ...
+
+
+class SlotBudget:
+    """Where each slot has memory for the longest request, any request fits."""
+
+    def take(self, tokens: int, shared_tokens: int = 0) -> bool:
+        return True
 
 
 def find_faults(requests: Sequence[GenerationRequest], max_length: int, vocab_size: int) -> dict[int, str]:
@@ -69,27 +105,66 @@ def _foreign_ids(requests: Sequence[GenerationRequest], vocab_size: int) -> list
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """Requests that start now, what of each is read at once (`heads`: its prompt, or also tokens that it came with),
-    and which of these are equal: `members[i]` are the places in `requests` of those with the i-th distinct head."""
+class Start:
+    """How a request starts. head: what of it is read at once. rest: known tokens behind it that are read one by one
+    in the same pass; without any, tokens that it came with and that are not in the head are read one by one, a pass
+    each. kept: (slot, tokens) of what the cache has of it already, in the place of a head."""
 
-    requests: tuple[GenerationRequest, ...]
-    heads: tuple[IntArray, ...]
+    request: GenerationRequest
+    head: IntArray
+    rest: IntArray
+    kept: tuple[int, int] | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens that are known when the first pass with it has begun: the last one is read by its own row."""
+        return len(self.head) + len(self.rest)
+
+    @property
+    def cost(self) -> int:
+        """Tokens that the first pass reads."""
+        return self.length - (0 if self.kept is None else self.kept[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Requests that start now, and which of their heads are equal: `members[i]` are the places in `starts` of those
+    with the i-th distinct one. A request with a rest, or of which something is kept, shares its head with no other."""
+
+    starts: tuple[Start, ...]
     members: tuple[tuple[int, ...], ...]
 
+    @property
+    def requests(self) -> tuple[GenerationRequest, ...]:
+        return tuple(start.request for start in self.starts)
+
     def lengths(self) -> LongArray:
-        """int64, tokens of each request that are read at once."""
-        return np.array([len(head) for head in self.heads], dtype=np.int64)
+        """int64, tokens of each request that are known to its first pass."""
+        return np.array([start.length for start in self.starts], dtype=np.int64)
 
     def segments(self, slots: LongArray) -> tuple[Segment, ...]:
         """What to prefill when request i goes to `slots[i]`. The last token of a head is left to the decode row,
-        which samples from it."""
-        prompts = [self.heads[places[0]] for places in self.members]
+        which samples from it, or to the rest."""
         return tuple(
-            Segment(prompt[:-1].astype(np.int64), tuple(slots[list(places)].tolist()))
-            for prompt, places in zip(prompts, self.members, strict=True)
-            if len(prompt) > 1 or len(places) > 1
+            Segment(self.starts[places[0]].head[:-1].astype(np.int64), tuple(slots[list(places)].tolist()))
+            for places in self.members
+            if self.starts[places[0]].kept is None and (len(self.starts[places[0]].head) > 1 or len(places) > 1)
         )
+
+    def rests(self, slots: LongArray) -> tuple[Rest, ...]:
+        """What to read behind that, where there is something."""
+        found = []
+        for start, slot in zip(self.starts, slots.tolist(), strict=True):
+            first = len(start.head) - 1 if start.kept is None else start.kept[1]
+            known = np.concatenate((start.head, start.rest))[first:-1]
+            if len(start.rest) and len(known):
+                found.append(Rest(known.astype(np.int64), first, slot))
+        return tuple(found)
+
+    def kept(self, slots: LongArray) -> tuple[tuple[int, int, int], ...]:
+        """(from slot, to slot, tokens) of what the cache has already."""
+        pairs = zip(self.starts, slots.tolist(), strict=True)
+        return tuple((start.kept[0], slot, start.kept[1]) for start, slot in pairs if start.kept is not None)
 
 
 def head_of(request: GenerationRequest, version: Version, exact: bool) -> IntArray:
@@ -102,26 +177,73 @@ def head_of(request: GenerationRequest, version: Version, exact: bool) -> IntArr
     so_far = request.so_far
     if so_far is None or (exact and all(span.version == version for span in so_far.version_spans)):
         return request.prompt_ids
-    return np.concatenate((request.prompt_ids, so_far.token_ids))
+    return known_of(request)
 
 
-def admit(waiting: deque[GenerationRequest], room: int, version: Version, exact: bool) -> Admission:
-    """Take from the head of `waiting` at most `room` requests, as many as fit into one pass of `version`. Requests with
-    equal heads (see `head_of`) cost it one of them."""
-    taken: list[GenerationRequest] = []
-    heads: list[IntArray] = []
-    members: dict[bytes, list[int]] = {}
+def known_of(request: GenerationRequest) -> IntArray:
+    """The prompt, and the tokens that the request came with."""
+    if request.so_far is None:
+        return request.prompt_ids
+    return np.concatenate((request.prompt_ids, request.so_far.token_ids))
+
+
+class Reading:
+    """How requests are read before `version` samples. exact: its results do not depend on what was kept or interrupted.
+    kept: of an engine whose passes can read a rest, which alone keeps anything; None for another."""
+
+    def __init__(self, version: Version, exact: bool, kept: KeptPrefixes | None) -> None:
+        self._version, self._exact, self._kept = version, exact, kept
+
+    def start(self, request: GenerationRequest) -> Start:
+        head = head_of(request, self._version, self._exact)
+        if self._kept is None:
+            return Start(request, head, head[:0])
+        known, opening = known_of(request), request.opening or len(request.prompt_ids)
+        found = self._kept.find(request.conversation, known, opening)
+        if found is not None:
+            return Start(request, known[:opening], known[opening:], found)
+        if self._exact and len(head) <= len(request.prompt_ids):
+            # What came behind the opening was sampled, or read, one by one.
+            head = head[:opening]
+        return Start(request, head, known[len(head) :])
+
+    def started(self, start: Start) -> None:
+        """It is read now: what was kept for it is its own."""
+        if self._kept is None:
+            return
+        if start.kept is not None:
+            self._kept.taken(start.request.conversation)
+        else:
+            self._kept.let_go(start.request.conversation)
+
+
+def admit(
+    waiting: deque[GenerationRequest], room: int, reading: Reading, budget: Budget, most_tokens: int
+) -> Admission:
+    """Take from the head of `waiting` at most `room` requests, as many as the cache has memory for (`budget`) and as
+    start together: `most_tokens` tokens of theirs are read at once, and one request always is. Requests with equal
+    heads, no rest and nothing kept cost that of one of them, and share what they can of the cache."""
+    starts: list[Start] = []
+    members: dict[bytes | int, list[int]] = {}
     tokens = 0
-    while waiting and len(taken) < room:
-        request = waiting[0]
-        head = head_of(request, version, exact)
-        key = head.tobytes()
-        if key not in members:
-            tokens += len(head)
-            if taken and tokens > PREFILL_TOKENS:
-                break
-            members[key] = []
-        members[key].append(len(taken))
-        taken.append(waiting.popleft())
-        heads.append(head)
-    return Admission(tuple(taken), tuple(heads), tuple(map(tuple, members.values())))
+    while waiting and len(starts) < room:
+        start = reading.start(waiting[0])
+        alone = len(start.rest) > 0 or start.kept is not None
+        key = len(starts) if alone else start.head.tobytes()
+        new = key not in members
+        if new and starts and tokens + start.cost > most_tokens:
+            break
+        there = len(start.head) - 1 if not new else 0 if start.kept is None else start.kept[1]
+        if not budget.take(most_length(start.request), there):
+            break
+        tokens += start.cost if new else 0
+        members.setdefault(key, []).append(len(starts))
+        starts.append(start)
+        reading.started(start)
+        waiting.popleft()
+    return Admission(tuple(starts), tuple(map(tuple, members.values())))
+
+
+def most_length(request: GenerationRequest) -> int:
+    """Tokens that a request may come to have, its prompt included."""
+    return len(request.prompt_ids) + request.sampling.max_new_tokens

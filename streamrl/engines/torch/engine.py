@@ -21,21 +21,16 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from streamrl.engines.torch.admission import PREFILL_TOKENS, admit, find_faults
+from streamrl.engines.torch.admission import Reading, Rest, Segment, admit, find_faults, most_length
 from streamrl.engines.torch.arrangement import arrange
-from streamrl.engines.torch.attention import round_up
-from streamrl.engines.torch.decoder import Decoder
-from streamrl.engines.torch.families import describe
-from streamrl.engines.torch.kernel_decoder import KernelDecoder
-from streamrl.engines.torch.kv import KvCache
-from streamrl.engines.torch.passes import Pass, to_device
-from streamrl.engines.torch.plan import Segment, plan_pass
-from streamrl.engines.torch.sampling import PLAIN, Draws, SamplingRows, Truncation
-from streamrl.engines.torch.selftest import prove_batch_invariance
+from streamrl.engines.torch.batch_invariance import prove_batch_invariance
+from streamrl.engines.torch.kept import KeptPrefixes
+from streamrl.engines.torch.paths import ModelPath, path_for
+from streamrl.engines.torch.serving import ServingWeights, WeightSet
 from streamrl.engines.torch.slots import SlotTable
-from streamrl.engines.torch.weights import FusedWeights
 from streamrl.errors import ComponentError, ConfigError
-from streamrl.partials import ended_as, unstarted
+from streamrl.models.gpu import explained_out_of_memory, usable_device
+from streamrl.scheduling.partial_rollouts import ended_as, unstarted
 from streamrl.types import (
     EngineStats,
     FinishReason,
@@ -47,10 +42,6 @@ from streamrl.types import (
     Version,
 )
 
-DETERMINISTIC_ROWS = 4
-"""Least rows of a product in deterministic mode: with fewer, matrix libraries take another kernel, whose last
-bits differ (measured for 1, 2 and 3 rows, on AVX2 and on AVX-512; 4 to 2,100 rows were equal)."""
-
 
 class TorchEngine:
     """An `Engine` (see `streamrl.engines.base`) that samples with torch.
@@ -59,7 +50,8 @@ class TorchEngine:
     slots: requests decoded at once; fewer when `kv_bytes` holds fewer (see `slots` and `stats`).
     max_length: tokens of prompt and completion together that a request may have.
     dtype: of weights, activations and KV cache; that of the weights by default.
-    compiled: whether float32 on a CPU runs by compiled kernels (`kernels`); all else runs by torch alone.
+    compiled: whether a GPU runs captured graphs of our kernels (`cuda`), and float32 on a CPU compiled ones
+    (`eager.kernels`); without it all runs by torch's own operators.
 
     Raises ConfigError for a model it cannot run exactly, for a `max_length` over the model's context, and for
     `kv_bytes` that do not hold one request.
@@ -86,63 +78,38 @@ class TorchEngine:
         dtype: torch.dtype | None = None,
         compiled: bool = True,
     ) -> None:
-        config, tensors = _weights_of(model, tensors)
-        self._shape = describe(config)
-        self._device = _usable_device(device)
-        self._dtype = dtype or tensors["model.embed_tokens.weight"].dtype
+        tensors = _weights_of(model, tensors)
+        self._dtype = dtype or next(one.dtype for one in tensors.values() if one.is_floating_point())
+        self._device = usable_device(device, self._dtype, "rollout.device")
+        self._path = path = self._choose_path(model, compiled)
         self._max_length = max_length
-        if max_length > self._shape.context:
+        if max_length > path.context:
             raise ConfigError(
-                f"requests of {max_length} tokens do not fit the model's context of {self._shape.context}: "
+                f"requests of {max_length} tokens do not fit the model's context of {path.context}: "
                 "shorten prompts or rollout.sampling.max_new_tokens"
             )
-        self._cache = KvCache(
-            self._shape,
-            slots=slots,
-            max_length=max_length,
-            kv_bytes=kv_bytes,
-            dtype=self._dtype,
-            device=self._device,
-        )
-        self._min_rows = DETERMINISTIC_ROWS if deterministic else 1
-        self._decoder = self._new_decoder(config, compiled)
-        self._weights = self._new_weights()
-        self._weights.copy_from(tensors)
-        self._spare: FusedWeights | None = None
+        self._deterministic = deterministic
+        in_place = self._device.type != "cpu" or path.runs_graphs
+        with explained_out_of_memory("the model", "free the GPU, or take a smaller model or a larger GPU"):
+            self._serving = ServingWeights(path.new_weights, path.weights_over, self._device, in_place=in_place)
+            self._serving.current.copy_from(tensors)
+        with explained_out_of_memory("the KV cache with the passes", "lower rollout.kv_bytes or rollout.slots"):
+            size = {"slots": slots, "max_length": max_length, "kv_bytes": kv_bytes}
+            self._runner = path.runner(self._serving.current, **size, deterministic=deterministic)
         self._version = version
-        self._drained: tuple[Version, FusedWeights] | None = None
+        self._drained: tuple[Version, WeightSet] | None = None
         self._stale_cache = False
-        self._table = SlotTable(self._cache.slots, max_length)
-        # What stays as long as the same rows run.
-        self._sampling: SamplingRows | None = None
-        self._draws: Draws | None = None
-        self._pass: Pass | None = None
-        self._chosen = torch.zeros(0, dtype=torch.long, device=self._device)
+        self._table = SlotTable(self._runner.slots, max_length)
+        self._kept = KeptPrefixes(self._runner.slots) if self._runner.reads_rests else None
         self._waiting: deque[GenerationRequest] = deque()
         self._ended: list[GenerationResult] = []
         self._generated = 0
         self._finished = 0
+        self._kept_tokens = 0
         self._closed = False
 
-    def _new_decoder(self, config: PretrainedConfig, compiled: bool) -> Decoder:
-        shape, length, rows = self._shape, self._max_length, self._min_rows
-        if compiled and self._device.type == "cpu" and self._dtype is torch.float32:
-            return KernelDecoder(config, shape, max_length=length, min_rows=rows)
-        return Decoder(config, shape, max_length=length, dtype=self._dtype, device=self._device, min_rows=rows)
-
-    def _new_weights(self) -> FusedWeights:
-        return FusedWeights(self._shape, self._dtype, self._device)
-
-    def _next_weights(self, tensors: Mapping[str, torch.Tensor] | FusedWeights, *, beside: bool) -> FusedWeights:
-        """A set of these tensors: over their memory on a CPU, else copied over the set that serves, or beside it."""
-        prepared = self.prepare(tensors) if isinstance(tensors, Mapping) else tensors
-        if isinstance(prepared, FusedWeights):
-            return prepared
-        if beside:
-            self._spare = self._spare or self._new_weights()
-        room = self._spare if beside and self._spare is not None else self._weights
-        room.copy_from(prepared)
-        return room
+    def _choose_path(self, model: PreTrainedModel | PretrainedConfig, compiled: bool) -> ModelPath:
+        return path_for(model, self._dtype, self._device, compiled=compiled)
 
     @property
     def version(self) -> Version:
@@ -151,7 +118,7 @@ class TorchEngine:
     @property
     def slots(self) -> int:
         """Requests decoded at once: what was asked for, or what `kv_bytes` holds."""
-        return self._cache.slots
+        return self._runner.slots
 
     @property
     def has_work(self) -> bool:
@@ -159,7 +126,7 @@ class TorchEngine:
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         self._check_open()
-        faults = find_faults(requests, self._max_length, self._shape.vocab_size)
+        faults = find_faults(requests, self._max_length, self._path.vocab_size)
         for place, request in enumerate(requests):
             if place in faults:
                 self._ended.append(unstarted(request, FinishReason.ERROR, faults[place]))
@@ -183,38 +150,46 @@ class TorchEngine:
         self._finish_drain()
 
     @torch.inference_mode()
-    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor] | FusedWeights:
-        """On a CPU the set that is going to serve, laid over the memory of `tensors`; elsewhere the tensors."""
-        if self._device.type == "cpu":
-            return FusedWeights.over(self._shape, self._dtype, tensors)
-        return tensors
+    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor] | WeightSet:
+        """On a CPU the set that is going to serve, laid over the memory of `tensors`; on a GPU a copy of it there, or
+        the tensors where there is no memory for a second set."""
+        return self._serving.prepare(tensors)
 
     @torch.inference_mode()
-    def load_weights(
-        self, tensors: Mapping[str, torch.Tensor] | FusedWeights, version: Version, mode: UpdateMode
-    ) -> None:
+    def load_weights(self, tensors: Mapping[str, torch.Tensor] | WeightSet, version: Version, mode: UpdateMode) -> None:
         """See `Engine.load_weights`. Raises ValueError naming the tensor that is missing, unknown, or of a wrong
         shape or dtype. A load replaces a drained one that is still pending. On a CPU it serves from the memory of
         `tensors`, wherever they lie in it as the decoder needs them, and copies the rest; elsewhere it copies all."""
         self._check_open()
         if mode is UpdateMode.DRAIN and self._table.running:
-            self._drained = version, self._next_weights(tensors, beside=True)
+            self._replace_drained((version, self._serving.hold(tensors)))
             return
-        self._weights = self._next_weights(tensors, beside=False)
-        self._drained = None
+        # What a pass in flight draws is of the version that serves now.
+        self._settle()
+        self._serving.take(tensors)
+        self._replace_drained(None)
         self._version = version
+        self._forget_kept()
         self._table.begin_version(version)
         self._stale_cache |= mode is UpdateMode.RECOMPUTE
+
+    def _replace_drained(self, drained: tuple[Version, WeightSet] | None) -> None:
+        if self._drained is not None:
+            self._serving.give_back(self._drained[1])
+        self._drained = drained
 
     @torch.inference_mode()
     def step(self) -> list[GenerationResult]:
         self._check_open()
         results, self._ended = self._ended, []
-        if self._stale_cache:
-            self._rebuild_cache()
-        segments = self._fill_slots()
-        if self._table.num_rows:
-            results += self._sample_row_tokens(segments)
+        if not self._runner.in_flight:
+            self._begin_pass()
+        if self._runner.in_flight:
+            if self._goes_on():
+                self._runner.go_on(self._serving.current)
+            results += self._collect()
+            if self._runner.runs_ahead and not self._runner.in_flight:
+                self._begin_pass()
         self._finish_drain()
         self._finished += len(results)
         return results
@@ -242,7 +217,7 @@ class TorchEngine:
         if self.has_work:
             raise ComponentError("torch engine, self-test: requests are running; test before the first one")
         counters = self._generated, self._finished
-        prove_batch_invariance(self, vocab_size=self._shape.vocab_size, max_length=self._max_length)
+        prove_batch_invariance(self, vocab_size=self._path.vocab_size, max_length=self._max_length)
         self._generated, self._finished = counters
 
     def stats(self) -> EngineStats:
@@ -252,17 +227,19 @@ class TorchEngine:
             waiting=len(self._waiting),
             generated_tokens=self._generated,
             finished_requests=self._finished,
-            kv_bytes_used=self._table.used_tokens() * self._cache.token_bytes,
-            kv_bytes_total=self._cache.total_bytes,
+            kv_bytes_used=self._runner.used_bytes(self._table),
+            kv_bytes_total=self._runner.total_bytes,
             version=self._version,
+            kept_tokens=self._kept_tokens,
         )
 
     def close(self) -> None:
         """Free cache and weights. Only `close` may be called afterwards."""
         self._closed = True
-        self.__dict__.pop("_cache", None)
-        self.__dict__.pop("_weights", None)
-        self._spare = None
+        if runner := self.__dict__.pop("_runner", None):
+            runner.close()
+        self.__dict__.pop("_serving", None)
+        self._drained = None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -272,119 +249,119 @@ class TorchEngine:
         """Swap in a drained update once nothing runs under the old version."""
         if self._drained is None or self._table.running:
             return
-        if self._spare is not None:
-            self._spare = self._weights
-        self._version, self._weights = self._drained
+        self._settle()
+        self._version, weights = self._drained
         self._drained = None
+        self._forget_kept()
+        self._serving.take(weights)
 
-    def _fill_slots(self) -> tuple[Segment, ...]:
-        """Start what fits into the free slots, put the rows in order, return the prompts to compute."""
-        table = self._table
-        starts = self._drained is None and bool(self._waiting) and table.running < self.slots
-        if not starts and table.running == table.num_rows:
-            return ()
+    def _forget_kept(self) -> None:
+        """Keys and values are of the version that serves, or computed again."""
+        if self._kept is not None:
+            self._kept.clear()
+            self._runner.forget(self._kept.take_freed())
+
+    def _settle(self) -> None:
+        """Collect what is in flight; what ends by it comes back from the next step."""
+        while self._runner.in_flight:
+            self._ended += self._collect()
+
+    def _begin_pass(self) -> None:
+        """Start the next pass from what the rows hold: with new requests in free rows, and their prompts."""
+        self._runner.drop(self._table)
+        if self._stale_cache:
+            self._rebuild_cache()
+        segments, rests = self._fill_slots()
+        if self._table.running:
+            self._runner.begin(self._serving.current, self._table, segments, rests)
+
+    def _starts(self) -> bool:
+        """Whether waiting requests are to start now."""
+        if self._drained is not None or not self._waiting:
+            return False
+        free, most = self.slots - self._table.running, most_length(self._waiting[0])
+        if free and self._kept is not None:
+            while self._runner.lacks(most) and self._kept.let_go_oldest():
+                self._runner.forget(self._kept.take_freed())
+        return self._runner.starts(free, len(self._waiting), most)
+
+    def _goes_on(self) -> bool:
+        """Whether the pass after the one in flight can be started before that one is read: the same rows go on, and
+        read what it draws."""
+        table, runner = self._table, self._runner
+        if not runner.runs_ahead or self._stale_cache or self._starts():
+            return False
+        return not table.reading().any() and not runner.packs(table.running, table.num_rows) and table.outlasts()
+
+    def _fill_slots(self) -> tuple[tuple[Segment, ...], tuple[Rest, ...]]:
+        """Start what fits into the free slots, put the rows in order, return what is to be read of it."""
+        table, runner = self._table, self._runner
+        starts = self._starts()
+        if not starts and not runner.packs(table.running, table.num_rows):
+            return (), ()
         room = self.slots - table.running if starts else 0
-        admission = admit(self._waiting, room, self._version, self._min_rows == DETERMINISTIC_ROWS)
-        lengths, in_order = table.length[: table.num_rows], self._decoder.sorts_rows
+        budget, most = runner.budget(), runner.prefill_tokens
+        reading = Reading(self._version, self._deterministic, self._kept)
+        admission = admit(self._waiting, room, reading, budget, most)
+        lengths, in_order = table.length[: table.num_rows], runner.sorts_rows
         sources, targets, places = arrange(lengths, table.taken(), admission.lengths(), in_order=in_order)
-        self._move(sources, targets)
-        self._sampling = self._draws = self._pass = None
+        kept = admission.kept(places)
+        if self._kept is not None:
+            self._kept.make_room(table.running + len(places))
+            runner.forget(self._kept.take_freed())
+        runner.move(table, sources, targets, kept)
+        table.move(sources, targets)
+        self._kept_tokens += sum(tokens for _, _, tokens in kept)
         if not len(places):
-            return ()
+            return (), ()
         table.assign(places, admission.requests, admission.lengths(), self._version)
-        return admission.segments(places)
+        runner.assign(admission, places)
+        return admission.segments(places), admission.rests(places)
 
-    def _move(self, sources: LongArray, targets: LongArray) -> None:
-        if len(sources):
-            length = round_up(int(self._table.length[sources].max()))
-            self._cache.move(to_device(sources, self._device), to_device(targets, self._device), length)
-        self._table.move(sources, targets)
-
-    def _sample_row_tokens(self, segments: Sequence[Segment]) -> list[GenerationResult]:
-        """One pass and one token for every running row."""
+    def _collect(self) -> list[GenerationResult]:
+        """The token of the oldest pass for every row that still runs. Returns what ends by it."""
         table = self._table
-        if self._pass is None or not self._pass.decodes_only:
-            self._pass = self._decoder.begin(plan_pass(*table.last_tokens(), segments, self._min_rows), self._cache)
-        else:
-            self._decoder.advance(self._pass, self._chosen)
-        logits = self._decoder.forward(self._weights, self._pass, self._cache)
-        assert logits is not None, "a pass with rows gives logits"
-        if self._sampling is None or self._draws is None:
-            self._sampling = self._sampling_rows()
-            self._draws = Draws(table.stream[: table.num_rows], table.token_index(), self._device)
-        self._chosen, drawn = self._decoder.choose(logits, self._sampling, self._draws.next())
-        chosen, logprobs = self._chosen.cpu().numpy(), drawn.cpu().numpy()
-        broken = np.flatnonzero(~np.isfinite(logprobs))
-        if broken.size:
-            self._cache.clear(to_device(broken, self._device))
-        self._generated += len(chosen) - broken.size
-        known = table.reading()
+        running = table.taken()
+        chosen, logprobs = self._runner.collect(table)
+        finite = np.isfinite(logprobs)
+        self._generated += int((running & finite).sum())
+        known = table.reading() & running
         if known.any():
-            # The next tokens of these rows are not those that were drawn: the pass cannot go on from them.
-            self._pass = None
-            self._generated -= int((known & np.isfinite(logprobs)).sum())
-        return table.append(chosen, logprobs)
+            # The next tokens of these rows are not those that were drawn: the next pass cannot go on from them.
+            self._runner.restart()
+            self._generated -= int((known & finite).sum())
+        results = table.append(chosen, logprobs)
+        if self._kept is not None:
+            self._keep(self._kept, np.flatnonzero(running & ~table.taken()), results)
+        self._runner.drop(table)
+        return results
+
+    def _keep(self, kept: KeptPrefixes, ended: LongArray, results: Sequence[GenerationResult]) -> None:
+        """Keep what requests that have just ended leave for the next ones of their conversations. ended: their rows."""
+        for row, result in zip(ended.tolist(), results, strict=True):
+            conversation, ids, opening = self._table.left_by(row)
+            if conversation and result.finish_reason is not FinishReason.ERROR:
+                slot = kept.place(conversation, ids, opening, self._table.num_rows)
+                self._runner.forget(kept.take_freed())
+                if slot is not None:
+                    self._runner.keep(row, slot, len(ids))
 
     def _rebuild_cache(self) -> None:
         """Compute keys and values of every running request again, under the weights that serve now. The last
         token is not in the cache yet: the next pass reads it."""
         self._stale_cache = False
-        batch: list[Segment] = []
-        tokens = 0
-        for row in self._table.running_rows():
-            ids = self._table.token_ids[row, : self._table.length[row] - 1]
-            if batch and tokens + len(ids) > PREFILL_TOKENS:
-                self._prefill(batch)
-                batch, tokens = [], 0
-            batch.append(Segment(ids, (row,)))
-            tokens += len(ids)
-        if batch:
-            self._prefill(batch)
-
-    def _prefill(self, segments: Sequence[Segment]) -> None:
-        none: LongArray = np.zeros(0, dtype=np.int64)
-        plan = plan_pass(none, none, segments, self._min_rows)
-        self._decoder.forward(self._weights, self._decoder.begin(plan, self._cache), self._cache)
-
-    def _sampling_rows(self) -> SamplingRows:
-        table, device = self._table, self._device
-        rows = slice(table.num_rows)
-        if table.plain[rows].all():
-            return PLAIN
-        temperature, top_k = table.temperature[rows], table.top_k[rows]
-        top_p, min_p = table.top_p[rows], table.min_p[rows]
-        greedy = temperature == 0
-        cut = np.flatnonzero(~greedy & ((top_k > 0) | (top_p < 1) | (min_p > 0)))
-        divisor = np.where(greedy, np.float32(1), temperature)
-        return SamplingRows(
-            temperature=to_device(divisor, device) if (divisor != 1).any() else None,
-            greedy=to_device(greedy, device) if greedy.any() else None,
-            all_greedy=bool(greedy.all()),
-            truncation=Truncation(
-                rows=to_device(cut, device),
-                top_k=to_device(top_k[cut], device) if top_k[cut].any() else None,
-                top_p=to_device(top_p[cut], device) if (top_p[cut] < 1).any() else None,
-                min_p=to_device(min_p[cut], device) if min_p[cut].any() else None,
-            )
-            if cut.size
-            else None,
-        )
+        table = self._table
+        rows = table.running_rows()
+        segments = [Segment(table.token_ids[row, : table.length[row] - 1], (row,)) for row in rows]
+        self._runner.prefill(self._serving.current, segments)
 
 
 def _weights_of(
     model: PreTrainedModel | PretrainedConfig, tensors: Mapping[str, torch.Tensor] | None
-) -> tuple[PretrainedConfig, Mapping[str, torch.Tensor]]:
-    if isinstance(model, PreTrainedModel):
-        return model.config, model.state_dict() if tensors is None else tensors
-    if tensors is None:
+) -> Mapping[str, torch.Tensor]:
+    if tensors is not None:
+        return tensors
+    if not isinstance(model, PreTrainedModel):
         raise ConfigError("the torch engine got a configuration without weights: pass `tensors`, or a model")
-    return model, tensors
-
-
-def _usable_device(name: str) -> torch.device:
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            f"rollout.device is {name!r}, but torch finds no CUDA device on this machine: set it to 'cpu'"
-        )
-    return device
+    # Each parameter under each of its names; buffers are the model's own business.
+    return {name: parameter.data for name, parameter in model.named_parameters(remove_duplicate=False)}

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamrl.engines.torch.sampling import mix
-from streamrl.partials import cut_spans, join_spans
+from streamrl.scheduling.partial_rollouts import cut_spans, join_spans
 from streamrl.types import (
     FinishReason,
     FloatArray,
@@ -33,9 +33,10 @@ class SlotTable:
     """State of `slots` rows of at most `max_length` tokens.
 
     token_ids int64 and logprobs float32 [slots, max_length], prompt first; length: tokens so far, those that are known
-    and still to be read not counted; start: tokens of the prompt; known: the length up to which tokens came with the
-    request; told: the length up to which `partials` told them; limit: the length at which the row ends; plain: whether
-    the row samples from the model's own distribution. Slots without a request hold leftovers.
+    and still to be read not counted; start: tokens of the prompt; opening: of these, those of the first request of the
+    conversation; known: the length up to which tokens came with the request; told: the length up to which `partials`
+    told them; limit: the length at which the row ends; plain: whether the row samples from the model's own
+    distribution. Slots without a request hold leftovers.
     """
 
     def __init__(self, slots: int, max_length: int) -> None:
@@ -43,13 +44,14 @@ class SlotTable:
         self.token_ids = np.zeros((slots, max_length), dtype=np.int64)
         self.logprobs = np.zeros((slots, max_length), dtype=np.float32)
         self.length, self.start, self.limit, self.top_k = (np.zeros(slots, dtype=np.int64) for _ in range(4))
-        self.known, self.told = (np.zeros(slots, dtype=np.int64) for _ in range(2))
+        self.known, self.told, self.opening = (np.zeros(slots, dtype=np.int64) for _ in range(3))
         self.temperature, self.top_p, self.min_p = (np.ones(slots, dtype=np.float32) for _ in range(3))
         self.plain = np.ones(slots, dtype=np.bool_)
         self.stream = np.zeros(slots, dtype=np.uint64)
         self._stop = np.full((slots, 1), NO_STOP, dtype=np.int64)
         self._requests: list[GenerationRequest | None] = [None] * slots
         self._spans: list[list[VersionSpan]] = [[] for _ in range(slots)]
+        self._conversations = [""] * slots
         self._holes: list[int] = []
 
     @property
@@ -77,6 +79,7 @@ class SlotTable:
         block[np.arange(block.shape[1]) < sizes[:, None]] = np.concatenate([r.prompt_ids for r in requests])
         self.token_ids[index, : block.shape[1]] = block
         self.start[index] = self.told[index] = self.known[index] = sizes
+        self.opening[index] = [request.opening or len(request.prompt_ids) for request in requests]
         self.length[index] = lengths
         sampling = [request.sampling for request in requests]
         self.limit[index] = sizes + [s.max_new_tokens for s in sampling]
@@ -88,7 +91,7 @@ class SlotTable:
         self.stream[index] = mix(np.array([request.seed for request in requests], dtype=np.uint64))
         self._assign_stops(index, requests)
         for row, request in zip(index.tolist(), requests, strict=True):
-            self._requests[row] = request
+            self._requests[row], self._conversations[row] = request, request.conversation
             self._spans[row] = [VersionSpan(0, version)]
             if request.so_far is not None:
                 self._go_on(row, request.so_far)
@@ -117,33 +120,40 @@ class SlotTable:
             ]
 
     def append(self, token_ids: LongArray, logprobs: FloatArray) -> list[GenerationResult]:
-        """Add one sampled token to each running row, in whose place one that is known stays. Returns the results of
-        the rows that end with it and frees those rows; a row whose log-prob is not finite ends as ERROR without that
-        token."""
-        rows = np.arange(self.num_rows)
-        place = self.length[: self.num_rows]
+        """Add one sampled token (int64, float32 [num_rows]) to each running row, in whose place one that is known
+        stays. Returns the results of the rows that end with it and frees those rows; a row whose log-prob is not finite
+        ends as ERROR without that token."""
+        rows = np.flatnonzero(self.taken())
+        place = self.length[rows]
+        token_ids, logprobs = token_ids[rows], logprobs[rows]
         finite = np.isfinite(logprobs)
-        known = self.reading()
+        known = place < self.known[rows]
         if known.any():
             token_ids = np.where(known, self.token_ids[rows, place], token_ids)
             logprobs = np.where(known, self.logprobs[rows, place], logprobs)
         self.token_ids[rows, place] = token_ids
         self.logprobs[rows, place] = logprobs
-        stopped = (token_ids[:, None] == self._stop[: self.num_rows]).any(axis=1)
-        place += 1
-        ended = np.flatnonzero(stopped | ~finite | (place >= self.limit[: self.num_rows]))
+        # A prompt may have the stop tokens of its earlier turns.
+        stopped = (token_ids[:, None] == self._stop[rows]).any(axis=1) & (place >= self.start[rows])
+        self.length[rows] = place + 1
+        ended = np.flatnonzero(stopped | ~finite | (place + 1 >= self.limit[rows]))
         if not len(ended):
             return []
         reasons = [FinishReason.STOP if stop else FinishReason.LENGTH for stop in stopped[ended].tolist()]
         errors = [""] * len(ended)
         for place_ended in np.flatnonzero(~finite[ended]).tolist():
             reasons[place_ended] = FinishReason.ERROR
-            errors[place_ended] = self._drop_last(int(ended[place_ended]))
-        return self.take(ended.tolist(), reasons, errors)
+            errors[place_ended] = self._drop_last(int(rows[ended[place_ended]]))
+        return self.take(rows[ended].tolist(), reasons, errors)
 
     def reading(self) -> npt.NDArray[np.bool_]:
         """bool [num_rows]: which rows take a token next that is known already."""
         return np.asarray(self.length[: self.num_rows] < self.known[: self.num_rows])
+
+    def outlasts(self) -> bool:
+        """Whether some running row goes on after its next token, unless that is a stop token."""
+        lasts = self.length[: self.num_rows] + 1 < self.limit[: self.num_rows]
+        return bool((lasts & self.taken()).any())
 
     def _drop_last(self, row: int) -> str:
         """Take back a token whose log-prob is not finite. Returns what to say of it."""
@@ -201,6 +211,11 @@ class SlotTable:
             cut_spans(self._spans[row], first - start, last - start),
         )
 
+    def left_by(self, row: int) -> tuple[str, LongArray, int]:
+        """(conversation, ids in the cache, opening) of a row, also of one whose request has just ended: its last token
+        was never read."""
+        return self._conversations[row], self.token_ids[row, : self.length[row] - 1].copy(), int(self.opening[row])
+
     def find(self, request_ids: set[str]) -> list[int]:
         """Rows of the running requests among `request_ids`, in order."""
         running = enumerate(self._requests[: self.num_rows])
@@ -227,18 +242,19 @@ class SlotTable:
         """Move rows, all at once, with their whole state. Afterwards the rows end at the last request."""
         for column in self._columns():
             column[targets] = column[sources]
-        moved = [(self._requests[row], self._spans[row]) for row in sources.tolist()]
+        moved = [(self._requests[row], self._spans[row], self._conversations[row]) for row in sources.tolist()]
         for row in sources.tolist():
             self._requests[row] = None
-        for row, (request, spans) in zip(targets.tolist(), moved, strict=True):
-            self._requests[row], self._spans[row] = request, spans
+        for row, (request, spans, conversation) in zip(targets.tolist(), moved, strict=True):
+            self._requests[row], self._spans[row], self._conversations[row] = request, spans, conversation
         taken = [row for row, request in enumerate(self._requests) if request is not None]
         self.num_rows = taken[-1] + 1 if taken else 0
         self._holes = sorted(set(range(self.num_rows)) - set(taken))
 
     def _columns(self) -> Iterable[npt.NDArray[np.generic]]:
         return (
-            *(self.token_ids, self.logprobs, self.length, self.start, self.known, self.told, self.limit, self._stop),
+            *(self.token_ids, self.logprobs, self.length, self.start, self.known, self.told, self.opening),
+            *(self.limit, self._stop),
             *(self.temperature, self.top_k, self.top_p, self.min_p, self.plain, self.stream),
         )
 

@@ -7,7 +7,7 @@ finiteness: who publishes checks that.
 """
 
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 
 import torch
@@ -16,6 +16,7 @@ from streamrl.engines.torch.families import ModelShape, tensor_shapes
 
 ALIGNMENT = 64
 """Bytes: what torch gives memory of its own, so that a kernel takes the same way over both."""
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 NAMES_SHOWN = 3
 """Names listed in an error; the rest is a count, so that a foreign model gives one readable line."""
 
@@ -40,6 +41,11 @@ class LayerWeights:
     down: torch.Tensor
     down_bias: torch.Tensor | None
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Those that there are."""
+        found = (getattr(self, field.name) for field in fields(self))
+        return [tensor for tensor in found if tensor is not None]
+
 
 class FusedWeights:
     """Fused tensors, with a view of them for each Hugging Face name that is to be copied."""
@@ -58,11 +64,11 @@ class FusedWeights:
         self._lying = lying
         self._expected = tensor_shapes(shape)
         self._views: dict[str, torch.Tensor] = {}
-        self.embedding = self._room(["model.embed_tokens.weight"], shape.vocab_size, shape.hidden_size)
-        self.final_norm = self._room(["model.norm.weight"], shape.hidden_size)
+        self.embedding = self._joined_rows(["model.embed_tokens.weight"], shape.vocab_size, shape.hidden_size)
+        self.final_norm = self._joined_rows(["model.norm.weight"], shape.hidden_size)
         self.head = self.embedding.t()
         if not shape.tied:
-            self.head = self._room(["lm_head.weight"], shape.vocab_size, shape.hidden_size).t()
+            self.head = self._joined_rows(["lm_head.weight"], shape.vocab_size, shape.hidden_size).t()
         self.layers = [self._new_layer(f"model.layers.{index}.") for index in range(shape.num_layers)]
         self._lying = {}
 
@@ -80,7 +86,7 @@ class FusedWeights:
         """Names of the tensors that lie in memory of the set's own."""
         return self._views.keys()
 
-    def _room(self, names: Sequence[str], *size: int) -> torch.Tensor:
+    def _joined_rows(self, names: Sequence[str], *size: int) -> torch.Tensor:
         """One tensor of the rows of all `names`: where they lie if they lie one behind another, else its own."""
         found = _joined([self._lying[name] for name in names], size) if self._lying else None
         if found is not None:
@@ -103,11 +109,11 @@ class FusedWeights:
         qkv = {"self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": key}
         gate_up = {"mlp.gate_proj": inner, "mlp.up_proj": inner}
         return LayerWeights(
-            self._room([prefix + "input_layernorm.weight"], hidden),
+            self._joined_rows([prefix + "input_layernorm.weight"], hidden),
             *self._linear(prefix, qkv, hidden, shape.qkv_bias),
             self._qk_norm(prefix) if shape.qk_norm else None,
             *self._linear(prefix, {"self_attn.o_proj": hidden}, query, shape.output_bias),
-            self._room([prefix + "post_attention_layernorm.weight"], hidden),
+            self._joined_rows([prefix + "post_attention_layernorm.weight"], hidden),
             *self._linear(prefix, gate_up, hidden, shape.mlp_bias),
             *self._linear(prefix, {"mlp.down_proj": hidden}, inner, shape.mlp_bias),
         )
@@ -124,8 +130,8 @@ class FusedWeights:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One fused linear layer whose outputs are those of `parts`, in order; memory stays [out, in]."""
         rows = sum(parts.values())
-        weight = self._room([f"{prefix}{name}.weight" for name in parts], rows, columns)
-        bias = self._room([f"{prefix}{name}.bias" for name in parts], rows) if has_bias else None
+        weight = self._joined_rows([f"{prefix}{name}.weight" for name in parts], rows, columns)
+        bias = self._joined_rows([f"{prefix}{name}.bias" for name in parts], rows) if has_bias else None
         return weight.t(), bias
 
     def copy_from(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -134,46 +140,75 @@ class FusedWeights:
         check_set(self._shape, self._dtype, tensors)
         self._fill(tensors)
 
+    def overwrite(self, other: "FusedWeights") -> None:
+        """Take every number of another set of the same shape, in place."""
+        torch._foreach_copy_(self._own(), other._own())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._own())
+
+    def _own(self) -> list[torch.Tensor]:
+        """Each fused tensor once."""
+        head = [] if self._shape.tied else [self.head]
+        layers = [tensor for layer in self.layers for tensor in layer.tensors()]
+        return [self.embedding, self.final_norm, *head, *layers]
+
     def _fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
         for name, view in self._views.items():
             # A norm of one head is broadcast to all heads by the copy.
             view.copy_(tensors[name])
 
 
+def products(shape: ModelShape) -> set[tuple[int, int]]:
+    """[inner length, columns] of every fused weight that a pass multiplies with."""
+    hidden, query = shape.hidden_size, shape.num_heads * shape.head_dim
+    return {
+        (hidden, query + 2 * shape.num_kv_heads * shape.head_dim),
+        (query, hidden),
+        (hidden, 2 * shape.intermediate_size),
+        (shape.intermediate_size, hidden),
+        (hidden, shape.vocab_size),
+    }
+
+
 def check_set(shape: ModelShape, dtype: torch.dtype, tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises ValueError unless it is a complete set of Hugging Face named tensors of that shape and dtype."""
     expected = tensor_shapes(shape)
-    _check_names(shape, expected.keys(), tensors.keys())
+    check_names(shape.model_type, expected.keys(), tensors.keys(), {HEAD})
     for name, size in expected.items():
-        _check_tensor(name, tensors[name], size, dtype)
-    if shape.tied and "lm_head.weight" in tensors:
-        _check_tied_head(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
+        check_tensor(name, tensors[name], size, dtype)
+    if shape.tied and HEAD in tensors:
+        check_tied_head(tensors[HEAD], tensors[EMBEDDING], HEAD, EMBEDDING)
 
 
-def _check_names(shape: ModelShape, expected: Set[str], found: Set[str]) -> None:
+def check_names(kind: str, expected: Set[str], found: Set[str], optional: Set[str]) -> None:
+    """Raises ValueError for names that are missing or unknown. kind: the model's type. optional: may be there."""
     missing = sorted(expected - found)
-    unknown = sorted(found - expected - {"lm_head.weight"})
+    unknown = sorted(found - expected - optional)
     for what, names in (("misses", missing), ("has unknown", unknown)):
         if names:
             rest = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
             raise ValueError(
                 f"the weight set {what} tensor {', '.join(names[:NAMES_SHOWN])}{rest}; "
-                f"a {shape.model_type} set has {len(expected)} tensors"
+                f"a {kind} set has {len(expected)} tensors"
             )
 
 
-def _check_tensor(name: str, tensor: torch.Tensor, size: tuple[int, ...], dtype: torch.dtype) -> None:
+def check_tensor(name: str, tensor: torch.Tensor, size: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Raises ValueError for another shape or dtype."""
     if tuple(tensor.shape) != size:
         raise ValueError(f"tensor {name} has shape {tuple(tensor.shape)}, the model needs {size}")
     if tensor.dtype != dtype:
         raise ValueError(f"tensor {name} has dtype {tensor.dtype}, the engine runs in {dtype}")
 
 
-def _check_tied_head(head: torch.Tensor, embedding: torch.Tensor) -> None:
-    _check_tensor("lm_head.weight", head, tuple(embedding.shape), embedding.dtype)
+def check_tied_head(head: torch.Tensor, embedding: torch.Tensor, name: str, other: str) -> None:
+    """Raises ValueError where `head`, called `name`, is not equal to the tensor `other` that it is tied to."""
+    check_tensor(name, head, tuple(embedding.shape), embedding.dtype)
     if head.data_ptr() != embedding.data_ptr() and not torch.equal(head, embedding):
         raise ValueError(
-            "tensor lm_head.weight differs from model.embed_tokens.weight, but the model ties them: "
+            f"tensor {name} differs from {other}, but the model ties them: "
             "leave it out, or set tie_word_embeddings = false"
         )
 

@@ -1,0 +1,43 @@
+"""OpenAI's Responses route."""
+
+import asyncio
+import secrets
+from typing import Final
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from services.gateway.answering import answer, head_of
+from services.gateway.dialects.openai import SEED_BITS
+from services.gateway.gateway_services import GatewayServices
+from services.gateway.refusals import STREAMS
+from streamrl.conversations.tool_calls import ParsedMessage
+from streamrl.gateway.responses.answers import ResponseForm, said_as_message
+from streamrl.gateway.responses.items import ResponsesRequest
+from streamrl.gateway.responses.past import PastResponses
+from streamrl.gateway.sessions.session_body import session_of
+
+PAST_BYTES: Final = 2**26
+"""Of responses that may be named as the one before."""
+
+
+def add_responses(app: FastAPI, services: GatewayServices) -> None:
+    past = PastResponses(PAST_BYTES)
+
+    @app.post("/v1/responses", responses=STREAMS)
+    async def respond(body: ResponsesRequest, request: Request) -> Response:
+        """The next turn of a conversation, as items."""
+        session, messages = session_of(request.headers, body), body.messages(past.messages(body.previous_response_id))
+        chat, memory = body.chat(messages), services.sessions.memory(session)
+        asked = await asyncio.to_thread(services.reader.chat, chat, secrets.randbits(SEED_BITS), memory)
+        number = secrets.token_hex(12)
+        reader = asked.reader(number)
+        asked, capture = services.sessions.opened(session, asked, chat, reader)
+
+        def keep(name: str, said: ParsedMessage) -> None:
+            if body.store is not False:
+                past.keep(name, [*messages, said_as_message(said)])
+
+        form = ResponseForm(body, reader, keep)
+        head = head_of(form, number, services.limits.model)
+        return await answer(request, services.answering, asked, form, head, capture)

@@ -1,0 +1,44 @@
+"""What a route may refuse, as the description of the routes says it."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+
+class Fault(BaseModel):
+    """What is wrong, in OpenAI's words. code: stable, for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class FaultBody(BaseModel):
+    error: Fault
+
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": FaultBody, "description": text}
+    for status, text in {
+        400: "The request is wrong",
+        401: "No token of this run",
+        403: "The token does not allow this, or Host or Origin is not the gateway's",
+        404: "There is no such model or route",
+        408: "The body did not arrive in time",
+        409: "What was sent before, or came in time before, stands against it; or the machine has too little for it",
+        410: "The session was forgotten",
+        413: "The body is too long",
+        429: "Too many requests at once",
+        500: "A fault of the gateway's",
+        502: "The replica died in the middle",
+        503: "No replica serves, or the engine could not complete it",
+        504: "The answer took too long",
+    }.items()
+}
+STREAMS: dict[int | str, dict[str, Any]] = {
+    **REFUSALS,
+    200: {"description": "The answer; in events, where `stream` asks for it", "content": {"text/event-stream": {}}},
+}
+ANYBODY: dict[int | str, dict[str, Any]] = {403: REFUSALS[403], 500: REFUSALS[500]}
+"""Refusals of a route that wants no token."""

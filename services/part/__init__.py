@@ -1,1 +1,0 @@
-"""What the actors of a run have in common: deadlines, named loops, logs, deaths, replacements."""

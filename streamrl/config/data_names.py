@@ -1,0 +1,50 @@
+"""The names of data: which files hold rows, how they are compressed, and what the address of data looks like.
+
+A check must know them without importing what reads rows.
+"""
+
+import re
+from pathlib import Path, PurePath
+
+HUB = "hf:"
+"""What the address of a data set of the hub begins with."""
+
+FORMATS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+}
+"""Format of a file by the end of its name."""
+
+COMPRESSIONS = (".gz", ".bz2", ".zst", ".lz4")
+
+_MODULE = re.compile(r"\.py(:|$)")
+"""What somebody writes who means a class in a file, which is written `module:Class`."""
+
+
+def file_format(name: str) -> str | None:
+    """The format that a file's name says, through a compression's ending; None for another file."""
+    path = PurePath(name)
+    if path.suffix in COMPRESSIONS:
+        path = path.with_suffix("")
+    return FORMATS.get(path.suffix.lower())
+
+
+def full_address(address: str) -> str:
+    """The address from the root of the file system, where it is of files."""
+    place, mark, split = address.partition("#")
+    return address if place.startswith(HUB) else f"{Path(place).expanduser().absolute()}{mark}{split}"
+
+
+def names_data(name: str) -> bool:
+    """Whether a task's name is the address of data: no built-in task and no `module:Class` is written so."""
+    address = name.partition("#")[0]
+    if address.startswith(HUB) or file_format(address) is not None:
+        return True
+    return ("/" in address or "*" in address) and _MODULE.search(address) is None

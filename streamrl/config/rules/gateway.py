@@ -1,0 +1,44 @@
+"""The rules about the door for clients, `[gateway]`. Pure: a configuration in, problems out."""
+
+import ipaddress
+from collections.abc import Iterator
+
+from streamrl.config.problems import Problem
+from streamrl.config.rules.loopback import is_loopback
+from streamrl.config.schema.run import Config
+from streamrl.config.toml_text import quoted
+
+
+def gateway_host(config: Config) -> Iterator[Problem]:
+    """It listens on an address, and on one that others reach only as the user says."""
+    gateway = config.gateway
+    if gateway.host != "localhost" and not _is_address(gateway.host):
+        what = 'not an address to listen on; give one as "127.0.0.1" or "0.0.0.0", and names in gateway.names'
+        yield Problem(key="gateway.host", what=what, given=quoted(gateway.host))
+    elif not (is_loopback(gateway.host) or gateway.has_tls or gateway.insecure_bind):
+        what = (
+            "others reach it there, and tokens would travel as they are; set gateway.tls_cert and gateway.tls_key, or "
+            'gateway.insecure_bind = true, or "127.0.0.1"'
+        )
+        involves = ("gateway.tls_cert", "gateway.tls_key", "gateway.insecure_bind")
+        yield Problem(key="gateway.host", what=what, given=quoted(gateway.host), involves=involves)
+
+
+def gateway_tls(config: Config) -> Iterator[Problem]:
+    """A certificate and its key come together."""
+    for one, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+        given = getattr(config.gateway, one)
+        if given is not None and getattr(config.gateway, other) is None:
+            what = f"TLS needs gateway.{other} too; set both, or none"
+            yield Problem(key=f"gateway.{one}", what=what, given=quoted(given), involves=(f"gateway.{other}",))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+GATEWAY_RULES = (gateway_host, gateway_tls)

@@ -1,0 +1,4 @@
+"""vLLM: its command line, its routes, its answers. `inside` runs in the server's own environment.
+It imports `streamrl.engines.server`.
+Nothing of vLLM is imported outside `inside`.
+"""

@@ -1,0 +1,50 @@
+"""Messages to the text of a prompt, for clients of the gateway.
+
+Guarantees that whatever the model's template refuses is a Refusal, and says whether tool calls in its answers are read.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from streamrl.conversations.tool_calls import BEGIN
+from streamrl.errors import DataError
+from streamrl.gateway.refusal import Refusal, invalid
+from streamrl.models import chat_template
+
+
+class ChatTemplate:
+    """The template of the model that is served."""
+
+    def __init__(self, template: chat_template.ChatTemplate) -> None:
+        self._template = template
+        self.tool_calls_are_read = template.supports_tools and BEGIN in template.source(tools=True)
+        """Whether it asks for calls in a form that is read here."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt of a conversation whose next turn is the model's. arguments: of the template. Raises Refusal for
+        a conversation that the template does not take."""
+        if tools and not self._template.supports_tools:
+            what = "the model's chat template does not know tools; leave them out, or train a model whose template does"
+            raise invalid("tools_not_supported", what, "tools")
+        try:
+            return self._template.render(messages, tools, **arguments or {})
+        except DataError as error:
+            raise invalid("template_refused", ascii(str(error))[1:-1], "messages") from error
+
+
+def load_chat_template(folder: Path) -> ChatTemplate | None:
+    """That of a Hugging Face folder; None where it has none. Raises ConfigError for one that cannot be read."""
+    found = chat_template.load_chat_template(folder)
+    return None if found is None else ChatTemplate(found)
+
+
+def no_template() -> Refusal:
+    """What a client of chats is told that talks to a model without a template."""
+    what = "the model comes without a chat template; use /v1/completions, or put a chat_template.jinja beside the model"
+    return invalid("no_chat_template", what, "messages")

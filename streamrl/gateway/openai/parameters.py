@@ -1,0 +1,171 @@
+"""Every parameter that clients of OpenAI's, vLLM's and SGLang's routes send, and what becomes of it. Pure.
+
+A parameter is kept, or it is taken with the values that change nothing, or it has no part in the answer. Any other
+value, and any other name, is refused: an answer that was silently made in another way than it was asked for is wrong
+data for whoever trains on it. The table of the docs is made from this one:
+
+    python -m streamrl.gateway.openai.parameters > docs/guides/gateway-parameters.md
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from streamrl.gateway.refusal import invalid
+
+
+class Neutral(NamedTuple):
+    """The values that are taken, and what any other one would ask for."""
+
+    values: tuple[Any, ...]
+    asks_for: str
+
+
+KEPT: Final[Mapping[str, str]] = {
+    "add_special_tokens": "whether the text of a completion gets the model's special tokens; in a chat only `false`",
+    "chat_template_kwargs": "arguments of the chat template, for instance `enable_thinking`",
+    "logprobs": "log-probs of the sampled tokens; in a completion 0 or 1",
+    "max_completion_tokens": "as `max_tokens`, of a chat",
+    "max_tokens": "the most tokens of a completion",
+    "messages": "the conversation, of a chat",
+    "metadata": "`session_id` makes the request a part of a session; the rest is ignored",
+    "min_p": "tokens less likely than this share of the likeliest are not sampled",
+    "model": "the one model, named as the run",
+    "n": "completions of each prompt",
+    "parallel_tool_calls": "with false the first call of a message is shown alone",
+    "prompt": "text, texts, ids, or lists of ids, of a completion",
+    "reasoning_effort": "an argument of the chat template",
+    "return_token_ids": "ids of prompts and completions where vLLM has them",
+    "return_tokens_as_token_ids": "tokens of log-probs as `token_id:7`",
+    "seed": "decides what is sampled, given the weights",
+    "stop": "strings that end a completion, and are left out of it",
+    "stop_token_ids": "ids that end a completion, and are part of it",
+    "stream": "the answer in server-sent events",
+    "stream_options": "`include_usage`: a last event counts the tokens",
+    "temperature": "divides the logits",
+    "tool_choice": "`auto`; with `none` the template gets no tools",
+    "tools": "reach the chat template; calls come back where they are read",
+    "top_k": "so many of the likeliest tokens are sampled from; 0 and -1 are all",
+    "top_p": "the likeliest tokens of this share are sampled from",
+}
+"""What changes the answer as it says."""
+
+IGNORED: Final[Mapping[str, str]] = {
+    "cache_salt": "the cache is keyed by the version",
+    "priority": "all requests are equal",
+    "prompt_cache_key": "sessions say what belongs together",
+    "prompt_cache_retention": "sessions say what belongs together",
+    "request_id": "ids are the gateway's",
+    "rid": "ids are the gateway's",
+    "safety_identifier": "nobody looks at it",
+    "service_tier": "there is one",
+    "session_id": "of vLLM's router; a session has a header, or `metadata`",
+    "store": "nothing is stored but sessions",
+    "stream_interval": "tokens come about 20 times a second",
+    "user": "nobody looks at it",
+}
+"""What has no part in the answer, and why."""
+
+_PENALTY = "a penalty: log-probs would not be those of a distribution that the learner knows"
+_GUIDED = "output by a grammar: its tokens are not those that the model alone would sample"
+_PICTURES = "pictures, sound or video"
+
+NEUTRAL: Final[Mapping[str, Neutral]] = {
+    "add_generation_prompt": Neutral((None, True), "a prompt that does not end with the model's turn"),
+    "add_special_tokens": Neutral((None, False), "special tokens beside those of the template"),
+    "allowed_token_ids": Neutral((None, []), "a part of the vocabulary"),
+    "audio": Neutral((None,), _PICTURES),
+    "bad_words": Neutral((None, []), "words that may not be sampled"),
+    "best_of": Neutral((None, 1), "the likeliest of several completions"),
+    "chat_template": Neutral((None,), "another chat template than the model's"),
+    "continue_final_message": Neutral((None, False), "a message that goes on"),
+    "documents": Neutral((None, []), "documents for the template"),
+    "ebnf": Neutral((None, ""), _GUIDED),
+    "echo": Neutral((None, False), "the prompt in the answer"),
+    "frequency_penalty": Neutral((None, 0), _PENALTY),
+    "function_call": Neutral((None, "none"), "a call, in the form before `tool_choice`"),
+    "functions": Neutral((None, []), "tools, in the form before `tools`"),
+    "guided_choice": Neutral((None,), _GUIDED),
+    "guided_grammar": Neutral((None,), _GUIDED),
+    "guided_json": Neutral((None,), _GUIDED),
+    "guided_regex": Neutral((None,), _GUIDED),
+    "ignore_eos": Neutral((None, False), "completions behind their end"),
+    "include_reasoning": Neutral((None, True), "a message without the model's thoughts"),
+    "include_stop_str_in_output": Neutral((None, False), "the stop string in the answer"),
+    "kv_transfer_params": Neutral((None, {}), "a cache of another server"),
+    "length_penalty": Neutral((None, 1), "beam search"),
+    "logit_bias": Neutral((None, {}), "another distribution than the model's"),
+    "logits_processors": Neutral((None, []), "another distribution than the model's"),
+    "lora_path": Neutral((None, ""), "another adapter than the one that is trained"),
+    "min_tokens": Neutral((None, 0), "a least length: the end token could not be sampled"),
+    "mm_processor_kwargs": Neutral((None, {}), _PICTURES),
+    "modalities": Neutral((None, ["text"]), _PICTURES),
+    "no_stop_trim": Neutral((None, False), "the stop string in the answer"),
+    "prediction": Neutral((None,), "speculation"),
+    "presence_penalty": Neutral((None, 0), _PENALTY),
+    "prompt_logprobs": Neutral((None,), "log-probs of the prompt"),
+    "regex": Neutral((None, ""), _GUIDED),
+    "repetition_penalty": Neutral((None, 1), _PENALTY),
+    "response_format": Neutral((None, {"type": "text"}), _GUIDED),
+    "return_hidden_states": Neutral((None, False), "the model's hidden states"),
+    "separate_reasoning": Neutral((None, True), "thoughts in the text"),
+    "skip_special_tokens": Neutral((None, True), "special tokens in the text; ids have them"),
+    "spaces_between_special_tokens": Neutral((None, True), "another text of special tokens"),
+    "stream_reasoning": Neutral((None, True), "thoughts at the end"),
+    "structured_outputs": Neutral((None, {}), _GUIDED),
+    "suffix": Neutral((None, ""), "text between two texts"),
+    "thinking_token_budget": Neutral((None,), "a bound of the model's thoughts"),
+    "top_logprobs": Neutral((None, 0), "log-probs of tokens that were not sampled"),
+    "truncate_prompt_tokens": Neutral((None,), "a prompt that is cut"),
+    "use_beam_search": Neutral((None, False), "beam search"),
+    "verbosity": Neutral((None,), "a model that knows it"),
+    "vllm_xargs": Neutral((None, {}), "arguments of a server"),
+    "web_search_options": Neutral((None,), "a search"),
+}
+"""What is taken with these values alone."""
+
+_ONLY_AUTO: Final = Neutral((None, "auto", "none"), "a call that must be made: a grammar would force its tokens")
+
+
+def check(more: Mapping[str, Any]) -> None:
+    """Of a body, what its form has no field for. Raises Refusal."""
+    for name, value in more.items():
+        if name in IGNORED or name == "metadata":
+            continue
+        rule = _ONLY_AUTO if name == "tool_choice" else NEUTRAL.get(name)
+        if rule is None:
+            raise invalid("unknown_parameter", f"{name!a} is not a parameter of this route", name)
+        if not any(_same(value, neutral) for neutral in rule.values):
+            what = f"{name} would ask for {rule.asks_for}; leave it out, or send {rule.values[-1]!a}"
+            raise invalid("unsupported_parameter", what, name)
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """1 is 1.0, and not true."""
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def table() -> Iterator[str]:
+    """The page of the docs, line by line."""
+    yield "# Parameters of the gateway's routes"
+    yield ""
+    yield "Made by `python -m streamrl.gateway.openai.parameters`; a test holds it equal to the code."
+    yield ""
+    yield "| parameter | what becomes of it |"
+    yield "|---|---|"
+    rows = {name: f"`{_neutral(rule)}` is taken; refused: {rule.asks_for}" for name, rule in NEUTRAL.items()}
+    rows |= {name: f"ignored: {why}" for name, why in IGNORED.items()}
+    rows |= {name: f"kept: {what}" for name, what in KEPT.items()}
+    for name in sorted(rows):
+        yield f"| `{name}` | {rows[name]} |"
+    yield ""
+    yield "A name that is not here is refused as `unknown_parameter`, and a value that is not taken as"
+    yield "`unsupported_parameter` or `invalid_value`."
+
+
+def _neutral(rule: Neutral) -> str:
+    return json.dumps(next((value for value in reversed(rule.values) if value is not None), None))
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))

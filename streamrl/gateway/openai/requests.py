@@ -1,0 +1,391 @@
+"""What a client asks for: OpenAI's request bodies, and what of them reaches an engine. Pure.
+
+Guarantees: a parameter that would change the answer and cannot be kept is refused, never dropped; every limit is
+checked before anything is generated. What does not change the answer (`user`, `metadata`) is ignored.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from streamrl.conversations.memory import NOTHING, Memory
+from streamrl.conversations.reasoning import BEGIN
+from streamrl.conversations.tool_calls import MessageReader
+from streamrl.errors import ConfigError
+from streamrl.gateway.openai import parameters
+from streamrl.gateway.openai.chat import ChatTemplate, no_template
+from streamrl.gateway.refusal import Refusal, invalid
+from streamrl.models.tokenizer import TextTokenizer
+from streamrl.types import GenerationRequest, IntArray, SamplingParams, completion_seed
+
+MAX_STOPS = 16
+LEAST_TEMPERATURE = 1e-3
+"""Of those that are not 0: a smaller one divides logits beyond the numbers that an engine has."""
+DEFAULT_COMPLETION_TOKENS = 16
+"""Of `/v1/completions` without `max_tokens`, as OpenAI has it."""
+
+_OF_THE_RENDERER = frozenset(
+    {
+        *("add_generation_prompt", "chat_template", "continue_final_message", "conversations"),
+        *("documents", "messages", "return_assistant_tokens_mask", "tools"),
+    }
+)
+"""Names that `chat_template_kwargs` may not have: they are not the template's."""
+
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+_Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+
+
+class StreamOptions(BaseModel):
+    """include_usage: a last chunk says how many tokens there were."""
+
+    include_usage: bool = False
+
+
+class SamplingFields(BaseModel):
+    """How completions are sampled, and where they end."""
+
+    model_config = ConfigDict(extra="allow")
+
+    n: Annotated[int, Field(strict=True, ge=1)] | None = None
+    temperature: Annotated[_Finite, Field(ge=0.0, le=100.0)] | None = None
+    top_p: Annotated[_Finite, Field(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[_Finite, Field(ge=0.0, le=1.0)] | None = None
+    max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
+    seed: _Seed | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+
+
+class _Request(SamplingFields):
+    """What both kinds of request have."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+
+class CompletionRequest(_Request):
+    """The body of `/v1/completions`. prompt: text, texts, ids, or lists of ids. logprobs: 0 or 1, for those of the
+    sampled tokens; alternatives are not known."""
+
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    logprobs: Annotated[int, Field(strict=True, ge=0)] | None = None
+    add_special_tokens: bool | None = None
+
+
+class TextPart(BaseModel):
+    """A part of a message. Only texts are taken."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One turn. Whatever else it has (`tool_call_id`, `name`, ...) reaches the template as it is, but for the arguments
+    of `tool_calls`, which OpenAI's clients send as text and templates want as objects."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str | list[TextPart] | None = None
+
+
+class Function(BaseModel):
+    """What a tool is called, and the JSON schema of its arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    type: Literal["function"]
+    function: Function
+
+
+class ChatRequest(_Request):
+    """The body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
+    logprobs: bool | None = None
+    tools: list[Tool] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Of the chat template. Raises Refusal."""
+        given = self.chat_template_kwargs or {}
+        if taken := sorted(_OF_THE_RENDERER & given.keys()):
+            raise invalid("invalid_value", f"{taken[0]!a} is no argument of the template", "chat_template_kwargs")
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **given}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """model: the one name that is served. context: tokens of prompt and completion together. max_completions: of one
+    request. vocab_size: prompt ids are below it."""
+
+    model: str
+    context: int
+    max_completions: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """A request that can be answered: `n` completions of each prompt. prompts: int32 each. texts: of the prompts, None
+    where one came as ids. tools: the JSON schema of each tool's arguments by its name, where calls of them are read.
+    parallel_calls: whether a message may have several. thinks: whether its answers begin within thoughts; None where
+    these are not read. return_token_ids: also where vLLM has them. ids_as_tokens: of
+    log-probs.
+    conversation: that it is a part of, "" for none; memory: of what was said in it."""
+
+    prompts: list[IntArray]
+    n: int
+    sampling: SamplingParams
+    seed: int
+    stops: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    logprobs: bool
+    stream: bool
+    usage: bool
+    texts: tuple[str | None, ...]
+    tools: Mapping[str, Any] | None = None
+    parallel_calls: bool = True
+    thinks: bool | None = None
+    return_token_ids: bool = False
+    ids_as_tokens: bool = False
+    conversation: str = ""
+    memory: Memory = NOTHING
+
+    def reader(self, number: str) -> MessageReader:
+        """Of its answers. number: of the request, unique in the run."""
+        return MessageReader(number, self.tools, self.parallel_calls, self.thinks)
+
+    def requests(self, prefix: str) -> list[GenerationRequest]:
+        """One for each completion, in the order of the choices. Their seeds differ, and follow from `seed`."""
+        count = len(self.prompts) * self.n
+        made = []
+        for index in range(count):
+            prompt = self.prompts[index // self.n]
+            request = GenerationRequest(
+                f"{prefix}/{index}",
+                prompt,
+                completion_seed(self.seed, index),
+                self.sampling,
+                self.stop_token_ids,
+                conversation=self.conversation if count == 1 else "",
+                opening=self.memory.opening(prompt),
+            )
+            made.append(request)
+        return made
+
+
+class _Prompts(NamedTuple):
+    """Those of one request. texts: see `ParsedRequest`. param: that they came as."""
+
+    ids: list[IntArray]
+    texts: tuple[str | None, ...]
+    param: str
+
+
+class Reader:
+    """Reads the requests for one model. random_seed: gives one to a request that brings none. memory: of the session
+    that a request is part of."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        tokenizer: TextTokenizer,
+        template: ChatTemplate | None,
+        reads_thoughts: bool = False,
+    ) -> None:
+        """reads_thoughts: whether thoughts of answers to chats are told apart from the text."""
+        self.reads_thoughts = reads_thoughts
+        self._limits = limits
+        self._tokenizer = tokenizer
+        self._template = template
+
+    def completion(self, body: CompletionRequest, random_seed: int, memory: Memory = NOTHING) -> ParsedRequest:
+        """Raises Refusal for what cannot be answered."""
+        self._check(body)
+        if body.logprobs is not None and body.logprobs > 1:
+            what = "only the log-probs of sampled tokens are known: ask for 0 or 1"
+            raise invalid("unsupported_parameter", what, "logprobs")
+        given = _prompts_of(body.prompt)
+        self._check_count(len(given), body.n or 1)
+        special = body.add_special_tokens is not False
+        ids = [self._ids(prompt, memory, special) for prompt in given]
+        prompts = _Prompts(ids, tuple(prompt if isinstance(prompt, str) else None for prompt in given), "prompt")
+        most = body.max_tokens or DEFAULT_COMPLETION_TOKENS
+        if body.max_tokens is None:
+            most = max(1, min(most, self._limits.context - max(map(len, ids))))
+        return self._parsed(body, prompts, most, body.logprobs is not None, random_seed)
+
+    def chat(self, body: ChatRequest, random_seed: int, memory: Memory = NOTHING) -> ParsedRequest:
+        """Raises Refusal for what cannot be answered."""
+        self._check(body)
+        self._check_count(1, body.n or 1)
+        text = self.text_of(body, memory)
+        ids = self._encoded(text, "messages", memory, add_special_tokens=False)
+        most = body.max_completion_tokens or body.max_tokens or max(1, self._limits.context - len(ids))
+        prompts = _Prompts([ids], (text,), "messages")
+        asked = self._parsed(body, prompts, most, bool(body.logprobs), random_seed)
+        if self.reads_thoughts:
+            asked = replace(asked, thinks=text.rstrip().endswith(BEGIN))
+        if not body.tools or _no_calls(body) or self._template is None or not self._template.tool_calls_are_read:
+            return asked
+        schemas = {one.function.name: one.function.parameters for one in body.tools or ()}
+        return replace(asked, tools=schemas, parallel_calls=body.parallel_tool_calls is not False)
+
+    def _parsed(self, body: _Request, prompts: _Prompts, most: int, logprobs: bool, random_seed: int) -> ParsedRequest:
+        self._check_lengths(prompts, most)
+        options = body.stream_options
+        return ParsedRequest(
+            prompts=prompts.ids,
+            texts=prompts.texts,
+            n=body.n or 1,
+            sampling=_sampling(body, most),
+            seed=random_seed if body.seed is None else body.seed,
+            stops=_stops(body.stop),
+            stop_token_ids=self._stop_ids(body.stop_token_ids or []),
+            logprobs=logprobs,
+            stream=bool(body.stream),
+            usage=not body.stream or bool(options and options.include_usage),
+            return_token_ids=bool(body.return_token_ids),
+            ids_as_tokens=bool(body.return_tokens_as_token_ids),
+        )
+
+    def check_model(self, name: str) -> None:
+        """Raises Refusal for another model than the one that is served."""
+        if name != self._limits.model:
+            what = f"there is no model {name!a} here; this run serves {self._limits.model!a}"
+            raise Refusal(404, "model_not_found", what, "model")
+
+    def text_of(self, body: ChatRequest, memory: Memory = NOTHING) -> str:
+        """The prompt of a conversation. Raises Refusal."""
+        if self._template is None:
+            raise no_template()
+        tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools]
+        if _no_calls(body):
+            tools = None
+        messages = memory.recalled([_plain(message) for message in body.messages])
+        return self._template.render(messages, tools, body.arguments())
+
+    def _check(self, body: _Request) -> None:
+        self.check_model(body.model)
+        parameters.check(body.model_extra or {})
+
+    def _check_count(self, prompts: int, n: int) -> None:
+        most = self._limits.max_completions
+        if prompts * n > most:
+            what = f"{prompts * n} completions in one request; at most {most} (gateway.max_completions)"
+            raise invalid("too_many_completions", what, "n" if n > 1 else "prompt")
+
+    def _check_lengths(self, prompts: _Prompts, most: int) -> None:
+        longest = max(map(len, prompts.ids))
+        if min(map(len, prompts.ids)) == 0:
+            raise invalid("empty_prompt", "a prompt has no token", prompts.param)
+        if longest + most > self._limits.context:
+            what = f"{longest} tokens of prompt and {most} of completion; the context has {self._limits.context}"
+            raise invalid("context_length_exceeded", what, prompts.param)
+
+    def _stop_ids(self, further: list[int]) -> tuple[int, ...]:
+        if len(further) > MAX_STOPS:
+            raise invalid("too_many_stops", f"{len(further)} stop ids; at most {MAX_STOPS}", "stop_token_ids")
+        self.check_ids(further, "stop_token_ids")
+        return tuple(dict.fromkeys((*self._tokenizer.eos_token_ids, *further)))
+
+    def _ids(self, prompt: str | list[int], memory: Memory, special: bool) -> IntArray:
+        if isinstance(prompt, str):
+            return self._encoded(prompt, "prompt", memory, add_special_tokens=special)
+        self.check_ids(prompt, "prompt")
+        return np.array(prompt, np.int32)
+
+    def check_ids(self, ids: list[int], param: str) -> None:
+        """Raises Refusal for an id that is none of the model's."""
+        if ids and max(ids) >= self._limits.vocab_size:
+            what = f"{max(ids)} is no id of a token; they are below {self._limits.vocab_size}"
+            raise invalid("token_out_of_range", what, param)
+
+    def _encoded(self, text: str, param: str, memory: Memory, *, add_special_tokens: bool) -> IntArray:
+        begun, rest = memory.begun(text)
+        encoded = self.encoded(rest, param, add_special_tokens=add_special_tokens and not begun)
+        return np.array([*begun, *encoded], np.int32)
+
+    def encoded(self, text: str, param: str, *, add_special_tokens: bool) -> IntArray:
+        """The ids of a text, int32 [n]. Raises Refusal for one that the vocabulary cannot express."""
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except ConfigError as error:
+            raise invalid("not_encodable", ascii(str(error)), param) from error
+
+
+def _prompts_of(prompt: Any) -> list[str | list[int]]:
+    """The prompts of a request, whichever of the four forms it has."""
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return [prompt]
+    if not prompt:
+        raise invalid("empty_prompt", "prompt is an empty list", "prompt")
+    return list(prompt)
+
+
+def _no_calls(body: ChatRequest) -> bool:
+    return (body.model_extra or {}).get("tool_choice") == "none"
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    plain = message.model_dump(exclude_unset=True)
+    if isinstance(message.content, list):
+        plain["content"] = "".join(part.text for part in message.content)
+    if isinstance(plain.get("tool_calls"), list):
+        plain["tool_calls"] = [_with_arguments(call) for call in plain["tool_calls"]]
+    return plain
+
+
+def _with_arguments(call: Any) -> Any:
+    """The same with its arguments as an object, where they are the text of one."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(function["arguments"] or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _sampling(body: _Request, most: int) -> SamplingParams:
+    if body.temperature and body.temperature < LEAST_TEMPERATURE:
+        what = f"temperature {body.temperature:g}; send 0, which is greedy, or {LEAST_TEMPERATURE:g} and more"
+        raise invalid("invalid_value", what, "temperature")
+    return SamplingParams(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(0, body.top_k or 0),
+        min_p=body.min_p or 0.0,
+        max_new_tokens=most,
+    )
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(stops) > MAX_STOPS:
+        raise invalid("too_many_stops", f"{len(stops)} stop strings; at most {MAX_STOPS}", "stop")
+    if "" in stops:
+        raise invalid("empty_stop", "an empty stop string would end every completion at once", "stop")
+    return stops

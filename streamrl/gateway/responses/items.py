@@ -1,0 +1,178 @@
+"""The body of `/v1/responses` as a chat. Pure.
+
+Guarantees: what a chat of the same conversation asks for is what is asked for here; what cannot be kept is refused by
+name. A call of a tool belongs to the message before it, as the model said both at once. Thoughts that come back
+(`reasoning`) are of another model, since none are told here, and are left out.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from streamrl.gateway.openai.requests import ChatRequest
+from streamrl.gateway.refusal import invalid
+
+Messages = list[dict[str, Any]]
+
+_IGNORED: Final = frozenset(
+    {
+        *("include", "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+        *("service_tier", "stream_options", "user"),
+    }
+)
+_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "background": (None, False),
+    "conversation": (None,),
+    "max_tool_calls": (None,),
+    "prompt": (None,),
+    "top_logprobs": (None, 0),
+    "truncation": (None, "disabled"),
+}
+
+
+class Part(BaseModel):
+    """Of a message. Only texts are taken."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class MessageItem(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[Part]
+
+
+class CallItem(BaseModel):
+    """A call that the model made."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class OutputItem(BaseModel):
+    """What a call gave."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[Part]
+
+
+class ReasoningItem(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["reasoning"]
+
+
+Item = CallItem | OutputItem | ReasoningItem | MessageItem
+
+
+class FunctionTool(BaseModel):
+    """A tool of the client's; those that OpenAI runs are not here."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function"]
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Reasoning(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    effort: str | None = None
+
+
+class ResponsesRequest(BaseModel):
+    """The body of `/v1/responses`. store: whether a later one may name it as the response before."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    input: str | list[Item]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
+    text: dict[str, Any] | None = None
+    reasoning: Reasoning | None = None
+    stream: bool | None = None
+
+    def messages(self, before: Sequence[dict[str, Any]]) -> Messages:
+        """The conversation without the instructions, which are of this request alone. before: what the response that it
+        names came to."""
+        items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        return joined_messages(before, items)
+
+    def chat(self, messages: Messages) -> ChatRequest:
+        """messages: as `messages` gives them. Raises Refusal."""
+        for name, value in (self.model_extra or {}).items():
+            if name not in _IGNORED and value not in _NEUTRAL.get(name, ()):
+                kind = "is not kept here; leave it out" if name in _NEUTRAL else "is not a parameter of this route"
+                code = "unsupported_parameter" if name in _NEUTRAL else "unknown_parameter"
+                raise invalid(code, f"{name!a} {kind}", name)
+        first = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        return ChatRequest(model=self.model, messages=[*first, *messages], **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        form = (self.text or {}).get("format") or {"type": "text"}
+        given = {
+            "max_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "stream": self.stream,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "tools": [_tool(tool) for tool in self.tools] if self.tools else None,
+            "tool_choice": self.tool_choice,
+            "response_format": None if form == {"type": "text"} else form,
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def joined_messages(before: Sequence[dict[str, Any]], items: Sequence[Item]) -> Messages:
+    """A conversation that goes on with items."""
+    found = list(before)
+    for item in items:
+        match item:
+            case ReasoningItem():
+                continue
+            case OutputItem():
+                found.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            case CallItem():
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                if not found or found[-1]["role"] != "assistant":
+                    found.append({"role": "assistant", "content": ""})
+                last = found[-1]
+                found[-1] = {**last, "tool_calls": [*last.get("tool_calls", ()), call]}
+            case MessageItem():
+                role = "system" if item.role == "developer" else item.role
+                found.append({"role": role, "content": _text(item.content)})
+    return found
+
+
+def _text(content: str | list[Part]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _tool(tool: FunctionTool) -> dict[str, Any]:
+    said = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": {name: value for name, value in said.items() if value is not None}}

@@ -1,0 +1,75 @@
+"""What the answer to one request of a session comes to. Pure.
+
+Guarantees: a request whose answer did not become whole leaves nothing in its session; of a choice that was made anew,
+its first attempt leaves nothing.
+"""
+
+import numpy as np
+
+from streamrl.conversations.conversation import Call
+from streamrl.conversations.tool_calls import MessageReader, ParsedMessage
+from streamrl.gateway.openai.choice import Delta, joined
+from streamrl.gateway.openai.requests import ParsedRequest
+from streamrl.gateway.sessions.sessions import Sessions
+from streamrl.models.tokenizer import TextTokenizer
+from streamrl.types import FinishReason, IntArray
+
+
+class Capture:
+    """One request of a session: takes what its choices come to, and hands it over when all of them are whole. reader:
+    of the tool calls in its answer, where they are read."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        name: str,
+        asked: ParsedRequest,
+        tokenizer: TextTokenizer,
+        reader: MessageReader | None = None,
+    ) -> None:
+        self._sessions = sessions
+        self._name = name
+        self._asked = asked
+        self._tokenizer = tokenizer
+        self._reader = reader
+        self._deltas: dict[int, list[Delta]] = {}
+
+    def begin(self) -> None:
+        """Raises Refusal where the session takes no call."""
+        self._sessions.begin(self._name)
+
+    def take(self, index: int, delta: Delta) -> None:
+        """What is new of a choice. One that begins with its first token begins anew."""
+        if delta.start == 0:
+            self._deltas[index] = []
+        self._deltas[index].append(delta)
+
+    def whole(self) -> None:
+        """Every choice has ended."""
+        calls = [self._call(index, joined(deltas)) for index, deltas in sorted(self._deltas.items())]
+        self._sessions.add(self._name, calls)
+
+    def end(self) -> None:
+        """Nothing more comes, whether it is whole or not."""
+        self._sessions.end(self._name)
+
+    def _call(self, index: int, one: Delta) -> Call:
+        prompt, text = self._asked.prompts[index // self._asked.n], self._asked.texts[index // self._asked.n]
+        if text is not None:
+            text += _shown(self._tokenizer, np.array(one.token_ids, np.int32), one.finish_reason)
+        answer = self._answer(index, one)
+        return Call(prompt.tolist(), one.token_ids, one.logprobs, one.spans, one.finish_reason, text, answer)
+
+    def _answer(self, index: int, one: Delta) -> tuple[ParsedMessage, str] | None:
+        """Of a choice of which tool calls or thoughts were read."""
+        if self._reader is None:
+            return None
+        said = self._reader.parse(index, one.text, one.finish_reason)
+        return (said, one.text) if said.calls or said.thoughts else None
+
+
+def _shown(tokenizer: TextTokenizer, ids: IntArray, finish_reason: str) -> str:
+    """What a client saw of sampled ids, and behind it the token that ended them: a template writes that one itself."""
+    text, last = tokenizer.decode(ids), ids[-1:]
+    ended = finish_reason == FinishReason.STOP and not tokenizer.decode(last)
+    return text + tokenizer.decode(last, special_tokens=True) if ended else text

@@ -1,0 +1,101 @@
+"""What a request says of its session: which one, how its tokens are drawn, and what its reward is. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+import xxhash
+from pydantic import BaseModel, ConfigDict
+
+from streamrl.conversations.conversation import Conversation
+from streamrl.gateway.openai.requests import ChatRequest, CompletionRequest, ParsedRequest
+from streamrl.gateway.refusal import invalid, json_bytes
+from streamrl.gateway.sessions.trajectory import Trajectory, check_branch
+from streamrl.gateway.sessions.trajectory_body import Name, check_reward
+from streamrl.types import SamplingParams
+
+HEADER: Final = "x-streamrl-session"
+HEADERS: Final = (HEADER, "x-session-id")
+"""Ours, and the one that other servers of rollouts read."""
+IN_METADATA: Final = "metadata.session_id"
+_NAME: Final = re.compile(r"[A-Za-z0-9_.:@+=-]{1,128}")
+_DRAWN: Final = ("temperature", "top_p", "top_k", "min_p")
+
+
+class RewardBody(BaseModel):
+    """The body of `/api/sessions/{id}/reward`. group: shared with those that the reward is compared with; without it,
+    those that began with the same prompt. components: of the reward, where the run wants any."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reward: float
+    group: Name | None = None
+    components: dict[str, float] = {}
+
+    @property
+    def digest(self) -> int:
+        """Of all that it says, 64 bits."""
+        return xxhash.xxh3_64_intdigest(json_bytes(self.model_dump()))
+
+    def check(self, components: Sequence[str]) -> None:
+        """Raises Refusal. components: the names that the run wants."""
+        check_reward(self.reward, self.components, components)
+
+    def trajectory(self, name: str, session: Conversation, *, context: int, vocab_size: int) -> Trajectory:
+        """Of a session. Raises Refusal for tokens that cannot be trained on."""
+        branches = session.branches()
+        for branch in branches:
+            check_branch(branch, context=context, vocab_size=vocab_size)
+        group = self.group or f"prompt/{xxhash.xxh3_64_hexdigest(json_bytes(list(session.first_prompt)))}"
+        return Trajectory(key_of(name), self.digest, group, self.reward, self.components, branches)
+
+
+class SessionBody(BaseModel):
+    """The body of `/api/sessions`. session_id: of the session to begin; without it, a new one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    session_id: str | None = None
+
+
+def key_of(name: str) -> str:
+    """What the trajectory of a session is called."""
+    return f"session/{name}"
+
+
+def session_of(headers: Mapping[str, str], body: BaseModel) -> str | None:
+    """The session of a request: of a header, or `session_id` of its metadata; None without one. Raises Refusal."""
+    metadata = (body.model_extra or {}).get("metadata")
+    said = {header: headers[header] for header in HEADERS if header in headers}
+    if isinstance(metadata, dict) and metadata.get("session_id") is not None:
+        said[IN_METADATA] = metadata["session_id"]
+    if not said:
+        return None
+    (param, name), *others = said.items()
+    for other, also in others:
+        if also != name:
+            what = f"{param} is {name!a} and {other} {also!a}; a request has one session"
+            raise invalid("invalid_value", what, other)
+    return checked(name, param)
+
+
+def checked(name: Any, param: str) -> str:
+    """Raises Refusal for what is no id of a session."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        what = "a session's id has 1 to 128 letters, digits and any of '_.:@+=-'"
+        raise invalid("invalid_value", f"{name!a:.200}: {what}", param)
+    return name
+
+
+def as_rollouts(asked: ParsedRequest, body: ChatRequest | CompletionRequest, drawn: SamplingParams) -> ParsedRequest:
+    """The same, drawn as the run's rollouts are: the learner knows the log-probs of no other distribution. Raises
+    Refusal where the request wants another one."""
+    for name in _DRAWN:
+        given, ours = getattr(body, name), getattr(drawn, name)
+        if given is not None and max(given, 0) != ours:
+            what = f"{name} is {given}; the run trains on what is sampled with {ours:g}: leave it out in a session"
+            raise invalid("sampling_not_trained", what, name)
+    sampling = msgspec.structs.replace(drawn, max_new_tokens=asked.sampling.max_new_tokens)
+    return replace(asked, sampling=sampling)

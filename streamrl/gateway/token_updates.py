@@ -1,0 +1,40 @@
+"""What a replica tells the gateway of its guests: plain data, many in one message."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from streamrl.types import GenerationResult, PartialTokens, VersionSpan
+
+
+class TokenUpdate(msgspec.Struct, frozen=True, array_like=True):
+    """Further tokens of one request, from its token `start` on, or its end.
+
+    spans: (start, incarnation, step) of the versions that sampled them, `start` counted from the first sampled token.
+    finish_reason: "" as long as it goes on; else as `streamrl.types.FinishReason`. error: text with reason "error".
+    """
+
+    request_id: str
+    start: int
+    token_ids: list[int]
+    logprobs: list[float]
+    spans: list[tuple[int, int, int]]
+    finish_reason: str = ""
+    error: str = ""
+
+
+def update_of(tokens: PartialTokens) -> TokenUpdate:
+    """Of a request that goes on."""
+    ids, logprobs = tokens.token_ids.tolist(), tokens.logprobs.tolist()
+    return TokenUpdate(tokens.request_id, tokens.start, ids, logprobs, _plain(tokens.version_spans))
+
+
+def final_update(result: GenerationResult) -> TokenUpdate:
+    """Of a request that ended: all its tokens. Who has some of them takes the rest."""
+    ids, logprobs = result.token_ids.tolist(), result.logprobs.tolist()
+    spans = _plain(result.version_spans)
+    return TokenUpdate(result.request_id, 0, ids, logprobs, spans, result.finish_reason.value, result.error)
+
+
+def _plain(spans: Sequence[VersionSpan]) -> list[tuple[int, int, int]]:
+    return [(span.start, *span.version) for span in spans]

@@ -1,0 +1,120 @@
+"""An auxiliary model, trained beside the policy over the same ranks, gives each token its own advantage.
+
+    scores of the batch's tokens  ->  advantages  ->  updates of the policy  ->  updates of the auxiliary model
+
+A critic and an implicit reward model are such models. Guarantees for each of them: the scores of a step are made by the
+weights that the step before left, so no row is scored by a model that has learned from it; what holds for `FsdpBackend`
+holds here, under names of its own in the state; a score that is not finite stops all ranks before anything is applied,
+and its row is named. Knows nothing of the policy.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from streamrl.algorithms.advantages.groups import DoubleArray
+from streamrl.errors import DataError, NonFiniteError
+from streamrl.learner.batch.mini_batches import MiniBatch
+from streamrl.learner.batch.scored_batch import Part, ScoredTokens
+from streamrl.learner.finite import require_finite_tokens
+from streamrl.learner.fsdp import FsdpBackend
+
+
+class AuxiliaryModel(ABC):
+    """One rank's part.
+
+    Example:
+        auxiliary = Critic(ShardedCritic(decoder, group, torch.float32), config, total_steps=100)
+        metrics = step_of_both(backend, auxiliary, mini_batches, parts, epochs=1)
+    """
+
+    name: ClassVar[str]
+    """Before the names of its state and of its metrics, and in checkpoints."""
+    called: ClassVar[str]
+    """In messages."""
+    advantage: ClassVar[str]
+    """The `learner.algorithm.advantage` that it makes."""
+    score: ClassVar[str]
+    """What it gives for a token, in messages."""
+
+    def __init__(self, backend: FsdpBackend) -> None:
+        self._backend = backend
+        self._group = backend.group
+
+    @property
+    def state_bytes(self) -> int:
+        """As `FsdpBackend.state_bytes`."""
+        return self._backend.state_bytes
+
+    @abstractmethod
+    def add_advantages(
+        self, mini_batches: Sequence[MiniBatch], parts: Sequence[Sequence[Part]]
+    ) -> tuple[list[MiniBatch], dict[str, float]]:
+        """Collective. The mini-batches of a whole step with advantages and what the model learns from, and metrics.
+
+        parts: of each mini-batch and share the rows that were packed. Raises NonFiniteError, on every rank, for a
+        score that is not finite: which row's it is says the rank that has it.
+        """
+
+    def step_batch(self, mini_batches: Sequence[MiniBatch], epochs: int = 1) -> dict[str, float]:
+        """Collective. The model's updates of one step, as `FsdpBackend.step_batch`, on what `add_advantages` gave.
+
+        Returns the metrics of its objective, `<name>/grad_norm`, `<name>/lr` and the seconds of `time/optimizer`.
+        """
+        try:
+            metrics = self._backend.step_batch(mini_batches, epochs)
+        except NonFiniteError as error:
+            whose = f"of the {self.called}, behind the policy's of this step; its rate is {self._rate}"
+            raise NonFiniteError(f"{error} ({whose})") from error
+        del metrics["time/forward_backward"]
+        renamed = {"grad/norm": f"{self.name}/grad_norm", "learner/lr": f"{self.name}/lr"}
+        return {renamed.get(name, name): value for name, value in metrics.items()}
+
+    def state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Collective. As `LearnerBackend.state_tensors`, each name behind the auxiliary model's."""
+        for name, tensor in self._backend.state_tensors():
+            yield f"{self.name}/{name}", tensor
+
+    def state_extra(self) -> dict[str, Any]:
+        """As `LearnerBackend.state_extra`."""
+        return self._backend.state_extra()
+
+    def load_state(self, tensor: Callable[[str], torch.Tensor], extra: dict[str, Any] | None) -> None:
+        """As `LearnerBackend.load_state`. extra: None where the state has no such model, which is refused."""
+        if extra is None:
+            raise DataError(
+                f'the learner state has no {self.called}, and learner.algorithm.advantage = "{self.advantage}" needs '
+                "one: it is of a run with another advantage"
+            )
+        self._backend.load_state(lambda name: tensor(f"{self.name}/{name}"), extra)
+
+    def _require_finite(self, judged: Iterable[ScoredTokens]) -> None:
+        """Collective, as `require_finite_tokens`."""
+        what = f"learner step {self._backend.steps_done + 1}: {self.score}"
+        way_out = f"Resume from the last checkpoint with a lower {self._rate}"
+        require_finite_tokens(judged, self._group, what, way_out)
+
+    @property
+    def _rate(self) -> str:
+        return f"learner.{self.name}.optimizer.lr"
+
+    def _over_ranks(self, sums: DoubleArray) -> DoubleArray:
+        device = self._group.device
+        return self._group.sum(torch.tensor(sums, device=device)).cpu().numpy()
+
+
+def step_of_both(
+    policy: FsdpBackend,
+    auxiliary: AuxiliaryModel,
+    mini_batches: Sequence[MiniBatch],
+    parts: Sequence[Sequence[Part]],
+    epochs: int,
+) -> dict[str, float]:
+    """Collective. One step of both on the same batch; metrics of both. parts: as for `add_advantages`."""
+    mini_batches, facts = auxiliary.add_advantages(mini_batches, parts)
+    metrics = policy.step_batch(mini_batches, epochs)
+    learned = auxiliary.step_batch(mini_batches, epochs)
+    metrics["time/optimizer"] += learned.pop("time/optimizer")
+    return metrics | learned | facts

@@ -1,0 +1,94 @@
+"""How a reward function wants to be called, read from its parameters' names. Pure.
+
+reward(completion, *, prompt, finish_reason, **payload)                         ours: one completion
+reward(completions, prompts, **columns)                                         TRL's: a batch
+compute_score(data_source, solution_str, ground_truth, extra_info=None)         verl's: one completion
+compute_score(data_sources, solution_strs, ground_truths, extra_infos)          verl's: a batch
+"""
+
+import inspect
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from streamrl.errors import ConfigError
+
+RewardFunction = Callable[..., object]
+Arguments = dict[str, object]
+
+
+class Style(Enum):
+    """Who names the parameters, and whether they are of one completion or of a batch."""
+
+    ONE = "one"
+    BATCH = "batch"
+    VERL_ONE = "verl one"
+    VERL_BATCH = "verl batch"
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """accepted: names that can be given by keyword. takes_any: whether there is a `**` parameter."""
+
+    style: Style
+    accepted: frozenset[str]
+    takes_any: bool
+
+    @property
+    def takes_batch(self) -> bool:
+        return self.style in (Style.BATCH, Style.VERL_BATCH)
+
+    @property
+    def wants_ids(self) -> bool:
+        return self.takes_any or "completion_ids" in self.accepted
+
+    def select(self, offered: Arguments) -> Arguments:
+        """Of what could be given, what the function takes."""
+        if self.takes_any:
+            return offered
+        return {name: value for name, value in offered.items() if name in self.accepted}
+
+
+def signature_of(function: RewardFunction) -> Signature:
+    """Raises ConfigError for a function that takes no completion."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"reward {function!r}: its signature cannot be read: {error}") from error
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    style = _style(named)
+    if style is Style.ONE:
+        first = parameters[0] if parameters else None
+        if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+            raise ConfigError(
+                f"reward {function!r} takes no completion; write "
+                "`def reward(completion, *, prompt, **payload)` or `def reward(completions, **columns)`"
+            )
+        named.discard(first.name)
+    return Signature(style, frozenset(named), takes_any)
+
+
+def _style(named: set[str]) -> Style:
+    if "completions" in named:
+        return Style.BATCH
+    if "solution_str" in named:
+        return Style.VERL_ONE
+    return Style.VERL_BATCH if "solution_strs" in named else Style.ONE
+
+
+def verl_arguments(completion: str, payload: dict[str, Any]) -> Arguments:
+    """What verl's reward managers pass: the ground truth of the row's `reward_model`, its source and its extra info.
+
+    A row that is not in verl's layout gives its `ground_truth`, else its `answer`."""
+    model = payload.get("reward_model")
+    truth = model.get("ground_truth") if isinstance(model, dict) else None
+    if truth is None:
+        truth = payload.get("ground_truth", payload.get("answer"))
+    return {
+        "data_source": payload.get("data_source", ""),
+        "solution_str": completion,
+        "ground_truth": truth,
+        "extra_info": payload.get("extra_info"),
+    }

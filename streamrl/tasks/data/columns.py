@@ -1,0 +1,239 @@
+"""From a row to what a prompt is made of: text or messages, and what the reward is given. Pure.
+
+The usual names of columns are known (TRL's, verl's, GSM8K's, ShareGPT's); `data.columns` says others.
+"""
+
+import ast
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from streamrl.tasks.data.values import plain, shown, whole_text
+
+PROMPT_COLUMNS = (
+    "prompt",
+    "question",
+    "problem",
+    "messages",
+    "conversations",
+    "instruction",
+    "query",
+    "input",
+    "text",
+)
+"""Columns that hold the prompt, the first that a row has."""
+ANSWER_COLUMNS = (
+    "answer",
+    "ground_truth",
+    "reward_model.ground_truth",
+    "final_answer",
+    "expected_answer",
+    "solution",
+    "target",
+    "gold",
+    "label",
+)
+"""Columns that hold the right answer, the first that a row has."""
+TEXT_AS_IT_IS = ("prompt", "text")
+"""Columns whose text the model continues as it stands."""
+PASSED_BY_STREAMRL = (
+    "prompt",
+    "prompts",
+    "completion",
+    "completions",
+    "completion_ids",
+    "finish_reason",
+    "finish_reasons",
+)
+"""Arguments of a reward function that a column must not shadow."""
+DEMONSTRATION = "demonstration"
+"""Key of a payload under which it has what a perfect model would write."""
+_SHAREGPT = {
+    "human": "user",
+    "gpt": "assistant",
+    "user": "user",
+    "assistant": "assistant",
+    "system": "system",
+    "tool": "tool",
+}
+
+Message = dict[str, Any]
+
+
+class BadRow(ValueError):
+    """A row that no prompt can be made of. The text names the column, the value and the way out."""
+
+
+class Item(msgspec.Struct, frozen=True):
+    """What a row says. prompt: a text, or messages. column: where it was. payload: what the reward is given."""
+
+    prompt: str | list[Message]
+    column: str
+    system: str | None
+    tools: list[dict[str, Any]] | None
+    template_arguments: dict[str, Any]
+    payload: dict[str, Any]
+
+
+def item_of(row: Mapping[str, Any], names: Mapping[str, str]) -> Item:
+    """What a row says. names: `data.columns`. Raises BadRow."""
+    column, value = _prompt(row, names)
+    value = _written_messages(value) if isinstance(value, str) else value
+    prompt, ending = (_text(value, column, row), None) if isinstance(value, str) else _messages(value, column)
+    payload = {key: plain(item) for key, item in row.items() if key not in PASSED_BY_STREAMRL and key != column}
+    answer = _answer(row, names)
+    if answer is None and ending is not None:
+        answer = ending
+    if answer is not None:
+        payload["answer"] = plain(answer)
+    if not isinstance(prompt, str):
+        payload["messages"] = prompt
+    if "demonstration" in names:
+        payload[DEMONSTRATION] = _demonstration(row, names["demonstration"])
+    system = lookup(row, names["system"]) if "system" in names else row.get("system")
+    arguments = row.get("chat_template_kwargs")
+    return Item(
+        prompt,
+        column,
+        system if isinstance(system, str) and system else None,
+        _tools(lookup(row, names.get("tools", "tools"))),
+        plain(arguments) if isinstance(arguments, Mapping) else {},
+        payload,
+    )
+
+
+def lookup(row: Mapping[str, Any], path: str) -> Any:
+    """The value of a column, or inside of nested records by a path with dots; None where there is none."""
+    if path in row:
+        return row[path]
+    value: Any = row
+    for part in path.split("."):
+        if isinstance(value, str):
+            value = _record(value)
+        if not isinstance(value, Mapping) or part not in value:
+            return None
+        value = value[part]
+    return value
+
+
+def _record(text: str) -> Any:
+    """A record that a file without nesting, as CSV, has as JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _written_messages(text: str) -> Any:
+    """The messages that a text is, as JSON or, as pandas writes a CSV file, as Python; any other text as it is."""
+    if not text.lstrip().startswith("[{"):
+        return text
+    try:
+        found = _record(text) or ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+    is_chat = isinstance(found, list) and all(
+        isinstance(one, dict) and ("role" in one or "from" in one) for one in found
+    )
+    return found if is_chat else text
+
+
+def _demonstration(row: Mapping[str, Any], column: str) -> str:
+    value = plain(lookup(row, column))
+    if not isinstance(value, str | int | float) or value == "":
+        raise BadRow(f"column {column!r} is {shown(value)}: no text to learn from (data.columns.demonstration)")
+    return str(value)
+
+
+def _prompt(row: Mapping[str, Any], names: Mapping[str, str]) -> tuple[str, Any]:
+    known = (names["prompt"],) if "prompt" in names else PROMPT_COLUMNS
+    for name in known:
+        found = _called(row, name)
+        value = lookup(row, found)
+        if value is not None and value != "":
+            return found, value
+    empty = [name for name in known if name in row]
+    if empty:
+        raise BadRow(f"column {empty[0]!r} is {shown(row[empty[0]])}: the prompt is empty; leave the row out")
+    there = ", ".join(map(str, row)) or "none"
+    raise BadRow(f'no column {known[0]!r}; it has {there}: say which with data.columns = {{ prompt = "..." }}')
+
+
+def _called(row: Mapping[str, Any], name: str) -> str:
+    """What a row calls a column: `Question` and ` question` are `question` where there is none."""
+    if name in row:
+        return name
+    return next((key for key in row if isinstance(key, str) and key.strip().casefold() == name), name)
+
+
+def _answer(row: Mapping[str, Any], names: Mapping[str, str]) -> Any:
+    for name in (names["answer"],) if "answer" in names else ANSWER_COLUMNS:
+        value = lookup(row, _called(row, name))
+        if value is not None:
+            return value
+    return None
+
+
+def _text(value: str, column: str, row: Mapping[str, Any]) -> str:
+    if not whole_text(value):
+        raise BadRow(f"column {column!r} is {shown(value)}: no text in UTF-8; mend the file's encoding")
+    if not value.strip():
+        raise BadRow(f"column {column!r} is {shown(value)}: the prompt is empty; leave the row out")
+    more = row.get("input") if column == "instruction" else None
+    return f"{value}\n\n{more}" if isinstance(more, str) and more.strip() else value
+
+
+def _messages(value: Any, column: str) -> tuple[list[Message], Any]:
+    """The messages before the model's turn, and what an assistant's message at their end says."""
+    value = plain(value)
+    if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
+        raise BadRow(f"column {column!r} is {shown(value)}: neither a text nor a list of messages")
+    messages = [_message(one, column) for one in value]
+    ending = None
+    if len(messages) > 1 and messages[-1]["role"] == "assistant":
+        ending = messages.pop().get("content")
+    return messages, ending
+
+
+def _message(given: dict[str, Any], column: str) -> Message:
+    """One message as chat templates know it, from OpenAI's form or ShareGPT's."""
+    if "role" not in given and given.get("from") in _SHAREGPT:
+        given = {"role": _SHAREGPT[given["from"]], "content": given.get("value")}
+    role = given.get("role")
+    if not isinstance(role, str) or not role:
+        raise BadRow(f"column {column!r} has a message without a role: {shown(given)}; write {{role, content}}")
+    content = given.get("content")
+    if isinstance(content, list):
+        content = _joined(content, column)
+    if content is None and not given.get("tool_calls"):
+        raise BadRow(f"column {column!r} has a message without content: {shown(given)}")
+    if content is not None and not isinstance(content, str):
+        raise BadRow(f"column {column!r} has a message whose content is {shown(content)}, not text or parts of text")
+    # Arrow files have each key in each message: one that is missing is there as None.
+    return {**{key: item for key, item in given.items() if item is not None}, "role": role, "content": content or ""}
+
+
+def _joined(parts: list[Any], column: str) -> str:
+    """The text of content in parts, a line for each."""
+    texts = []
+    for part in parts:
+        text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            raise BadRow(
+                f"column {column!r} has a part {shown(part)}: streamrl trains on text alone; leave the row out"
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _tools(value: Any) -> list[dict[str, Any]] | None:
+    if isinstance(value, str):
+        value = _record(value)
+    found = plain(value)
+    if not isinstance(found, list) or not found:
+        return None
+    if not all(isinstance(one, dict) for one in found):
+        raise BadRow(f"column 'tools' is {shown(value)}: not a list of JSON schemas")
+    return found

@@ -1,0 +1,167 @@
+"""Rows of files, one after the other: JSONL, JSON, CSV, Parquet and Arrow, compressed or not.
+
+Guarantees that memory does not grow with a file: text is read by lines, JSON lists element by element, Parquet and
+Arrow by batches. A row that cannot be read is given as a `Broken`, with the reason.
+"""
+
+import codecs
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
+
+from streamrl.errors import ConfigError
+from streamrl.tasks.data.addresses import DataFile
+from streamrl.tasks.data.json_forms import rows_of
+
+BATCH_ROWS = 256
+CHUNK = 2**16
+DELIMITERS = (",", "\t", ";", "|")
+"""Of CSV files; the one that the header has most of."""
+LONGEST_FIELD = 2**27
+"""Characters of one field of a CSV file: the library's own limit is that of a spreadsheet."""
+
+
+class Broken(NamedTuple):
+    """In the place of a row that cannot be read."""
+
+    reason: str
+
+
+class RawRow(NamedTuple):
+    """number: of the row in its file, from 1; of a JSONL file that of the line."""
+
+    number: int
+    value: dict[str, Any] | Broken
+
+
+def read_rows(file: DataFile) -> Iterator[RawRow]:
+    """The rows of a file, in order. Raises ConfigError for a file that is none of its format at all."""
+    try:
+        yield from _READERS[file.format](file.path)
+    except (OSError, pa.ArrowException, csv.Error) as error:
+        raise ConfigError(f"data {file.path}: it cannot be read as {file.format}: {error}") from error
+
+
+def _jsonl(path: Path) -> Iterator[RawRow]:
+    with _open(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield RawRow(number, _object(line))
+
+
+def _object(line: bytes) -> dict[str, Any] | Broken:
+    try:
+        return _columns(json.loads(line.decode("utf-8-sig")))
+    except UnicodeDecodeError as error:
+        return Broken(f"not UTF-8 at byte {error.start}")
+    except (ValueError, RecursionError) as error:
+        return Broken(f"not JSON: {error}")
+
+
+def _json(path: Path) -> Iterator[RawRow]:
+    """A list of objects; as many files with this name are, a JSONL file; or one object that holds the rows."""
+    with _open(path) as file:
+        first = file.readline().decode("utf-8-sig", "replace").strip()
+        more = any(line.strip() for line in file)
+    if first.startswith("["):
+        with _open(path) as file:
+            values: Iterator[Any] = _elements(file, path)
+            yield from (RawRow(number, _columns(value)) for number, value in enumerate(values, 1))
+        return
+    if more and isinstance(_object(first.encode()), dict):
+        yield from _jsonl(path)
+        return
+    with _open(path) as file:
+        whole = _object(file.read())
+    rows = [whole] if isinstance(whole, Broken) else rows_of(whole)
+    yield from (RawRow(number, row if isinstance(row, Broken) else _columns(row)) for number, row in enumerate(rows, 1))
+
+
+def _columns(value: Any) -> dict[str, Any] | Broken:
+    return value if isinstance(value, dict) else Broken(f"a JSON {type(value).__name__}, not an object of columns")
+
+
+def _elements(file: IO[bytes], path: Path) -> Iterator[Any]:
+    """The elements of a JSON list, each as soon as it is whole. Raises ConfigError where it breaks off."""
+    decoder, text = json.JSONDecoder(), ""
+    chunks = iter(lambda: file.read(CHUNK), b"")
+    pieces = codecs.iterdecode(chunks, "utf-8-sig")
+    try:
+        text = next(pieces).lstrip().removeprefix("[")
+        while True:
+            text = text.lstrip().removeprefix(",").lstrip()
+            if text.startswith("]"):
+                return
+            try:
+                value, end = decoder.raw_decode(text)
+            except ValueError as error:
+                more = next(pieces, None)
+                if more is None:
+                    raise ConfigError(f"data {path}: it is not JSON to its end: {error}") from error
+                text += more
+                continue
+            yield value
+            text = text[end:]
+            if not text.strip():
+                text += next(pieces, "")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"data {path}: it is not UTF-8: {error}") from error
+
+
+def _csv(path: Path) -> Iterator[RawRow]:
+    """Values are texts; a field that is empty, and one that a short row lacks, is None."""
+    csv.field_size_limit(LONGEST_FIELD)
+    with _open(path) as file:
+        header = file.readline()
+    if header.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"data {path}: it is UTF-16; save it as UTF-8")
+    delimiter = max(DELIMITERS, key=lambda one: header.count(one.encode()))
+    with _open(path) as file, io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="") as text:
+        for number, row in enumerate(csv.DictReader(text, delimiter=delimiter, strict=True), 1):
+            extra = row.pop(None, None)  # type: ignore[call-overload]
+            if extra is not None:
+                yield RawRow(number, Broken(f"{len(extra)} fields more than the header names"))
+            else:
+                yield RawRow(number, {name: value or None for name, value in row.items()})
+
+
+def _parquet(path: Path) -> Iterator[RawRow]:
+    with pa.parquet.ParquetFile(path) as file:
+        yield from _batches(file.iter_batches(batch_size=BATCH_ROWS, use_threads=False))
+
+
+def _arrow(path: Path) -> Iterator[RawRow]:
+    """A file or a stream of Arrow's own format; `datasets` writes streams."""
+    with pa.memory_map(str(path)) as source:
+        try:
+            reader: Any = pa.ipc.open_file(source)
+            batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
+        except pa.ArrowInvalid:
+            source.seek(0)
+            batches = iter(pa.ipc.open_stream(source))
+        yield from _batches(batches)
+
+
+def _batches(batches: Iterator[pa.RecordBatch]) -> Iterator[RawRow]:
+    number = 0
+    for batch in batches:
+        for start in range(0, batch.num_rows, BATCH_ROWS):
+            for row in batch.slice(start, BATCH_ROWS).to_pylist():
+                number += 1
+                yield RawRow(number, row)
+
+
+def _open(path: Path) -> IO[bytes]:
+    """The bytes of a file, as they were before a compression that its name says. zstd and lz4 by Arrow."""
+    stream: IO[bytes] = io.BufferedReader(pa.input_stream(str(path), compression="detect"), CHUNK)  # type: ignore
+    return stream
+
+
+_READERS = {"jsonl": _jsonl, "json": _json, "csv": _csv, "parquet": _parquet, "arrow": _arrow}

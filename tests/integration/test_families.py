@@ -1,0 +1,58 @@
+"""Whole runs of families that the torch engine has no fast way for: windows, caps, experts, recurrences; trained and
+exported."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.data.chat_model import write_chat_tokenizer
+from support.engines.family_models import family_model
+
+from streamrl.config import load
+from streamrl.models.load import load_model
+from streamrl.reference import Reference
+
+pytestmark = pytest.mark.ray
+
+STEPS = 4
+
+
+def write_model(folder: Path, kind: str) -> Path:
+    tokens = write_chat_tokenizer(folder, None)
+    model = family_model(kind, vocab_size=128)
+    model.config.eos_token_id = model.generation_config.eos_token_id = 2
+    model.save_pretrained(tokens)
+    return folder
+
+
+def trained(train: Any, folder: Path, kind: str, *more: str) -> Any:
+    model = write_model(folder / kind, kind)
+    run = train(kind, "--model.preset", "none", "--model.path", str(model), "--learner.steps", str(STEPS), *more)
+    assert run.code == 0, run.output
+    assert f"the torch engine runs {kind} by transformers' own modules" in run.output
+    export = load_model(run.folder / "export", "float32")
+    start = load_model(model, "float32")
+    assert any(not torch.equal(a, b) for a, b in zip(export.parameters(), start.parameters(), strict=True))
+    return run
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "qwen3_5_text"])
+def test_invariant_4_windows_caps_and_recurrences_train_to_the_bits_of_the_synchronous_loop(
+    train: Any, user_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    synchronous = ("--learner.max_staleness", "0", "--rollout.update_mode", "drain", "--rollout.deterministic", "true")
+    run = trained(train, tmp_path, kind, *synchronous)
+    monkeypatch.syspath_prepend(user_folder)
+    records = list(Reference(load(run.folder / "config.toml")).steps())
+    assert [record.digest for record in records] == [row["weights/digest"] for row in run.metrics()]
+    assert all(abs(row["mismatch/kl"]) < 1e-6 for row in run.metrics())
+
+
+def test_experts_train_in_a_stream_with_policies_of_other_versions(train: Any, tmp_path: Path) -> None:
+    run = trained(train, tmp_path, "qwen3_moe", "--rollout.deterministic", "false")
+    first, *others = run.metrics()
+    # The first step is of the version that sampled it; later ones are off by what was learned meanwhile.
+    assert abs(first["mismatch/kl"]) < 1e-6
+    assert len(others) == STEPS - 1
+    assert len({row["weights/digest"] for row in (first, *others)}) == STEPS

@@ -1,0 +1,65 @@
+"""A model's folder whose tokens are whole tool calls, so that random weights call tools; and whose texts can be written
+in other tokens than it samples, so that encoding them again shows."""
+
+import json
+import re
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from streamrl.config.estimates.model_presets import EOS, SPECIAL_TOKENS
+from streamrl.config.schema.run import ModelConfig
+from streamrl.models.load import prepare_model_folder
+
+COMPACT = '<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>'
+CODERS = "<tool_call><function=add><parameter=a>2</parameter></function></tool_call>"
+BROKEN = '<tool_call>{"name": }</tool_call>'
+PIECES = (
+    *(COMPACT, CODERS, BROKEN, '<tool_call>{"name": "add", "arguments": ', "}</tool_call>"),
+    *('{"a": ', "}", "1", "2", "user", "tool", "assistant", "=", "\n", " ", "hi", "h", "i", "!"),
+)
+TEMPLATE = (
+    "{% if tools %}{{ tools | length }}{{ '\\n' }}{% endif %}"
+    "{% for message in messages %}{{ message.role }}={{ message.content or '' }}"
+    "{% for call in message.tool_calls or () %}"
+    '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
+    "{% endfor %}{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant={% endif %}"
+)
+THINKING_TEMPLATE = TEMPLATE.replace(
+    "{{ message.role }}=", "{{ message.role }}={% if message.role == 'assistant' %}<think>{% endif %}"
+).replace("assistant={% endif %}", "assistant=<think>{% endif %}")
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    },
+}
+
+
+def write_thinking_tokenizer(folder: Path) -> None:
+    """The same for a model that thinks before it answers."""
+    renamed = {CODERS: "<think>", BROKEN: "</think>"}
+    write_calling_tokenizer(folder, tuple(renamed.get(piece, piece) for piece in PIECES))
+    (folder / "chat_template.jinja").write_text(THINKING_TEMPLATE)
+
+
+def write_calling_tokenizer(folder: Path, pieces: tuple[str, ...] = PIECES) -> None:
+    """In the place of the one of a tiny model, with as many tokens."""
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *pieces))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    longest_first = sorted(pieces, key=len, reverse=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(map(re.escape, longest_first))), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
+def prepare_calling_model(folder: Path) -> None:
+    """With random weights."""
+    prepare_model_folder(ModelConfig(preset="tiny-qwen3"), 0, folder)
+    write_calling_tokenizer(folder)

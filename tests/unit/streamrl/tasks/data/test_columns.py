@@ -1,0 +1,132 @@
+"""What a row says: the layouts that people have, and every odd value with its rule."""
+
+import datetime
+import decimal
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamrl.tasks.data.columns import BadRow, item_of
+from streamrl.tasks.data.values import as_json, plain
+
+USER = {"role": "user", "content": "2+2?"}
+VERL = {
+    "data_source": "openai/gsm8k",
+    "prompt": [USER],
+    "ability": "math",
+    "reward_model": {"ground_truth": "4", "style": "rule"},
+    "extra_info": {"index": 0, "split": "train"},
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "answer"),
+    [
+        ({"prompt": "2+2=", "answer": 4}, "2+2=", 4),
+        ({"prompt": [USER], "solution": "4"}, [USER], "4"),
+        ({"question": "2+2?", "answer": "#### 4"}, "2+2?", "#### 4"),
+        ({"problem": "2+2?", "solution": "so 4", "answer": "4"}, "2+2?", "4"),
+        (VERL, [USER], "4"),
+        ({**VERL, "reward_model": json.dumps(VERL["reward_model"])}, [USER], "4"),
+        ({"messages": [USER, {"role": "assistant", "content": "4"}]}, [USER], "4"),
+        ({"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]}, [USER], "4"),
+        ({"instruction": "Add.", "input": "2 2", "output": "4"}, "Add.\n\n2 2", None),
+        ({"instruction": "Add.", "input": ""}, "Add.", None),
+        ({"prompt": json.dumps([USER]), "answer": "4"}, [USER], "4"),
+        ({"prompt": str([USER]), "answer": "4"}, [USER], "4"),
+        ({"prompt": "[{'x': 1}, 2]"}, "[{'x': 1}, 2]", None),
+        ({"prompt": "[{ what is this?"}, "[{ what is this?", None),
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "2+2?"}]}]}, [USER], None),
+        ({"prompt": [{**USER, "tool_calls": None, "name": None}]}, [USER], None),
+        ({"prompt": None, "question": "2+2?"}, "2+2?", None),
+        ({"Question": "2+2?", " Answer": "4"}, "2+2?", "4"),
+        ({"prompt": np.array([USER], object), "answer": np.int64(4)}, [USER], 4),
+    ],
+    ids=str,
+)
+def test_the_layouts_that_people_have(row: dict[str, Any], prompt: object, answer: object) -> None:
+    item = item_of(row, {})
+    assert item.prompt == prompt
+    assert item.payload.get("answer") == answer
+
+
+def test_the_reward_is_given_every_other_column_and_the_messages() -> None:
+    payload = item_of(VERL, {}).payload
+    assert payload["messages"] == [USER]
+    assert {key: payload[key] for key in ("data_source", "reward_model", "extra_info")} == {
+        key: VERL[key] for key in ("data_source", "reward_model", "extra_info")
+    }
+    assert "prompt" not in payload
+
+
+def test_no_column_shadows_what_streamrl_passes_itself() -> None:
+    shadows = {"completion": "x", "completions": "x", "prompts": "x", "completion_ids": [1], "finish_reason": "stop"}
+    assert item_of({"question": "2+2?", **shadows}, {}).payload == {}
+
+
+def test_columns_with_other_names_and_inside_of_records() -> None:
+    row = {"meta": {"task": {"ask": "2+2?"}, "gold": [4]}, "hint": "Be short.", "prompt": "not this"}
+    item = item_of(row, {"prompt": "meta.task.ask", "answer": "meta.gold", "system": "hint"})
+    assert (item.prompt, item.payload["answer"], item.system) == ("2+2?", [4], "Be short.")
+    assert item_of({"meta": json.dumps(row["meta"])}, {"prompt": "meta.task.ask"}).prompt == "2+2?"
+
+
+def test_tools_and_arguments_of_the_template_may_be_in_the_row() -> None:
+    tool = {"type": "function", "function": {"name": "add"}}
+    row = {"prompt": [USER], "tools": json.dumps([tool]), "chat_template_kwargs": {"enable_thinking": False}}
+    item = item_of(row, {})
+    assert (item.tools, item.template_arguments) == ([tool], {"enable_thinking": False})
+    assert item_of({"prompt": [USER], "tools": []}, {}).tools is None
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": ""}, "column 'prompt' is '': the prompt is empty"),
+        ({"prompt": "  \n"}, "the prompt is empty"),
+        ({"prompt": None}, "column 'prompt' is None: the prompt is empty"),
+        ({"ask": "2+2?"}, "no column 'prompt'; it has ask: say which with data.columns"),
+        ({}, "no column 'prompt'; it has none"),
+        ({"prompt": 7}, "column 'prompt' is 7: neither a text nor a list of messages"),
+        ({"prompt": float("nan")}, "neither a text nor a list of messages"),
+        ({"prompt": "a\ud800b"}, r"column 'prompt' is 'a\\ud800b': no text in UTF-8"),
+        ({"prompt": []}, "column 'prompt' is \\[\\]: neither"),
+        ({"prompt": ["text"]}, "neither a text nor a list of messages"),
+        ({"prompt": [{"content": "x"}]}, "a message without a role"),
+        ({"prompt": [{"role": "user", "content": None}]}, "a message without content"),
+        ({"prompt": [{"role": "user", "content": 7}]}, "whose content is 7, not text"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "streamrl trains on text alone"),
+        ({"prompt": [USER], "tools": [7]}, "column 'tools'"),
+    ],
+    ids=str,
+)
+def test_a_row_without_a_prompt_says_which_column_which_value_and_the_way_out(row: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadRow, match=words):
+        item_of(row, {})
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (float("nan"), None),
+        (float("inf"), None),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), True),
+        (np.array([[1, 2]]), [[1, 2]]),
+        (np.nan, None),
+        (decimal.Decimal("1.5"), 1.5),
+        (datetime.date(2026, 1, 2), "2026-01-02"),
+        ({1: {"a": (1, float("nan"))}}, {"1": {"a": [1, None]}}),
+        (b"bytes", None),
+        ("a\ud800b", "a\ufffdb"),
+        ("\ud83d\ude00", "\U0001f600"),
+        (2**70, 2**70),
+        (None, None),
+    ],
+    ids=repr,
+)
+def test_values_of_other_libraries_become_plain_json(value: object, expected: object) -> None:
+    assert plain(value) == expected
+    assert json.loads(as_json(plain(value))) == expected

@@ -1,0 +1,165 @@
+"""Rows come out of every format as they went in; what cannot be read is said, with its number."""
+
+import bz2
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+
+from streamrl.errors import ConfigError
+from streamrl.tasks.data.addresses import find
+from streamrl.tasks.data.readers import BATCH_ROWS, CHUNK, Broken, RawRow, read_rows
+
+ROWS = [{"question": f"héllo {number}", "answer": str(number)} for number in range(2 * BATCH_ROWS + 7)]
+LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+
+
+def csv_of(path: Path, delimiter: str) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["question", "answer"], delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(ROWS)
+
+
+def stream_of(path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    with pa.ipc.new_stream(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=100)
+
+
+def arrow_file_of(path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=100)
+
+
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "a.jsonl": lambda path: path.write_text(LINES, "utf-8"),
+    "a.ndjson": lambda path: path.write_text(LINES, "utf-8"),
+    "a.jsonl.gz": lambda path: path.write_bytes(gzip.compress(LINES.encode())),
+    "a.jsonl.bz2": lambda path: path.write_bytes(bz2.compress(LINES.encode())),
+    "a.jsonl.zst": lambda path: path.write_bytes(pa.compress(LINES.encode(), "zstd", asbytes=True)),
+    "a.json": lambda path: path.write_text(json.dumps(ROWS, indent=2), "utf-8"),
+    "dense.json": lambda path: path.write_text(json.dumps(ROWS, separators=(",", ":")), "utf-8"),
+    "lines.json": lambda path: path.write_text("\ufeff" + LINES, "utf-8"),
+    "a.csv": lambda path: csv_of(path, ","),
+    "a.tsv": lambda path: csv_of(path, "\t"),
+    "a.parquet": lambda path: pa.parquet.write_table(pa.Table.from_pylist(ROWS), path, row_group_size=100),
+    "stream.arrow": stream_of,
+    "file.arrow": arrow_file_of,
+    "a.feather": lambda path: pa.feather.write_feather(pa.Table.from_pylist(ROWS), str(path)),
+}
+
+
+def rows_of(address: str | Path, use: str = "train") -> list[RawRow]:
+    files = find(str(address), use)
+    assert isinstance(files, list)
+    return [row for file in files for row in read_rows(file)]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_rows_come_out_as_they_went_in(name: str, tmp_path: Path) -> None:
+    WRITERS[name](tmp_path / name)
+    found = rows_of(tmp_path / name)
+    assert [row.value for row in found] == ROWS
+    first = found[0].number
+    assert [row.number for row in found] == list(range(first, first + len(ROWS)))
+
+
+def test_a_json_element_that_is_longer_than_a_chunk_is_whole(tmp_path: Path) -> None:
+    rows = [{"prompt": "é" * CHUNK, "n": 1}, {"prompt": '[{]}"', "n": [1, {"a": None}]}]
+    (tmp_path / "a.json").write_text(json.dumps(rows, ensure_ascii=False), "utf-8")
+    assert [row.value for row in rows_of(tmp_path / "a.json")] == rows
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"prompt": ', "not JSON"),
+        (b'["prompt"]', "a JSON list, not an object of columns"),
+        (b'"text"', "a JSON str"),
+        (b'{"prompt": "\xff"}', "not UTF-8 at byte 12"),
+        (b"[" * 100_000, "not JSON"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_broken_and_the_others_are_read(line: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "1"}\n\n' + line + b'\n{"prompt": "2"}')
+    first, broken, last = rows_of(tmp_path / "a.jsonl")
+    assert (first, last) == (RawRow(1, {"prompt": "1"}), RawRow(4, {"prompt": "2"}))
+    assert broken.number == 3
+    assert isinstance(broken.value, Broken)
+    assert broken.value.reason.startswith(reason)
+
+
+def test_what_json_does_not_allow_and_python_writes_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1", "score": NaN, "most": Infinity}\n')
+    (row,) = rows_of(tmp_path / "a.jsonl")
+    assert str(row.value["score"]) == "nan"  # type: ignore[index]
+
+
+ROW = {"prompt": "1+1=", "answer": 2}
+CHAT = {"messages": [{"role": "user", "content": "1+1="}]}
+
+
+@pytest.mark.parametrize(
+    ("whole", "rows"),
+    [
+        ({"version": 1, "data": [ROW, ROW]}, [ROW, ROW]),
+        ({"data": [ROW]}, [ROW]),
+        ({"a": ROW, "b": ROW}, [ROW, ROW]),
+        ({"prompt": ["1+1=", "2+2="], "answer": [2, 4]}, [ROW, {"prompt": "2+2=", "answer": 4}]),
+        ({"prompt": ["1+1="]}, [{"prompt": "1+1="}]),
+        (ROW, [ROW]),
+        (CHAT, [CHAT]),
+        ({**CHAT, "tools": [{"type": "function"}]}, [{**CHAT, "tools": [{"type": "function"}]}]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_one_json_object_holds_rows_in_the_forms_that_people_have(
+    whole: dict[str, Any], rows: list[Any], indent: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(whole, indent=indent))
+    assert [row.value for row in rows_of(tmp_path / "a.json")] == rows
+
+
+@pytest.mark.parametrize("delimiter", [";", "|", "\t"])
+def test_a_csv_file_is_cut_by_what_its_header_has_most_of(delimiter: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f'prompt{delimiter}answer\n"1, 2{delimiter} 3"{delimiter}6\n')
+    (row,) = rows_of(tmp_path / "a.csv")
+    assert row.value == {"prompt": f"1, 2{delimiter} 3", "answer": "6"}
+
+
+def test_a_csv_file_in_utf_16_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("prompt,answer\n1,2\n".encode("utf-16"))
+    with pytest.raises(ConfigError, match=r"a.csv: it is UTF-16; save it as UTF-8"):
+        rows_of(tmp_path / "a.csv")
+
+
+def test_a_csv_row_with_too_many_fields_is_broken_and_an_empty_field_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('prompt,answer\n"a, b\nc",\nx,1,2,3\ny\n')
+    first, broken, short = rows_of(tmp_path / "a.csv")
+    assert first.value == {"prompt": "a, b\nc", "answer": None}
+    assert broken.value == Broken("2 fields more than the header names")
+    assert short.value == {"prompt": "y", "answer": None}
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.parquet", b"no"), ("a.arrow", b"no"), ("a.jsonl.gz", b"no")])
+def test_a_file_that_is_none_of_its_format_is_refused_by_its_name(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{name}: it cannot be read as"):
+        rows_of(tmp_path / name)
+
+
+def test_a_json_list_that_breaks_off_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[{"prompt": "1"}, {"prom')
+    with pytest.raises(ConfigError, match="not JSON to its end"):
+        rows_of(tmp_path / "a.json")
