@@ -46,9 +46,10 @@ def write_thinking_tokenizer(folder: Path) -> None:
 
 
 def write_calling_tokenizer(folder: Path, pieces: tuple[str, ...] = PIECES) -> None:
-    """In the place of the one of a tiny model, with as many tokens."""
+    """In the place of the one of a tiny model, with as many tokens. What is none of them is written as the last one:
+    a call that was cut off, and whose space at the end a client left out, can be sent again."""
     vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *pieces))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=pieces[-1]))
     longest_first = sorted(pieces, key=len, reverse=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(map(re.escape, longest_first))), "isolated")
     tokenizer.decoder = decoders.Fuse()
