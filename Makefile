@@ -27,6 +27,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
+# `.ci/run` takes tests/support/once_more.py, which runs what failed once more.
+PYTEST ?= -m pytest
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKSTART := $(if $(SEED),--seed $(SEED) --name quickstart-seed$(SEED)) $(ARGS)
 
@@ -38,20 +40,20 @@ quickstart: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	PYTHONPATH=tests $(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -m 'not long' -n auto --maxprocesses 4 --dist loadfile --durations=10
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration -m 'not long' --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/unit -m 'not long' -n auto --maxprocesses 4 --dist loadfile --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/integration -m 'not long' --durations=10
 
 test-long: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 FAULT_SCALE=0.02 KILLS=1 $(BIN)/python -m pytest tests/unit tests/integration tests/faults -m long $(ARGS)
+	OMP_NUM_THREADS=1 FAULT_SCALE=0.02 KILLS=1 $(BIN)/python $(PYTEST) tests/unit tests/integration tests/faults -m long $(ARGS)
 
 test-low-bit: $(VENV)/.installed-dev .venvs/low-bit/.installed
-	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.venvs/low-bit $(BIN)/python -m pytest tests/unit/streamrl/learner/optim/test_adamw_8bit.py \
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.venvs/low-bit $(BIN)/python $(PYTEST) tests/unit/streamrl/learner/optim/test_adamw_8bit.py \
 	  tests/unit/streamrl/learner/optim/test_adamw_8bit_ranks.py tests/unit/services/learner/test_core_adamw_8bit.py tests/unit/streamrl/config/test_keys_act.py -k 'adamw_8bit or low_bit or optimizer.kind'
 
 # The interpreter multiplies by numpy. A row of OpenBLAS's product depends on the row's place in the matrix on some
 # processors (Haswell, Zen), as no row of a GPU's tile does; its kernels for Nehalem run on any, and do not.
 test-kernels: $(VENV)/.installed-dev .venvs/triton/.installed
-	OMP_NUM_THREADS=1 OPENBLAS_CORETYPE=Nehalem PYTHONPATH=$(CURDIR)/.venvs/triton $(BIN)/python -m pytest -n auto --maxprocesses 4 \
+	OMP_NUM_THREADS=1 OPENBLAS_CORETYPE=Nehalem PYTHONPATH=$(CURDIR)/.venvs/triton $(BIN)/python $(PYTEST) -n auto --maxprocesses 4 \
 	  tests/unit/streamrl/engines/torch/cuda tests/unit/streamrl/learner/kernels \
 	  'tests/unit/streamrl/config/test_keys_act.py::test_a_key_changes_what_the_code_does[learner.execution.kernels]'
 
@@ -59,24 +61,24 @@ test-kernels: $(VENV)/.installed-dev .venvs/triton/.installed
 # verifiers brings versions of its own of what streamrl has, too: its tests run by its environment.
 test-environments: $(VENV)/.installed-dev .venvs/environments/.installed .venvs/openenv/.installed
 test-environments: .venvs/nemo-gym/.installed .venvs/verifiers/.installed
-	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.venvs/environments $(BIN)/python -m pytest tests/environments
-	OMP_NUM_THREADS=1 .venvs/verifiers/bin/python -m pytest tests/environments/test_verifiers.py tests/environments/test_train_client.py
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.venvs/environments $(BIN)/python $(PYTEST) tests/environments
+	OMP_NUM_THREADS=1 .venvs/verifiers/bin/python $(PYTEST) tests/environments/test_verifiers.py tests/environments/test_train_client.py
 
 # Published clients of the gateway, above streamrl's own environment. Connections that they leave open are theirs.
 test-clients: $(VENV)/.installed-dev .venvs/clients/.installed
-	OMP_NUM_THREADS=1 .venvs/clients/bin/python -m pytest -p no:unraisableexception tests/clients
+	OMP_NUM_THREADS=1 .venvs/clients/bin/python $(PYTEST) -p no:unraisableexception tests/clients
 
 test-faults: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/faults $(ARGS)
 
 test-service: export FAULT_SCALE ?= 1
 test-service: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit/streamrl/gateway/test_fuzz.py tests/service
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/unit/streamrl/gateway/test_fuzz.py tests/service
 
 engines: .venvs/vllm/.installed .venvs/sglang/.installed
 
 test-engines: $(VENV)/.installed-dev engines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/real $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/real $(ARGS)
 
 # The browser is the system's. Debian's packages are installed where that is allowed; without them the tests skip, by name.
 test-page: $(VENV)/.installed-dev .venvs/browser/.installed
@@ -85,7 +87,7 @@ test-page: $(VENV)/.installed-dev .venvs/browser/.installed
 	  echo "installing chromium and chromium-driver"; \
 	  apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium chromium-driver > /dev/null || true; \
 	fi
-	OMP_NUM_THREADS=1 PYTHONPATH=.venvs/browser $(BIN)/python -m pytest tests/browser -rs
+	OMP_NUM_THREADS=1 PYTHONPATH=.venvs/browser $(BIN)/python $(PYTEST) tests/browser -rs
 
 # Of Debian, where that is allowed; without it its tests skip, by name.
 bubblewrap:
