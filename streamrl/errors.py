@@ -9,6 +9,7 @@
     |   +-- ProcessDiedError a process of ours ended without a word; starting it again may help
     |   +-- StartAgainError  memory does not have what the disk has; from there the system can go on
     |   +-- FencedError      a replaced part tried to act
+    |   +-- BatchDependenceError   a result depends on what shares its batch
     |   +-- NonFiniteError   a number that must be finite is not
     |   +-- DroppedError     a submitted prompt will not be trained
     +-- DataError            bytes on disk or on the wire are not what they claim to be   exit code 4
@@ -86,6 +87,10 @@ class StartAgainError(ComponentError):
 
 class FencedError(ComponentError):
     """A part that was replaced, or lost its epoch, tried to act."""
+
+
+class BatchDependenceError(ComponentError):
+    """On this machine a request's result depends on what shares its batch, whatever multiplies its rows."""
 
 
 class NonFiniteError(ComponentError):

@@ -13,6 +13,7 @@ evaluation beside the stream, resuming, killable rewards, more than one rank, ad
 that is right now and then.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +54,7 @@ from streamrl.reference_auxiliary import Cut, make_plain_auxiliary_model
 from streamrl.rewards.base import RewardItem, component_columns, with_components
 from streamrl.rewards.build import make_scorer
 from streamrl.scheduling.curriculum import Curriculum, next_turn
+from streamrl.system.strict_products import strict_variables
 from streamrl.tasks.base import Prompt, Task
 from streamrl.tasks.load import open_task
 from streamrl.tasks.order import order_of
@@ -328,7 +330,7 @@ class Reference:
             model = load_model(self.folder, self.config.model.dtype)
             most = model.config.get_text_config().max_position_embeddings - rollout.sampling.max_new_tokens
             longest = check_prompts(self.task, self.tokenizer, most)
-            return TorchEngine(
+            engine = TorchEngine(
                 model,
                 Version(0, -1),
                 slots=rollout.slots,
@@ -337,6 +339,9 @@ class Reference:
                 device=rollout.device,
                 deterministic=rollout.batch_invariant,
             )
+            # It chooses how rows are multiplied, so it has to be that of a replica.
+            engine.self_test(required=rollout.deterministic is True)
+            return engine
 
 
 def lay_out(step: int, samples: list[Sample], scores: list[Score]) -> RolloutRows:
@@ -362,6 +367,9 @@ def lay_out(step: int, samples: list[Sample], scores: list[Score]) -> RolloutRow
 def main() -> None:
     """Print one line a step."""
     config = load_args(Path(sys.argv[1]), sys.argv[2:])
+    if config.rollout.keeps_rows_apart:
+        # As the running system does for its parts; nothing was computed yet.
+        os.environ.update(strict_variables(os.environ))
     for record in Reference(config).steps():
         print(
             f"step {record.step}  reward {record.reward_mean:.3f}  loss {record.loss:+.6f}  "

@@ -159,10 +159,28 @@ class ServerLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """How an engine multiplies rows so that none depends on another: its bits are those of this way, on this processor.
+
+    rung: `plain`, `strict`, `tiles` or `own` (`streamrl.engines.torch.products`); `none` where none of them holds, and
+    results depend on what shares a batch. why: it is that one. processor: and the variables that make a library take
+    it for another.
+    """
+
+    rung: str
+    why: str
+    processor: str
+
+    def __str__(self) -> str:
+        return f"products of rows: {self.rung}; {self.why} ({self.processor})"
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Counters since start (tokens, requests) and gauges (running, waiting, kv_bytes_*). load: what a server said of
     itself last; None before that, and of an engine that keeps room for each of its slots. kept_tokens: of prompts,
-    whose keys and values an earlier request of their conversation had left; of the engines of this process."""
+    whose keys and values an earlier request of their conversation had left; of the engines of this process.
+    arithmetic: of an engine that was asked for results that do not depend on what shares a batch."""
 
     running: int
     waiting: int
@@ -173,6 +191,7 @@ class EngineStats:
     version: Version
     load: ServerLoad | None = None
     kept_tokens: int = 0
+    arithmetic: Arithmetic | None = None
 
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True):

@@ -27,6 +27,7 @@ def numbers(seed: int) -> dict[str, str]:
     flags, tokens = rng.random(5) < 0.3, np.zeros(5, np.int64)
     source, targets = np.arange(3), np.arange(6)
     calls = {
+        "multiply": (normal(35, 33), normal(5, 33), normal(35, 5)),
         "exponentials": (-np.abs(normal(33)) * 9, np.zeros(33, np.int32)),
         "rms_norm": (normal(5, 33), norm[0], EPS, normal(5, 33)),
         "rotate": (normal(5, 6, 32), normal(5, 32), EPS, normal(50, 32), normal(50, 32), positions, 5, row[:32]),

@@ -26,7 +26,7 @@ def build_engine(
     folder when None. replica: whose engine it is, "" for nobody's. Call it in the thread that will step the engine: it
     sets that thread's number of torch threads. Raises ConfigError for a model that the engine cannot serve, for a KV
     cache that is too small for one request, and for a server that is not installed; ComponentError when this machine's
-    arithmetic breaks the promise of `rollout.deterministic`, or a server does not start.
+    arithmetic breaks the promise of `rollout.deterministic = true`, or a server does not start.
     """
     if config.rollout.engine == "scripted":
         return _scripted(config, model_folder, max_length, replica)
@@ -68,7 +68,7 @@ def _torch(config: Config, model_folder: Path, max_length: int) -> Engine:
         deterministic=rollout.batch_invariant,
     )
     if rollout.batch_invariant:
-        engine.self_test()
+        engine.self_test(required=rollout.deterministic is True)
     return engine
 
 

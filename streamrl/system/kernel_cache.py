@@ -23,6 +23,11 @@ def keep_kernels_of(module: str) -> None:
     config.CACHE_DIR = str(cache_folder("kernels") or tempfile.mkdtemp(prefix="streamrl-kernels-"))
 
 
+def compiles_kernels() -> bool:
+    """Whether numba compiles in this process: NUMBA_DISABLE_JIT in its environment forbids it."""
+    return not config.DISABLE_JIT
+
+
 def _takes(package: Path) -> bool:
     beside = package / "__pycache__"
     there = beside if beside.exists() else package

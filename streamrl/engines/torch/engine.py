@@ -25,10 +25,12 @@ from streamrl.engines.torch.admission import Reading, Rest, Segment, admit, find
 from streamrl.engines.torch.arrangement import arrange
 from streamrl.engines.torch.batch_invariance import prove_batch_invariance
 from streamrl.engines.torch.kept import KeptPrefixes
+from streamrl.engines.torch.ladder import Ladder
 from streamrl.engines.torch.paths import ModelPath, path_for
+from streamrl.engines.torch.products import RowProducts
 from streamrl.engines.torch.serving import ServingWeights, WeightSet
 from streamrl.engines.torch.slots import SlotTable
-from streamrl.errors import ComponentError, ConfigError
+from streamrl.errors import BatchDependenceError, ComponentError, ConfigError
 from streamrl.models.gpu import explained_out_of_memory, usable_device
 from streamrl.scheduling.partial_rollouts import ended_as, unstarted
 from streamrl.types import (
@@ -52,6 +54,8 @@ class TorchEngine:
     dtype: of weights, activations and KV cache; that of the weights by default.
     compiled: whether a GPU runs captured graphs of our kernels (`cuda`), and float32 on a CPU compiled ones
     (`eager.kernels`); without it all runs by torch's own operators.
+    products: how rows are multiplied with `deterministic`, and what to descend to; by default the ways that hold on
+    this machine, the fastest first.
 
     Raises ConfigError for a model it cannot run exactly, for a `max_length` over the model's context, and for
     `kv_bytes` that do not hold one request.
@@ -77,6 +81,7 @@ class TorchEngine:
         deterministic: bool = True,
         dtype: torch.dtype | None = None,
         compiled: bool = True,
+        products: Sequence[RowProducts] = (),
     ) -> None:
         tensors = _weights_of(model, tensors)
         self._dtype = dtype or next(one.dtype for one in tensors.values() if one.is_floating_point())
@@ -93,20 +98,28 @@ class TorchEngine:
         with explained_out_of_memory("the model", "free the GPU, or take a smaller model or a larger GPU"):
             self._serving = ServingWeights(path.new_weights, path.weights_over, self._device, in_place=in_place)
             self._serving.current.copy_from(tensors)
-        with explained_out_of_memory("the KV cache with the passes", "lower rollout.kv_bytes or rollout.slots"):
-            size = {"slots": slots, "max_length": max_length, "kv_bytes": kv_bytes}
-            self._runner = path.runner(self._serving.current, **size, deterministic=deterministic)
+        self._size = {"slots": slots, "max_length": max_length, "kv_bytes": kv_bytes}
+        self._ladder = Ladder(path.shapes, self._dtype, self._device, products) if deterministic else None
+        self._make_runner()
         self._version = version
         self._drained: tuple[Version, WeightSet] | None = None
         self._stale_cache = False
-        self._table = SlotTable(self._runner.slots, max_length)
-        self._kept = KeptPrefixes(self._runner.slots) if self._runner.reads_rests else None
         self._waiting: deque[GenerationRequest] = deque()
         self._ended: list[GenerationResult] = []
         self._generated = 0
         self._finished = 0
         self._kept_tokens = 0
         self._closed = False
+
+    def _make_runner(self) -> None:
+        """Run as the ladder says from now on, with an empty cache."""
+        if runner := self.__dict__.pop("_runner", None):
+            runner.close()
+        products = None if self._ladder is None else self._ladder.products
+        with explained_out_of_memory("the KV cache with the passes", "lower rollout.kv_bytes or rollout.slots"):
+            self._runner = self._path.runner(self._serving.current, **self._size, products=products)
+        self._table = SlotTable(self._runner.slots, self._max_length)
+        self._kept = KeptPrefixes(self._runner.slots) if self._runner.reads_rests else None
 
     def _choose_path(self, model: PreTrainedModel | PretrainedConfig, compiled: bool) -> ModelPath:
         return path_for(model, self._dtype, self._device, compiled=compiled)
@@ -211,14 +224,29 @@ class TorchEngine:
         self._check_open()
         return self._table.partials(least, among)
 
-    def self_test(self) -> None:
-        """Prove on this machine, with these weights, that results do not depend on the batch. To be called once,
-        while idle, by whoever promises `deterministic`. Raises ComponentError that names what differed."""
+    def self_test(self, *, required: bool = True) -> None:
+        """Prove on this machine, with these weights, that results do not depend on the batch, and multiply rows in the
+        fastest way of which that is true. To be called once, while idle, by whoever promises `deterministic`. Where it
+        is true of none: raises BatchDependenceError that names what differed, or, unless `required`, goes on without
+        the promise (see `stats().arithmetic`)."""
         if self.has_work:
             raise ComponentError("torch engine, self-test: requests are running; test before the first one")
         counters = self._generated, self._finished
-        prove_batch_invariance(self, vocab_size=self._path.vocab_size, max_length=self._max_length)
+        while self._ladder is not None and (found := self._dependence()) is not None:
+            self._ladder.descend(found, required)
+            self._deterministic = self._ladder.holds
+            self._make_runner()
+            if not self._deterministic:
+                break
         self._generated, self._finished = counters
+
+    def _dependence(self) -> BatchDependenceError | None:
+        """What the proof finds."""
+        try:
+            prove_batch_invariance(self, vocab_size=self._path.vocab_size, max_length=self._max_length)
+        except BatchDependenceError as found:
+            return found
+        return None
 
     def stats(self) -> EngineStats:
         self._check_open()
@@ -231,6 +259,7 @@ class TorchEngine:
             kv_bytes_total=self._runner.total_bytes,
             version=self._version,
             kept_tokens=self._kept_tokens,
+            arithmetic=None if self._ladder is None else self._ladder.arithmetic,
         )
 
     def close(self) -> None:

@@ -4,44 +4,50 @@ Guaranteed: both are exact, and a model that neither computes exactly is refused
 takes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from streamrl.engines.torch.batch_invariance import LEAST_ROWS
 from streamrl.engines.torch.eager.decoder import Decoder
 from streamrl.engines.torch.eager.kernel_decoder import KernelDecoder
 from streamrl.engines.torch.eager.kv import KvCache
-from streamrl.engines.torch.eager.runner import EagerRunner, least_rows
+from streamrl.engines.torch.eager.runner import EagerRunner
 from streamrl.engines.torch.families import describe
 from streamrl.engines.torch.general.cache import LayeredCache
 from streamrl.engines.torch.general.decoder import GeneralDecoder
 from streamrl.engines.torch.general.model import GeneralModel, steady_length
 from streamrl.engines.torch.general.self_test import require_exact
 from streamrl.engines.torch.general.weights import NamedWeights
+from streamrl.engines.torch.ladder import LEAST_ROWS
+from streamrl.engines.torch.products import PlainProducts, RowProducts
 from streamrl.engines.torch.runner import Runner
 from streamrl.engines.torch.serving import WeightSet
-from streamrl.engines.torch.weights import FusedWeights, products
+from streamrl.engines.torch.weights import FusedWeights, product_shapes
 from streamrl.errors import ConfigError
+from streamrl.system.kernel_cache import compiles_kernels
 
 
 class ModelPath(Protocol):
-    """How a model is run. `runs_graphs`: whether the weights that serve stay where they are."""
+    """How a model is run. runs_graphs: whether the weights that serve stay where they are. shapes: [inner, columns] of
+    the weights that it multiplies with."""
 
     vocab_size: int
     context: int
     runs_graphs: bool
+    shapes: Collection[tuple[int, int]]
 
     def new_weights(self) -> WeightSet: ...
 
     def weights_over(self, tensors: Mapping[str, torch.Tensor]) -> WeightSet: ...
 
     def runner(
-        self, weights: WeightSet, *, slots: int, max_length: int, kv_bytes: int, deterministic: bool
-    ) -> Runner: ...
+        self, weights: WeightSet, *, slots: int, max_length: int, kv_bytes: int, products: RowProducts | None
+    ) -> Runner:
+        """products: how rows are multiplied, so that none depends on another; None where they may."""
+        ...
 
 
 def path_for(
@@ -64,10 +70,12 @@ class FamilyPath:
     """Llama, Qwen2, Qwen3: fused weights, by torch's operators, compiled kernels or captured graphs."""
 
     def __init__(self, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, compiled: bool) -> None:
-        self._config, self._dtype, self._device, self._compiled = config, dtype, device, compiled
+        self._config, self._dtype, self._device = config, dtype, device
+        self._compiled = compiled and (device.type != "cpu" or compiles_kernels())
         self._shape = describe(config)
         self.vocab_size, self.context = self._shape.vocab_size, self._shape.context
-        self.runs_graphs = compiled and device.type == "cuda" and find_spec("triton") is not None
+        self.shapes = product_shapes(self._shape)
+        self.runs_graphs = self._compiled and device.type == "cuda" and find_spec("triton") is not None
 
     def new_weights(self) -> FusedWeights:
         return FusedWeights(self._shape, self._dtype, self._device)
@@ -76,22 +84,23 @@ class FamilyPath:
         return FusedWeights.over(self._shape, self._dtype, tensors)
 
     def runner(
-        self, weights: FusedWeights, *, slots: int, max_length: int, kv_bytes: int, deterministic: bool
+        self, weights: FusedWeights, *, slots: int, max_length: int, kv_bytes: int, products: RowProducts | None
     ) -> Runner:
         size = {"slots": slots, "max_length": max_length, "kv_bytes": kv_bytes}
         if self.runs_graphs:
             from streamrl.engines.torch.cuda.runner import GraphRunner
 
-            kind = {"dtype": self._dtype, "device": self._device, "deterministic": deterministic}
+            kind = {"dtype": self._dtype, "device": self._device, "deterministic": products is not None}
             return GraphRunner(self._config, self._shape, weights, **size, **kind)
-        rows = least_rows(products(self._shape), self._dtype, self._device) if deterministic else 1
+        products = products or PlainProducts()
         cache = KvCache(self._shape, **size, dtype=self._dtype, device=self._device)
-        return EagerRunner(self._decoder(max_length, rows), cache, min_rows=rows, device=self._device)
+        decoder = self._decoder(max_length, products)
+        return EagerRunner(decoder, cache, min_rows=products.min_rows, device=self._device)
 
-    def _decoder(self, max_length: int, min_rows: int) -> Decoder:
+    def _decoder(self, max_length: int, products: RowProducts) -> Decoder:
         if self._compiled and self._device.type == "cpu" and self._dtype is torch.float32:
-            return KernelDecoder(self._config, self._shape, max_length=max_length, min_rows=min_rows)
-        kind = {"dtype": self._dtype, "device": self._device, "min_rows": min_rows}
+            return KernelDecoder(self._config, self._shape, max_length=max_length, products=products)
+        kind = {"dtype": self._dtype, "device": self._device, "products": products}
         return Decoder(self._config, self._shape, max_length=max_length, **kind)
 
 
@@ -106,6 +115,7 @@ class GeneralPath:
         text = (model if isinstance(model, PretrainedConfig) else model.config).get_text_config()
         self.vocab_size, self.context = text.vocab_size, text.max_position_embeddings
         self._steady = steady_length(text)
+        self.shapes = self._model.products()
 
     def new_weights(self) -> NamedWeights:
         return self._model.new_weights()
@@ -114,7 +124,7 @@ class GeneralPath:
         return self._model.weights_over(tensors)
 
     def runner(
-        self, weights: NamedWeights, *, slots: int, max_length: int, kv_bytes: int, deterministic: bool
+        self, weights: NamedWeights, *, slots: int, max_length: int, kv_bytes: int, products: RowProducts | None
     ) -> Runner:
         if max_length > self._steady:
             raise ConfigError(
@@ -125,7 +135,9 @@ class GeneralPath:
         sizes = self._model.layer_sizes(weights)
         kind = {"dtype": self._dtype, "device": self._device}
         require_exact(self._model, weights, sizes, self.vocab_size, **kind)
-        rows = least_rows(self._model.products(), self._dtype, self._device) if deterministic else 1
+        # What is no linear layer, a recurrence for one, goes by the library whatever multiplies the rows of those.
+        rows = 1 if products is None else max(products.min_rows, LEAST_ROWS)
+        self._model.run_experts(apart=products is not None and not isinstance(products, PlainProducts))
         cache = LayeredCache(sizes, slots=slots, max_length=max_length, kv_bytes=kv_bytes, **kind)
-        decoder = GeneralDecoder(self._model, max_length, max(rows, LEAST_ROWS if deterministic else 1), self._device)
+        decoder = GeneralDecoder(self._model, max_length, rows, self._device, products or PlainProducts())
         return EagerRunner(decoder, cache, min_rows=rows, device=self._device)

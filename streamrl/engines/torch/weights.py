@@ -160,7 +160,7 @@ class FusedWeights:
             view.copy_(tensors[name])
 
 
-def products(shape: ModelShape) -> set[tuple[int, int]]:
+def product_shapes(shape: ModelShape) -> set[tuple[int, int]]:
     """[inner length, columns] of every fused weight that a pass multiplies with."""
     hidden, query = shape.hidden_size, shape.num_heads * shape.head_dim
     return {

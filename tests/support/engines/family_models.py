@@ -48,8 +48,8 @@ GRANITE = {
 
 
 class Family(NamedTuple):
-    """kind: `model_type`. more: of its configuration. invariant: whether rows of a pass are independent of each other:
-    experts have as many rows as choose them. trains: whether the learner takes it."""
+    """kind: `model_type`. more: of its configuration. invariant: whether some way to multiply keeps rows of a
+    pass independent of each other. trains: whether the learner takes it."""
 
     kind: str
     more: dict[str, Any]
@@ -75,11 +75,9 @@ FAMILIES = {
         Family("seed_oss", {}),
         Family("exaone4", {"sliding_window": 6, "num_hidden_layers": 4}),
         Family("cohere2", {"sliding_window": 6, "num_hidden_layers": 4, "logit_scale": 0.3}),
-        Family("qwen3_moe", {"num_experts": 4, **MOE}, invariant=False),
-        Family(
-            "gpt_oss", {"num_local_experts": 4, "sliding_window": 6, "num_hidden_layers": 4, **MOE}, invariant=False
-        ),
-        Family("qwen3_5_text", {**DELTA, **HYBRID}),
+        Family("qwen3_moe", {"num_experts": 4, **MOE}),
+        Family("gpt_oss", {"num_local_experts": 4, "sliding_window": 6, "num_hidden_layers": 4, **MOE}),
+        Family("qwen3_5_text", {**DELTA, **HYBRID}, invariant=False),
         Family("qwen3_next", {**DELTA, **HYBRID, **MOE, **SHARED, "num_experts": 4}, invariant=False),
         Family("lfm2", {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4}),
         Family("mamba2", {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 8}),

@@ -1,8 +1,8 @@
 """The forward pass of a Llama-like decoder over packed tokens and the KV cache.
 
-Guaranteed: each row's numbers depend on its own tokens and cached keys only, to the bit, as long as the matrix library
-keeps rows independent (`batch_invariance` measures from how many rows on it does; see `attention` for the rest). It
-computes what transformers computes for the families in `families`, with fused products. It knows no requests.
+Guaranteed: each row's numbers depend on its own tokens and cached keys only, to the bit, as far as its `RowProducts`
+keep rows independent (see `attention` for the rest). It computes what transformers computes for the families in
+`families`, with fused products. It knows no requests.
 
 Shapes: T packed tokens, N running slots, E hidden size, H heads, D head_dim.
 """
@@ -18,6 +18,7 @@ from streamrl.engines.torch.eager.kv import KvCache
 from streamrl.engines.torch.eager.passes import Keys, LibraryPass, Pass, PassMaker
 from streamrl.engines.torch.eager.plan import Plan
 from streamrl.engines.torch.families import ModelShape
+from streamrl.engines.torch.products import RowProducts
 from streamrl.engines.torch.sampling import SamplingRows, choose
 from streamrl.engines.torch.weights import FusedWeights, LayerWeights
 
@@ -41,11 +42,13 @@ class Decoder:
         max_length: int,
         dtype: torch.dtype,
         device: torch.device,
-        min_rows: int,
+        products: RowProducts,
     ) -> None:
         self._shape = shape
+        self._products = products
         self._eps = torch.tensor(shape.rms_norm_eps, dtype=torch.float32, device=device)
-        self._maker = PassMaker(config, shape, max_length=max_length, dtype=dtype, device=device, min_rows=min_rows)
+        kind = {"dtype": dtype, "device": device, "min_rows": products.min_rows}
+        self._maker = PassMaker(config, shape, max_length=max_length, **kind)
 
     def begin(self, plan: Plan, cache: KvCache) -> Pass:
         return self._maker.make(plan, cache)
@@ -76,7 +79,7 @@ class Decoder:
                 return None
             x_TE = self._mix(x_TE, attended_TE, layer)
         hidden = self._norm(x_TE, weights.final_norm)
-        logits = torch.mm(hidden, weights.head)[: shared.rows].float()
+        logits = self._products.linear(hidden, weights.head, None)[: shared.rows].float()
         return logits if shared.row_of_slot is None else logits.index_select(0, shared.row_of_slot)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -91,7 +94,7 @@ class Decoder:
     def _project(self, x_TE: torch.Tensor, layer: LayerWeights, shared: Pass) -> torch.Tensor:
         """Query, key and value heads, [T, H + 2 kv_heads, D], rotated."""
         shape = self._shape
-        projected = linear(self._norm(x_TE, layer.input_norm), layer.qkv, layer.qkv_bias)
+        projected = self._products.linear(self._norm(x_TE, layer.input_norm), layer.qkv, layer.qkv_bias)
         heads = projected.view(-1, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
         self._rotate(heads, layer, shared)
         return heads
@@ -158,22 +161,11 @@ class Decoder:
 
     def _mix(self, x_TE: torch.Tensor, attended_TE: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
         """Output projection and gated MLP, each added to the residual."""
-        x_TE = add_linear(x_TE, attended_TE, layer.output, layer.output_bias)
-        both = linear(self._norm(x_TE, layer.post_norm), layer.gate_up, layer.gate_up_bias)
-        return add_linear(x_TE, self._gate(both), layer.down, layer.down_bias)
+        x_TE = self._products.add_linear(x_TE, attended_TE, layer.output, layer.output_bias)
+        both = self._products.linear(self._norm(x_TE, layer.post_norm), layer.gate_up, layer.gate_up_bias)
+        return self._products.add_linear(x_TE, self._gate(both), layer.down, layer.down_bias)
 
     def _gate(self, both: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up, [T, I], of their joint projection [T, 2 I]."""
         gate, up = both.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
-
-
-def add_linear(x: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x + linear(inner), the sum inside the product where there is no bias."""
-    if bias is None:
-        return torch.addmm(x, inner, weight)
-    return x + torch.addmm(bias, inner, weight)
-
-
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)

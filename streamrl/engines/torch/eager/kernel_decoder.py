@@ -1,4 +1,4 @@
-"""The decoder for float32 on a CPU: matrix products by torch, all else by compiled kernels.
+"""The decoder for float32 on a CPU: matrix products by `RowProducts`, all else by compiled kernels.
 
 Guaranteed: what `Decoder` guarantees, and the same numbers but for rounding. It reads of the cache what a row sees
 and no more, so rows need no order. It knows no requests.
@@ -17,6 +17,7 @@ from streamrl.engines.torch.eager.kv import KvCache
 from streamrl.engines.torch.eager.passes import Pass, to_device, upload_groups
 from streamrl.engines.torch.eager.plan import Plan
 from streamrl.engines.torch.families import ModelShape, rope_tables
+from streamrl.engines.torch.products import RowProducts
 from streamrl.engines.torch.sampling import SamplingRows, sampled_scores
 from streamrl.engines.torch.weights import LayerWeights
 from streamrl.types import LongArray
@@ -41,9 +42,9 @@ class KernelDecoder(Decoder):
     sorts_rows = False
     reads_rests = True
 
-    def __init__(self, config: PretrainedConfig, shape: ModelShape, *, max_length: int, min_rows: int) -> None:
+    def __init__(self, config: PretrainedConfig, shape: ModelShape, *, max_length: int, products: RowProducts) -> None:
         self._shape = shape
-        self._min_rows = min_rows
+        self._products = products
         self._eps_value = np.float32(shape.rms_norm_eps)
         cos, sin = rope_tables(config, max_length, torch.float32, CPU)
         self._cos, self._sin = cos.numpy(), sin.numpy()
@@ -58,7 +59,7 @@ class KernelDecoder(Decoder):
         return KernelPass(
             slots=len(plan.slot_positions),
             rows=plan.decode_rows,
-            kept=max(plan.decode_rows, self._min_rows),
+            kept=max(plan.decode_rows, self._products.min_rows),
             by_cache=plan.decode_rows + len(plan.rest_slots),
             token_ids=to_device(plan.token_ids, CPU),
             row_of_slot=None if plan.row_of_slot is None else to_device(plan.row_of_slot, CPU),

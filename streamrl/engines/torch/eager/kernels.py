@@ -44,6 +44,7 @@ _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _P0, _P1, _P2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
 _P3, _P4, _P5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 _LOWEST = np.float32(-87.3)
+_ROWS = 32
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 
 
@@ -97,6 +98,18 @@ def _across(builder: Any, lanes: Any) -> Any:
         ]
         lanes = builder.fadd(*halves)
     return builder.extract_element(lanes, ir.IntType(32)(0))
+
+
+@njit(**_OPTIONS)
+def multiply(x_RI: FloatArray, weight_OI: FloatArray, out_RO: FloatArray) -> None:
+    """out = x weight^T, each number the `dot` of a row and a row of the weight. A block of rows at a time, so that
+    they stay near while the weight passes by."""
+    for first in range(0, x_RI.shape[0], _ROWS):
+        last = min(first + _ROWS, x_RI.shape[0])
+        for o in range(weight_OI.shape[0]):
+            weight = weight_OI[o]
+            for r in range(first, last):
+                out_RO[r, o] = dot(x_RI[r], weight)
 
 
 @njit(**_OPTIONS)

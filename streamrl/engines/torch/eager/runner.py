@@ -3,14 +3,13 @@
 Guaranteed: KV memory is allocated once; a number that is not finite reaches no other row.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from streamrl.engines.torch.admission import PREFILL_TOKENS, Admission, Budget, Rest, Segment, SlotBudget
-from streamrl.engines.torch.batch_invariance import LEAST_ROWS, independent_rows
 from streamrl.engines.torch.eager.attention import round_up
 from streamrl.engines.torch.eager.passes import to_device
 from streamrl.engines.torch.eager.plan import Plan, plan_pass
@@ -165,12 +164,6 @@ class EagerRunner:
 
     def close(self) -> None:
         del self._cache
-
-
-def least_rows(products: Collection[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> int:
-    """Rows from which on the products ([inner length, columns] each) keep rows independent."""
-    # Measured for a CPU alone; a GPU's kernels change at other places, and `self_test` says whether that matters.
-    return independent_rows(set(products), dtype) if device.type == "cpu" else LEAST_ROWS
 
 
 def _sampling_rows(table: SlotTable, device: torch.device) -> SamplingRows:

@@ -16,9 +16,11 @@ from streamrl.engines.torch.eager.passes import Group, to_device, upload_groups
 from streamrl.engines.torch.eager.plan import Plan
 from streamrl.engines.torch.general.attention import Form, attend, hidden_of
 from streamrl.engines.torch.general.cache import LayeredCache
+from streamrl.engines.torch.general.linear_layers import linear_layers_by
 from streamrl.engines.torch.general.mixing import Prompts, mix_tokens, prompts_of
 from streamrl.engines.torch.general.model import GeneralModel
 from streamrl.engines.torch.general.weights import NamedWeights
+from streamrl.engines.torch.products import RowProducts
 from streamrl.engines.torch.sampling import SamplingRows, choose
 from streamrl.models.mixers import Mix
 
@@ -54,8 +56,11 @@ class GeneralDecoder:
     sorts_rows = False
     reads_rests = False
 
-    def __init__(self, model: GeneralModel, max_length: int, min_rows: int, device: torch.device) -> None:
+    def __init__(
+        self, model: GeneralModel, max_length: int, min_rows: int, device: torch.device, products: RowProducts
+    ) -> None:
         self._model = model
+        self._products = products
         self._min_rows = min_rows
         self._device = device
         self._places = torch.arange(round_up(max_length), device=device)
@@ -99,7 +104,8 @@ class GeneralDecoder:
         def mixed(module: int, forward: Mix, hidden: torch.Tensor) -> torch.Tensor:
             return mix_tokens(module, forward, hidden, shared, cache.states)
 
-        logits = self._model.logits(weights, shared.token_ids, shared.positions, shared.kept, own, mixed)
+        with linear_layers_by(self._products):
+            logits = self._model.logits(weights, shared.token_ids, shared.positions, shared.kept, own, mixed)
         if not shared.rows:
             return None
         logits = logits[: shared.rows]

@@ -73,6 +73,12 @@ class GeneralModel:
         linears = [module for module in self._module.modules() if isinstance(module, nn.Linear)]
         return {(one.in_features, one.out_features) for one in linears}
 
+    def run_experts(self, *, apart: bool) -> None:
+        """apart: one expert's rows after the other's, by linear layers like all others; else as transformers finds
+        best, which multiplies them in groups."""
+        if self._module._can_set_experts_implementation():
+            self._module.set_experts_implementation("eager" if apart else None)
+
     def logits(
         self,
         weights: NamedWeights,

@@ -13,6 +13,7 @@ from streamrl.engines.torch.general.cache import LayeredCache, ModelSizes
 from streamrl.engines.torch.general.decoder import GeneralDecoder
 from streamrl.engines.torch.general.model import WAY_OUT, GeneralModel
 from streamrl.engines.torch.general.weights import NamedWeights
+from streamrl.engines.torch.products import PlainProducts
 from streamrl.errors import ConfigError
 
 LENGTHS = (9, 6)
@@ -36,7 +37,7 @@ def require_exact(
     forward of transformers."""
     most = max(LENGTHS)
     cache = LayeredCache(sizes, slots=len(LENGTHS), max_length=most, kv_bytes=2**40, dtype=dtype, device=device)
-    decoder = GeneralDecoder(model, most, 1, device)
+    decoder = GeneralDecoder(model, most, 1, device, PlainProducts())
     texts = [(np.arange(length) * 5 + 3 * length) % vocab_size for length in LENGTHS]
     farthest = 0.0
     for step in range(STEPS, 0, -1):

@@ -11,11 +11,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCau
 
 from streamrl.engines.torch import TorchEngine
 from streamrl.engines.torch.arrangement import CLASS_TOKENS, arrange, key_ranges
-from streamrl.engines.torch.batch_invariance import KEY_BLOCK, independent_rows, prove_batch_invariance
+from streamrl.engines.torch.batch_invariance import KEY_BLOCK, prove_batch_invariance
 from streamrl.engines.torch.eager.attention import attend, causal_attention, length_mask, round_up
+from streamrl.engines.torch.eager.own_products import OwnProducts
 from streamrl.engines.torch.eager.plan import Segment, plan_pass
+from streamrl.engines.torch.products import TILE, PlainProducts, TiledProducts
 from streamrl.engines.torch.slots import SlotTable
-from streamrl.errors import ComponentError
+from streamrl.errors import BatchDependenceError, ComponentError
 from streamrl.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, Version
 
 VOCAB = 211
@@ -40,20 +42,17 @@ def model(request: pytest.FixtureRequest):
     return Qwen2ForCausalLM(config).eval()
 
 
-def engine_of(model, *, slots: int = 24, max_length: int = 640, compiled: bool = True) -> TorchEngine:
-    return TorchEngine(model, Version(0, 0), slots=slots, max_length=max_length, kv_bytes=2**28, compiled=compiled)
+def engine_of(model, *, slots: int = 24, max_length: int = 640, **more: object) -> TorchEngine:
+    return TorchEngine(model, Version(0, 0), slots=slots, max_length=max_length, kv_bytes=2**28, **more)
 
 
-@pytest.mark.parametrize("inner", [20, 64, 112, 176, 256, 896, 2048])
-def test_products_of_as_many_rows_as_measured_keep_rows_independent(inner: int):
-    # With AVX-512 products with an inner length of 896 need 16 rows, those with one of 64 need 3.
-    columns = 320
-    least = independent_rows([(inner, columns)], torch.float32)
-    random = torch.Generator().manual_seed(inner + 1)
-    weight, rows = torch.randn(columns, inner, generator=random).t(), torch.randn(300, inner, generator=random)
-    whole = torch.mm(rows, weight)
-    differing = [n for n in range(least, 300) if not torch.equal(torch.mm(rows[:n], weight), whole[:n])]
-    assert not differing
+RUNGS: dict[str, dict[str, object]] = {
+    "the fastest": {},
+    "tiles": {"products": [TiledProducts()]},
+    "large tiles": {"products": [TiledProducts((64, TILE))]},
+    "own": {"products": [OwnProducts()]},
+}
+"""Ways to multiply rows; a large tile gives the bits of a small one on each processor that was seen."""
 
 
 def random_requests(*, number: int, seed: int) -> list[GenerationRequest]:
@@ -88,16 +87,20 @@ def run_scattered(
     return results
 
 
-@pytest.mark.parametrize(("seed", "compiled"), [(0, True), (1, True), (0, False)])
-def test_invariant_4_results_are_bit_equal_alone_and_in_any_crowd(model, seed: int, compiled: bool):
+@pytest.mark.parametrize(
+    ("seed", "compiled", "rung"),
+    [*((0, True, rung) for rung in RUNGS), (1, True, "the fastest"), (0, False, "the fastest"), (1, False, "tiles")],
+)
+def test_invariant_4_results_are_bit_equal_alone_and_in_any_crowd(model, seed: int, compiled: bool, rung: str):
     print(f"random seed of the requests and arrivals: {seed}")
     requests = random_requests(number=30, seed=seed)
-    lonely = engine_of(model, slots=1, compiled=compiled)
+    kind = {"compiled": compiled, **RUNGS[rung]}
+    lonely = engine_of(model, slots=1, **kind)
     alone = {request.request_id: lonely.generate([request])[0] for request in requests}
-    crowd_of_40 = engine_of(model, slots=40, compiled=compiled)
+    crowd_of_40 = engine_of(model, slots=40, **kind)
     crowds = {
         "at once": {result.request_id: result for result in crowd_of_40.generate(requests)},
-        "scattered": run_scattered(engine_of(model, slots=7, compiled=compiled), requests, seed=seed),
+        "scattered": run_scattered(engine_of(model, slots=7, **kind), requests, seed=seed),
     }
     for name, crowd in crowds.items():
         for request_id, expected in alone.items():
@@ -117,6 +120,37 @@ def test_the_self_test_passes_here_and_leaves_no_trace(model):
 
 def test_the_self_test_runs_on_an_engine_of_few_slots_and_short_requests(model):
     engine_of(model, slots=2, max_length=8).self_test()
+
+
+class CompanyProducts(PlainProducts):
+    """A library whose numbers depend on how many rows there are: the first and the last kernel differ."""
+
+    def linear(self, x_RI: torch.Tensor, weight_IO: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
+        return super().linear(x_RI, weight_IO, bias_O) * (1.0 if len(x_RI) < 7 else 1.0 + 2.0**-20)
+
+
+def test_a_way_to_multiply_that_the_proof_shows_to_depend_is_left_for_the_next(model):
+    engine = engine_of(model, products=[CompanyProducts(), OwnProducts()])
+    engine.self_test()
+    arithmetic = engine.stats().arithmetic
+    assert arithmetic is not None
+    assert arithmetic.rung == "own"
+
+
+def test_without_a_way_that_holds_the_promise_is_refused_or_given_up(model):
+    refusing = engine_of(model, products=[CompanyProducts()])
+    with pytest.raises(
+        BatchDependenceError, match=r"also by the last way .*, plain .*, on .* by 1 thread; set rollout"
+    ):
+        refusing.self_test()
+    engine = engine_of(model, products=[CompanyProducts()])
+    engine.self_test(required=False)
+    arithmetic = engine.stats().arithmetic
+    assert arithmetic is not None
+    assert arithmetic.rung == "none"
+    assert "depends on its batch" in arithmetic.why
+    (request,) = random_requests(number=1, seed=0)
+    assert engine.generate([request])[0].finish_reason is not FinishReason.ERROR
 
 
 def test_the_self_test_refuses_a_busy_engine(model):
@@ -150,7 +184,7 @@ class CompanyEngine:
 
 @pytest.mark.parametrize(("ids", "message"), [(True, "token ids"), (False, "log-prob of token 1")])
 def test_the_self_test_names_what_depends_on_the_batch(ids: bool, message: str):
-    with pytest.raises(ComponentError, match=f"the {message} of a request with a prompt of 1 tokens depends"):
+    with pytest.raises(BatchDependenceError, match=f"the {message} of a request with a prompt of 1 tokens depends"):
         prove_batch_invariance(CompanyEngine(ids=ids), vocab_size=10, max_length=64)
 
 

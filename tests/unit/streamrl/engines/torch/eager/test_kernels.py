@@ -76,6 +76,14 @@ def test_a_dot_product_of_what_it_cannot_walk_is_refused():
         dotted(normal(8, seed=0)[::2], normal(4, seed=1))
 
 
+@pytest.mark.parametrize("rows", [1, 31, 32, 70])
+def test_a_product_of_matrices_is_made_of_dot_products_in_their_order(rows: int):
+    x, weight = normal(rows, 37, seed=1), normal(9, 37, seed=2)
+    out = np.empty((rows, 9), dtype=np.float32)
+    kernels.multiply(x, weight, out)
+    assert out.tolist() == [[dot_in_order(row, column) for column in weight] for row in x]
+
+
 def test_kernels_of_this_process_one_that_compiles_and_one_that_reads_the_cache_agree_to_the_bit(tmp_path: Path):
     """A run and its replay, or the run that goes on after a kill, compile at different times."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}

@@ -6,10 +6,12 @@ import torch
 from support.engines.family_models import FAMILIES, SMALL, family_model
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from streamrl.engines.torch.eager.own_products import OwnProducts
 from streamrl.engines.torch.engine import TorchEngine
 from streamrl.engines.torch.general.model import steady_length
 from streamrl.engines.torch.paths import FamilyPath, GeneralPath
-from streamrl.errors import ComponentError, ConfigError
+from streamrl.engines.torch.products import PlainProducts, RowProducts, TiledProducts
+from streamrl.errors import BatchDependenceError, ConfigError
 from streamrl.types import GenerationRequest, GenerationResult, SamplingParams, UpdateMode, Version
 
 PROMPTS = (3, 17, 17, 30, 1, 9, 12)
@@ -72,13 +74,47 @@ def test_greedy_tokens_are_those_of_transformers_generate(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [name for name, family in FAMILIES.items() if family.invariant])
-def test_what_shares_a_batch_changes_no_bit_of_a_dense_family(kind: str) -> None:
-    engine_of(family_model(kind), deterministic=True).self_test()
+def test_what_shares_a_batch_changes_no_bit_of_a_family(kind: str) -> None:
+    engine_of(family_model(kind), deterministic=True, slots=16).self_test()
 
 
-def test_experts_share_rows_and_a_promise_of_equal_bits_is_refused() -> None:
-    with pytest.raises(ComponentError, match=r"rollout\.deterministic = false"):
-        engine_of(family_model("qwen3_moe"), deterministic=True, slots=16).self_test()
+@pytest.mark.parametrize("kind", ["mistral", "gemma3_text", "lfm2", "falcon_h1"])
+@pytest.mark.parametrize("products", [TiledProducts(), OwnProducts()], ids=["tiles", "own"])
+def test_the_linear_layers_of_a_family_are_multiplied_in_any_way(kind: str, products: RowProducts) -> None:
+    model = family_model(kind)
+    engine = engine_of(model, deterministic=True, slots=16, products=[products])
+    engine.self_test()
+    asked = requests()
+    for request, result in zip(asked, engine.generate(asked), strict=True):
+        assert_sampled_by(model, request, result)
+
+
+def test_experts_in_groups_share_rows_so_they_are_run_one_by_one() -> None:
+    model = family_model("qwen3_moe")
+    engine = engine_of(model, deterministic=True, slots=16)
+    with pytest.raises(BatchDependenceError):
+        engine_of(model, deterministic=True, slots=16, products=[PlainProducts(4)]).self_test()
+    engine.self_test()
+    arithmetic = engine.stats().arithmetic
+    assert arithmetic is not None
+    assert arithmetic.rung == "tiles"
+    asked = requests()
+    for request, result in zip(asked, engine.generate(asked), strict=True):
+        assert_sampled_by(model, request, result)
+
+
+@pytest.mark.parametrize("kind", [name for name, family in FAMILIES.items() if not family.invariant])
+def test_a_promise_of_equal_bits_that_no_way_keeps_is_refused_or_given_up(kind: str) -> None:
+    with pytest.raises(BatchDependenceError, match=r"rollout\.deterministic = false"):
+        engine_of(family_model(kind), deterministic=True, slots=16).self_test()
+    model = family_model(kind)
+    engine = engine_of(model, deterministic=True, slots=16)
+    engine.self_test(required=False)
+    arithmetic = engine.stats().arithmetic
+    assert arithmetic is not None
+    assert arithmetic.rung == "none"
+    (request, *_) = requests()
+    assert_sampled_by(model, request, engine.generate([request])[0])
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_5_text"])
