@@ -7,12 +7,16 @@ Ray runs actors in an empty folder, so that a user's `services/` cannot shadow o
 import os
 import sys
 
+from streamrl.system.strict_products import strict_variables
+
 IMPORT_PATH = "STREAMRL_IMPORT_PATH"
 
 
-def variables(threads: int, import_path: str) -> dict[str, str]:
-    """The environment of an actor that computes with `threads` threads."""
+def variables(threads: int, import_path: str, strict: bool = False) -> dict[str, str]:
+    """The environment of an actor that computes with `threads` threads. strict: rows are to be independent of each
+    other, in the engine and, so that both come to equal bits, in the learner."""
     return {
+        **(strict_variables(os.environ) if strict else {}),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",

@@ -107,10 +107,11 @@ def check(config: str, *rest: Rest, name: str | None = None, as_json: Json = Fal
 
     from services.commands.data import data_lines
     from services.commands.model_facts import model_lines
+    from services.commands.row_products import product_lines
     from services.commands.sandbox import sandbox_lines
 
     checked = _checked(config, rest, name)
-    lines = [*model_lines(checked), *data_lines(checked), *sandbox_lines(checked)]
+    lines = [*model_lines(checked), *product_lines(checked), *data_lines(checked), *sandbox_lines(checked)]
     if as_json:
         print(msgspec.json.encode(checked).decode())
     else:

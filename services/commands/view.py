@@ -79,6 +79,8 @@ class PlainView:
                 return f"warm-up step {event.get('step', '-')}  score {number(event.get('score'))}"
             case "eval":
                 return f"held-out score {number(event.get('score'))} at step {event.get('step', '-')}"
+            case "arithmetic":
+                return f"[{event['text']}]"
             case "resumed" | "autoscaling":
                 return f"! {event['text']}"
             case "notice":
@@ -148,6 +150,7 @@ def page(state: ViewState) -> Any:
     progress.add_row(ProgressBar(total=state.total_steps, completed=state.step, width=72))
     parts = [progress, figures]
     parts += [replicas] if state.replicas else []
+    parts += [f"[dim]{_escaped(state.arithmetic)}[/dim]"] if state.arithmetic else []
     if state.config.queue.durability == "memory":
         parts.append(f"[yellow]{_escaped(state.config.promise)}[/yellow]")
     parts += [f"[yellow]{_escaped(notice)}[/yellow]" for notice in state.notices]

@@ -103,7 +103,7 @@ class Parts:
             # The machine's two cores carry more actors than that: they share, and Ray must not queue them.
             "num_cpus": 0,
             "max_concurrency": 64,
-            "runtime_env": {"env_vars": variables(threads, import_path())},
+            "runtime_env": {"env_vars": variables(threads, import_path(), self._config.rollout.keeps_rows_apart)},
             **(this_node() if "scheduling_strategy" not in options else {}),
             **options,
         }

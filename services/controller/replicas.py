@@ -21,6 +21,7 @@ from services.controller.nodes import Nodes
 from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError
 from streamrl.observability.plural import how_many
 from streamrl.scheduling.replica_names import replica_name
+from streamrl.types import Arithmetic
 
 
 class Listener(Protocol):
@@ -58,6 +59,9 @@ class Supervisor(Protocol):
 
     def tell(self, text: str, /) -> None:
         """What a person should know."""
+
+    def samples_by(self, arithmetic: Arithmetic, /) -> None:
+        """How the engine of a replica multiplies rows."""
 
 
 class ReplicaPool:
@@ -193,8 +197,10 @@ class ReplicaPool:
         """One process, to its end, or to its death, which is returned."""
         try:
             slot = await self._nodes.place_replica(name, handle, lambda: bool(self._serving))
-            await self._started(name, handle.start.remote(epoch, longest_prompt, slot))
+            arithmetic = await self._started(name, handle.start.remote(epoch, longest_prompt, slot))
             self._supervisor.served(name)
+            if arithmetic is not None:
+                self._supervisor.samples_by(arithmetic)
             self._serving[name] = handle
             self._one_served = True
             for listener in self._listeners:
@@ -204,11 +210,13 @@ class ReplicaPool:
         except (ray.exceptions.RayError, ProcessDiedError) as death:
             return death
 
-    async def _started(self, name: str, start: Any) -> None:
-        """Await the start of one. Raises DeadlineError while none has ever served: then it is the configuration that
-        is wrong. Later one that is past the deadline is stuck, and is dead like one that was killed."""
+    async def _started(self, name: str, start: Any) -> Arithmetic | None:
+        """Await the start of one, and what its engine says of its arithmetic. Raises DeadlineError while none has ever
+        served: then it is the configuration that is wrong. Later one that is past the deadline is stuck, and is dead
+        like one that was killed."""
         try:
-            await self._supervisor.in_time(name, start)
+            arithmetic: Arithmetic | None = await self._supervisor.in_time(name, start)
+            return arithmetic
         except DeadlineError as late:
             if not self._one_served:
                 raise

@@ -35,6 +35,7 @@ from services.actors.observe import Observer
 from services.actors.process_environment import extend_import_path, import_path
 from services.rollout.client_requests import ClientRequests
 from services.rollout.completions import CompletionLog
+from services.rollout.engine_status import engine_status
 from services.rollout.engine_thread import EngineThread
 from services.rollout.episodes import EpisodeRollouts
 from services.rollout.fetch_to_node import fetch_to_node
@@ -58,6 +59,7 @@ from streamrl.tasks.base import Task
 from streamrl.tasks.load import open_task
 from streamrl.tasks.prompts import EncodedPrompts, longest_text
 from streamrl.types import (
+    Arithmetic,
     FrameRef,
     GenerationRequest,
     GenerationResult,
@@ -106,8 +108,9 @@ class RolloutReplica:
         """Ray's id of the node that it was placed on."""
         return ray.get_runtime_context().get_node_id()
 
-    async def start(self, epoch: int, longest_prompt: int, slot: "NodeSlot | None" = None) -> None:
-        """Build the engine and join the weight store. The replica serves nothing before `run` pulled a version.
+    async def start(self, epoch: int, longest_prompt: int, slot: "NodeSlot | None" = None) -> Arithmetic | None:
+        """Build the engine, join the weight store, and say how the engine multiplies rows. The replica serves nothing
+        before `run` pulled a version.
 
         epoch: fences; after a restart the queue refuses whatever an older process still sends. longest_prompt: in
         tokens, over the task's training and held-out prompts. slot: the node, where that is not the run's own.
@@ -159,7 +162,10 @@ class RolloutReplica:
         gc.freeze()
         await self._store.join.remote(self._name)
         self._state.started()
-        self._observer.log.info("started", epoch=epoch, engine=self._config.rollout.engine)
+        arithmetic = (await asyncio.wrap_future(self._thread.stats())).arithmetic
+        told = {} if arithmetic is None else {"products": str(arithmetic)}
+        self._observer.log.info("started", epoch=epoch, engine=self._config.rollout.engine, **told)
+        return arithmetic
 
     async def _open_rollouts(
         self, folder: Path, max_length: int, task: Task, tokenizer: TextTokenizer
@@ -221,19 +227,10 @@ class RolloutReplica:
 
     async def status(self) -> dict[str, Any]:
         """Counters and state, for the live view and for `streamrl status`."""
-        stats = await asyncio.wrap_future(self._thread.stats())
         return {
             "name": self._name,
             "state": self._state.state.value,
-            "version": str(stats.version),
-            "running": stats.running,
-            "waiting": stats.waiting,
-            "generated_tokens": stats.generated_tokens,
-            "finished_requests": stats.finished_requests,
-            "kv_bytes_used": stats.kv_bytes_used,
-            "kept_tokens": stats.kept_tokens,
-            "busy_s": self._thread.busy_s(),
-            "spare_steps": self._thread.spare_steps,
+            **await engine_status(self._thread),
             "guests": len(self._client_requests),
             "two_version_rollouts": self._two_versions,
             "updates_in_flight": self._updates_in_flight,

@@ -3,8 +3,8 @@ own.
 
 Events, by `kind`: `phase` (name), `warmup` (step, score), `step` (a row of metrics.jsonl), `eval` (score,
 step), `replicas` (replicas: list of name, state, version, running), `notice` (text), `resumed` (text), `autoscaling`
-(text), `gateway` (url), `failure`, `end`. A key that is not there is not shown; an unknown kind is ignored, so a newer
-owner may say more.
+(text), `arithmetic` (text), `gateway` (url), `failure`, `end`. A key that is not there is not shown; an unknown kind is
+ignored, so a newer owner may say more.
 """
 
 from collections import deque
@@ -29,6 +29,7 @@ class ViewState:
         self.score: float | None = None
         self.replicas: list[Row] = []
         self.notices: deque[str] = deque(maxlen=3)
+        self.arithmetic = ""
         self.end: Row | None = None
         self._steps: deque[Row] = deque(maxlen=WINDOW + 1)
 
@@ -50,6 +51,8 @@ class ViewState:
                 self.replicas = event["replicas"]
             case "gateway":
                 self.notices.append(f"the gateway is at {event['url']}")
+            case "arithmetic":
+                self.arithmetic = event["text"]
             case "notice" | "resumed" | "autoscaling":
                 self.notices.append(event["text"])
             case "failure":

@@ -20,12 +20,14 @@ from services.actors.deaths import process_died, trace_of
 from services.actors.restarts import RestartBudget, back_off_s
 from services.controller.books import RunBook
 from services.controller.health.death_monitor import DeathMonitor
+from services.run.arithmetic import EVENT, ArithmeticRecord
 from services.run.folder import RunFolder
 from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.config.estimates.log_budget import log_shares
 from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError, StreamRLError
 from streamrl.observability.failure import FailureReport, report_failure
+from streamrl.types import Arithmetic
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
@@ -48,6 +50,7 @@ class Supervision:
         self._config = config
         self._book = book
         self._log = log
+        self._arithmetic = ArithmeticRecord(run.path)
         # The death of one part has others fail; who was first to see it says so first.
         self._failing = asyncio.Lock()
 
@@ -100,6 +103,14 @@ class Supervision:
         """What a person should know."""
         self._book.report("notice", {"text": text})
         self._log.warning("notice", text=text)
+
+    def samples_by(self, arithmetic: Arithmetic) -> None:
+        """How the engine of a replica multiplies rows: in the run's record, and told once."""
+        event, notice = self._arithmetic.take(arithmetic)
+        if event is not None:
+            self._book.report(EVENT, event)
+        if notice is not None:
+            self.tell(notice)
 
     async def _failed(self, component: str, error: BaseException) -> StreamRLError:
         death = await self.deaths.explain(component, error)

@@ -34,6 +34,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     hidden_size: int
     intermediate_size: int
     num_parameters: int
+    vocab_size: int = 1
     critic_parameters: int | None = None
     reward_parameters: int | None = None
     reward_context: int | None = None
@@ -122,6 +123,7 @@ def facts_of(config: Mapping[str, Any], num_parameters: int) -> ModelFacts:
         hidden_size=config["hidden_size"],
         intermediate_size=config.get("intermediate_size") or 4 * config["hidden_size"],
         num_parameters=num_parameters,
+        vocab_size=config.get("vocab_size") or 1,
     )
 
 
@@ -130,8 +132,8 @@ def _model_config(folder: Path) -> dict[str, Any]:
     missing = [key for key in _NEEDED if key not in config]
     if missing:
         raise _Unreadable(f"{folder / 'config.json'} lacks {', '.join(missing)}: not a decoder-only language model")
-    numbers = [*_NEEDED[1:], "max_position_embeddings", "num_key_value_heads", "head_dim", "intermediate_size"]
-    for key in numbers:
+    sizes = ("max_position_embeddings", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size")
+    for key in (*_NEEDED[1:], *sizes):
         value = config.get(key)
         if value is not None and (not isinstance(value, int) or value < 1):
             raise _Unreadable(f"{folder / 'config.json'}: {key} is not a positive integer: {value!r}")

@@ -144,3 +144,8 @@ class RolloutConfig(Table, frozen=True):
         if self.deterministic is not None:
             return self.deterministic
         return not self.is_server and self.device == "cpu"
+
+    @property
+    def keeps_rows_apart(self) -> bool:
+        """Whether products on a CPU are to keep each row independent of the others."""
+        return self.engine == "torch" and self.device == "cpu" and self.batch_invariant

@@ -192,12 +192,12 @@ def tokens_of_two_steps(config: Config, folder: Path) -> int:
     return tokens
 
 
-def smallest_pass(config: Config, folder: Path) -> int:
-    """Rows of the smallest product that the engine computes."""
+def arithmetic(config: Config, folder: Path) -> bool:
+    """Whether the engine has chosen how to multiply rows."""
     engine = build_engine(config, Path(config.model.path or ""), LONGEST_PROMPT + 4)
-    rows: int = engine._runner._min_rows
+    chosen = engine.stats().arithmetic is not None
     engine.close()
-    return rows
+    return chosen
 
 
 def weights_of(config: Config, folder: Path) -> str:

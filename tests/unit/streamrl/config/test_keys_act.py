@@ -397,7 +397,7 @@ KEYS: dict[str, Key] = {
     "rollout.group_size": Key(parts.taken_groups, 4, 8),
     "rollout.slots": Key(parts.generated, 4, 8),
     "rollout.update_mode": Key(parts.taken_up, "keep", "drain", {**ENDLESS, "deadlines.update_s": 0.2}),
-    "rollout.deterministic": Key(parts.smallest_pass, True, False),
+    "rollout.deterministic": Key(parts.arithmetic, True, False),
     "rollout.gpu_share": Key(gpus_asked, 1.0, 0.5, {"rollout.device": "cuda", "rollout.deterministic": False}),
     "rollout.device": Key(engine_device, "cpu", "cuda", {"rollout.deterministic": False}),
     "rollout.threads": Key(parts.generated, 1, 2, {"rollout.deterministic": False}),
