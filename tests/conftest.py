@@ -11,12 +11,17 @@ from support.rotation import files_of
 from support.runs.finished_run import Finished, run
 from support.runs.live_run import STREAMRL, prepare
 
+from streamrl.system.strict_products import strict_variables
+
 # Where there is no GPU, Triton's interpreter runs the kernels (`make test-kernels`). It has to know before anything
 # imports triton.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 LEFT_OUT: pytest.StashKey[list[str]] = pytest.StashKey()
+
+# As each process that streamrl starts: MKL reads it when it computes for the first time.
+os.environ.update(strict_variables(os.environ))
 
 # A loaded machine is no failing example; a failing one prints how to replay it.
 settings.register_profile("streamrl", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
@@ -38,6 +43,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=[item for item in items if file_of[item] not in kept])
     items[:] = [item for item in items if file_of[item] in kept]
     config.stash[LEFT_OUT] = left_out
+
+
+def pytest_report_header() -> str:
+    # Here and not above: workers of pytest-xdist have no use for it.
+    from support.machine import machine_line
+
+    return machine_line()
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
