@@ -162,8 +162,8 @@ class ServerLoad:
 class Arithmetic:
     """How an engine multiplies rows so that none depends on another: its bits are those of this way, on this processor.
 
-    rung: `plain`, `strict`, `tiles` or `own` (`streamrl.engines.torch.products`); `none` where none of them holds, and
-    results depend on what shares a batch. why: it is that one. processor: and the variables that make a library take
+    rung: its name in `streamrl.engines.torch.products`; `none` where none of them holds, and results depend on what
+    shares a batch. why: it is that one. processor: and the variables that make a library take
     it for another.
     """
 

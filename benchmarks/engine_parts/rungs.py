@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from streamrl.engines.torch import TorchEngine
 from streamrl.engines.torch.eager.own_products import OwnProducts
 from streamrl.engines.torch.ladder import SIZES
-from streamrl.engines.torch.products import PlainProducts, RowProducts, Rung, TiledProducts
+from streamrl.engines.torch.products import OneDnnProducts, PlainProducts, RowProducts, Rung, TiledProducts
 from streamrl.system.strict_products import STRICT, VARIABLE
 from streamrl.types import GenerationRequest, SamplingParams, Version
 
@@ -31,6 +31,7 @@ ROUNDS = 5
 STEPS = 38
 WAYS: Mapping[str, RowProducts] = {
     "plain": PlainProducts(4),
+    "onednn": OneDnnProducts(2),
     "tiles of 16": TiledProducts(),
     "tiles": TiledProducts(SIZES),
     "own": OwnProducts(),

@@ -17,6 +17,12 @@ def processor(cpuinfo: Path = CPUINFO) -> str:
     return platform.processor() or platform.machine()
 
 
+def vendor_and_flags(cpuinfo: Path = CPUINFO) -> tuple[str, frozenset[str]]:
+    """As Linux names them on x86: `AuthenticAMD`, and `avx2` among others; nothing elsewhere."""
+    facts = _facts(cpuinfo)
+    return facts.get("vendor_id", ""), frozenset(facts.get("flags", "").split())
+
+
 def _facts(cpuinfo: Path) -> dict[str, str]:
     """Of the first core."""
     try:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 
 from streamrl.engines.torch.eager.own_products import OwnProducts
-from streamrl.engines.torch.products import TILE, PlainProducts, RowProducts, Rung, TiledProducts
+from streamrl.engines.torch.products import TILE, OneDnnProducts, PlainProducts, RowProducts, Rung, TiledProducts
 from streamrl.errors import BatchDependenceError
 from streamrl.system.kernel_cache import compiles_kernels
-from streamrl.system.processor import processor
+from streamrl.system.processor import processor, vendor_and_flags
 from streamrl.system.strict_products import is_strict
 from streamrl.types import Arithmetic
 
@@ -42,6 +42,9 @@ SIZES = (256, 64, TILE)
 MOST_NUMBERS = 2**21
 """Of a weight that is measured. Switches depend on the inner length; of columns as many are taken as that leaves."""
 LEAST_COLUMNS = 256
+LARGE = 2**17
+"""Numbers of a weight, on average, from which on oneDNN's speed pays for its 10 µs a call, and for the 0.4 ms that it
+takes for a number of rows that is new to it."""
 SETTINGS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "NUMBA_DISABLE_JIT")
 """Variables that have a library compute as on another processor, or forbid our kernels."""
 
@@ -86,7 +89,7 @@ class Ladder:
         elif device.type != "cpu":
             self._rungs = iter([Held(PlainProducts(LEAST_ROWS), "a GPU's kernels are not measured")])
         else:
-            self._rungs = held_rungs(shapes, dtype)
+            self._rungs = held_rungs(shapes, dtype, libraries_for(shapes, dtype, *vendor_and_flags()))
         self._held = next(self._rungs, None)
         self._dependence = "each way to multiply rows makes one depend on the others"
 
@@ -160,22 +163,53 @@ def settings(environment: Mapping[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in named.items()]
 
 
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One that multiplies any number of rows. held: as a rung, with passes of so many rows at least."""
+
+    name: str
+    multiply: Multiply
+    held: Callable[[int], Held]
+
+
 def held_rungs(
-    shapes: Collection[tuple[int, int]], dtype: torch.dtype, multiply: Multiply = torch.mm
+    shapes: Collection[tuple[int, int]], dtype: torch.dtype, libraries: Sequence[Library], multiply: Multiply = torch.mm
 ) -> Iterator[Held]:
     """Those that hold on this CPU, measured one after the other as they are asked for. shapes: [inner, columns] of each
-    weight that is multiplied with. multiply: the library."""
-    probes = [Probe(inner, columns, dtype, multiply) for inner, columns in sorted(set(shapes))]
-    least = least_rows(probes)
-    if isinstance(least, Dependence):
-        why = str(least)
-    else:
-        yield _plain(least)
-        why = f"a row of {least} or more depends on its company in the engine"
-    if sizes := tile_sizes(probes):
-        yield Held(TiledProducts(sizes), f"{why}; in tiles of {', '.join(map(str, sizes))} rows it does not")
+    weight that is multiplied with. libraries: the quicker first. multiply: of tiles."""
+    sizes, why = sorted(set(shapes)), []
+    for library in libraries:
+        least = least_rows([Probe(*size, dtype, library.multiply) for size in sizes])
+        if isinstance(least, Dependence):
+            why.append(f"by {library.name} {least}")
+        else:
+            held = library.held(least)
+            yield held if not why else Held(held.products, f"{held.why}; {'; '.join(why)}")
+            why.append(f"by {library.name} a row depends on its company in the engine")
+    told = "; ".join(why)
+    if tiled := tile_sizes([Probe(*size, dtype, multiply) for size in sizes]):
+        yield Held(
+            TiledProducts(tiled), f"in tiles of {', '.join(map(str, tiled))} rows none depends on others; {told}"
+        )
     if dtype is torch.float32 and compiles_kernels():
-        yield Held(OwnProducts(), f"{why}, in tiles too")
+        yield Held(OwnProducts(), f"{told}; in tiles, too")
+
+
+def libraries_for(
+    shapes: Collection[tuple[int, int]], dtype: torch.dtype, vendor: str, flags: Collection[str]
+) -> list[Library]:
+    """Of this installation, the quicker one first. shapes: of the weights. vendor, flags: of the processor, as Linux
+    names them.
+
+    MKL takes AVX-512 on Intel's processors only, where oneDNN takes it on any: twice as quick on another maker's, for
+    weights that are not tiny.
+    """
+    found = [Library("the library", torch.mm, plain_rung)]
+    if dtype is torch.float32 and torch.backends.mkldnn.is_available():
+        wide = "avx512f" in flags and vendor != "GenuineIntel" and not os.environ.get("ONEDNN_MAX_CPU_ISA")
+        large = sum(inner * columns for inner, columns in shapes) >= LARGE * len(shapes)
+        found.insert(0 if wide and large else 1, Library("oneDNN", OneDnnProducts.multiply, onednn_rung))
+    return found
 
 
 def least_rows(probes: Collection[Probe]) -> int | Dependence:
@@ -205,10 +239,18 @@ def tile_sizes(probes: Collection[Probe]) -> tuple[int, ...]:
     return (*larger, TILE)
 
 
-def _plain(least: int) -> Held:
+def onednn_rung(least: int) -> Held:
+    return Held(OneDnnProducts(least), f"oneDNN keeps rows independent{_from(least)}")
+
+
+def plain_rung(least: int) -> Held:
     if least == 1 and is_strict(os.environ):
         return Held(PlainProducts(1, Rung.STRICT), "MKL's strict mode keeps each row independent")
-    return Held(PlainProducts(least), f"the library keeps rows independent{f' from {least} on' if least > 1 else ''}")
+    return Held(PlainProducts(least), f"the library keeps rows independent{_from(least)}")
+
+
+def _from(least: int) -> str:
+    return f" from {least} on" if least > 1 else ""
 
 
 def main(order: str) -> None:

@@ -5,6 +5,7 @@ bits of a row differ with its company. A rung is a way to multiply under which t
 
     plain    the library, with as many rows as it needs to keep them independent
     strict   the same under MKL's strict reproducible mode, which keeps a single row independent, too
+    onednn   oneDNN in place of the library: it sums a row in one order whatever the others, at each number of rows
     tiles    the library in calls of one shape for ever: it has nothing to choose by
     own      a compiled product in an order of ours (`eager.own_products`)
 
@@ -29,6 +30,7 @@ class Rung(StrEnum):
 
     PLAIN = "plain"
     STRICT = "strict"
+    ONEDNN = "onednn"
     TILES = "tiles"
     OWN = "own"
 
@@ -65,6 +67,31 @@ class PlainProducts:
         if bias_O is None:
             return torch.addmm(x_RO, inner_RI, weight_IO)
         return x_RO + torch.addmm(bias_O, inner_RI, weight_IO)
+
+
+class OneDnnProducts:
+    """oneDNN's products, which torch itself takes for half precision only. A weight is read as it lies in a checkpoint,
+    [O, I]."""
+
+    rung = Rung.ONEDNN
+
+    def __init__(self, min_rows: int = 1) -> None:
+        self.min_rows = min_rows
+
+    @staticmethod
+    def multiply(x_RI: torch.Tensor, weight_IO: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+        """x weight + bias, [R, O]."""
+        # The operator that torch's own compiler puts in place of linear layers; it has no public name.
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x_RI, weight_IO.t(), bias_O, "none", [], "")
+        return product
+
+    def linear(self, x_RI: torch.Tensor, weight_IO: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
+        return self.multiply(x_RI, weight_IO, bias_O)
+
+    def add_linear(
+        self, x_RO: torch.Tensor, inner_RI: torch.Tensor, weight_IO: torch.Tensor, bias_O: torch.Tensor | None
+    ) -> torch.Tensor:
+        return self.linear(inner_RI, weight_IO, bias_O).add_(x_RO)
 
 
 class TiledProducts:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.system.processor import processor
+from streamrl.system.processor import processor, vendor_and_flags
 from streamrl.system.strict_products import STRICT, VARIABLE, is_strict, strict_variables
 
 X86 = """processor\t: 0
@@ -12,6 +12,7 @@ vendor_id\t: GenuineIntel
 cpu family\t: 6
 model\t\t: 85
 model name\t: Intel(R) Xeon(R) CPU @ 2.80GHz
+flags\t\t: fpu avx2 avx512f
 
 processor\t: 1
 vendor_id\t: other
@@ -29,6 +30,12 @@ ARM = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"
 def test_a_processor_is_told_by_what_its_kernels_follow_from(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "cpuinfo").write_text(text)
     assert processor(tmp_path / "cpuinfo").endswith(expected)
+
+
+def test_vendor_and_flags_are_those_of_the_first_core(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(X86)
+    assert vendor_and_flags(tmp_path / "cpuinfo") == ("GenuineIntel", {"fpu", "avx2", "avx512f"})
+    assert vendor_and_flags(tmp_path / "none") == ("", frozenset())
 
 
 def test_a_processor_has_a_name_where_linux_tells_nothing(tmp_path: Path) -> None:

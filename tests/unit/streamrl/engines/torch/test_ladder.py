@@ -3,7 +3,18 @@
 import pytest
 import torch
 
-from streamrl.engines.torch.ladder import MOST_PADDED, Held, Ladder, Multiply, held_rungs, settings
+from streamrl.engines.torch.ladder import (
+    MOST_PADDED,
+    Held,
+    Ladder,
+    Library,
+    Multiply,
+    held_rungs,
+    libraries_for,
+    onednn_rung,
+    plain_rung,
+    settings,
+)
 from streamrl.engines.torch.products import TILE, PlainProducts, Rung, TiledProducts
 from streamrl.errors import BatchDependenceError
 
@@ -12,8 +23,8 @@ OFF = 1.0 + 2.0**-20
 
 
 def exact(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """A library that keeps all rows independent."""
-    return (rows[:, :, None] * weight[None]).sum(1)
+    """A library that keeps all rows independent, since it sees one at a time."""
+    return torch.stack([(row[:, None] * weight).sum(0) for row in rows])
 
 
 def few_rows_differ(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -43,7 +54,13 @@ def one_shape_differs(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def found(multiply: Multiply) -> list[Held]:
-    return list(held_rungs(SHAPES, torch.float32, multiply))
+    return list(held_rungs(SHAPES, torch.float32, [Library("the library", multiply, plain_rung)], multiply))
+
+
+def rungs(first: Multiply, second: Multiply, dtype: torch.dtype = torch.float32) -> list[Held]:
+    """Of two libraries."""
+    libraries = [Library("A", first, onednn_rung), Library("B", second, plain_rung)]
+    return list(held_rungs(SHAPES, dtype, libraries, exact))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +91,10 @@ def test_where_rows_depend_on_company_tiles_are_taken_and_the_message_names_the_
     first = found(company_shows)[0]
     assert isinstance(first.products, TiledProducts)
     assert first.products.sizes == (256, 64, TILE)
-    assert first.why.startswith("a row of 200 by 24 x 64 weights depends on its company; in tiles of 256, 64, 16 rows")
+    assert first.why == (
+        "in tiles of 256, 64, 16 rows none depends on others; "
+        "by the library a row of 200 by 24 x 64 weights depends on its company"
+    )
 
 
 def test_a_larger_tile_is_left_out_where_it_gives_other_bits() -> None:
@@ -87,7 +107,7 @@ def test_a_larger_tile_is_left_out_where_it_gives_other_bits() -> None:
 def test_where_place_shows_in_a_tile_too_the_own_product_is_left() -> None:
     (only,) = found(place_shows_everywhere)
     assert only.products.rung is Rung.OWN
-    assert only.why.endswith("depends on its place, in tiles too")
+    assert only.why.endswith("depends on its place; in tiles, too")
 
 
 def test_no_rung_is_left_out_below_the_first() -> None:
@@ -97,7 +117,39 @@ def test_no_rung_is_left_out_below_the_first() -> None:
 def test_a_format_without_compiled_kernels_has_no_rung_below_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numba.config.DISABLE_JIT", 1)
     assert [held.products.rung for held in found(few_rows_differ)] == [Rung.PLAIN, Rung.TILES]
-    assert [held.products.rung for held in held_rungs(SHAPES, torch.bfloat16, exact)][1:] == [Rung.TILES]
+    assert [held.products.rung for held in rungs(exact, exact, torch.bfloat16)][2:] == [Rung.TILES]
+
+
+def test_a_library_is_asked_where_the_quicker_one_does_not_hold_and_it_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    assert [held.products.rung for held in rungs(exact, exact)][:2] == [Rung.ONEDNN, Rung.PLAIN]
+    second = rungs(company_shows, few_rows_differ)[0]
+    assert (second.products.rung, second.products.min_rows) == (Rung.PLAIN, 6)
+    assert second.why == (
+        "the library keeps rows independent from 6 on; by A a row of 200 by 24 x 64 weights depends on its company"
+    )
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flags", "shape", "first"),
+    [
+        ("GenuineIntel", {"avx2", "avx512f"}, (512, 512), "the library"),
+        ("AuthenticAMD", {"avx2", "avx512f"}, (512, 512), "oneDNN"),
+        ("AuthenticAMD", {"avx2", "avx512f"}, (128, 384), "the library"),
+        ("AuthenticAMD", {"avx2"}, (512, 512), "the library"),
+        ("", set(), (512, 512), "the library"),
+    ],
+)
+def test_onednn_is_quicker_where_mkl_leaves_out_avx512_and_weights_are_not_tiny(
+    vendor: str, flags: set[str], shape: tuple[int, int], first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    assert libraries_for([shape], torch.float32, vendor, flags)[0].name == first
+    assert [one.name for one in libraries_for([shape], torch.bfloat16, vendor, flags)] == ["the library"]
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert libraries_for([shape], torch.float32, vendor, flags)[0].name == "the library"
 
 
 def test_rows_that_are_padded_to_are_bounded() -> None:

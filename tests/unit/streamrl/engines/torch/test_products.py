@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamrl.engines.torch.eager.own_products import OwnProducts
-from streamrl.engines.torch.products import TILE, PlainProducts, RowProducts, TiledProducts, tiles
+from streamrl.engines.torch.products import TILE, OneDnnProducts, PlainProducts, RowProducts, TiledProducts, tiles
 
 WAYS: dict[str, RowProducts] = {
     "plain": PlainProducts(),
+    "onednn": OneDnnProducts(),
     "tiles": TiledProducts(),
     "large tiles": TiledProducts((64, 32, TILE)),
     "own": OwnProducts(),
