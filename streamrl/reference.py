@@ -54,6 +54,7 @@ from streamrl.reference_auxiliary import Cut, make_plain_auxiliary_model
 from streamrl.rewards.base import RewardItem, component_columns, with_components
 from streamrl.rewards.build import make_scorer
 from streamrl.scheduling.curriculum import Curriculum, next_turn
+from streamrl.system.standard_streams import hold_standard_streams
 from streamrl.system.strict_products import strict_variables
 from streamrl.tasks.base import Prompt, Task
 from streamrl.tasks.load import open_task
@@ -366,6 +367,7 @@ def lay_out(step: int, samples: list[Sample], scores: list[Score]) -> RolloutRow
 
 def main() -> None:
     """Print one line a step."""
+    hold_standard_streams()
     config = load_args(Path(sys.argv[1]), sys.argv[2:])
     if config.rollout.keeps_rows_apart:
         # As the running system does for its parts; nothing was computed yet.

@@ -1,4 +1,4 @@
 """The command line: it parses, delegates and prints.
-It imports `services.commands`, `services.inspect`, `services.run` and `streamrl.config`.
+It imports `services.commands`, `services.inspect`, `services.run`, `streamrl.config` and `streamrl.system`.
 No work of a command: `services.commands` has it.
 """

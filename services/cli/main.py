@@ -24,6 +24,7 @@ from services.cli.reward_model import reward_model
 from services.cli.submit import submit
 from services.commands.printed import print_facts
 from streamrl.errors import ConfigError, ResourceError, StreamRLError
+from streamrl.system.standard_streams import hold_standard_streams
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -306,6 +307,7 @@ def down(run: str | None = None, *, as_json: Json = False) -> int:
 
 def main() -> None:
     """The console script `streamrl`."""
+    hold_standard_streams()
     sys.stdout = output = unbroken_output(sys.argv[1:])
     code = run_app(sys.argv[1:])
     output.flush()

@@ -63,7 +63,5 @@ def _discard(stream: IO[str]) -> None:
 
 def unbroken_output(arguments: list[str]) -> UnbrokenOutput:
     """In the place of this process's standard output, whatever that is."""
-    # A process that is started without an output has None.
-    stream = sys.stdout if sys.stdout is not None else open(os.devnull, "w")  # noqa: SIM115
     runs = arguments[:1] == ["up"]
-    return UnbrokenOutput(stream, "the run goes on; `streamrl status` shows it" if runs else "")
+    return UnbrokenOutput(sys.stdout, "the run goes on; `streamrl status` shows it" if runs else "")
