@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from services.actors.process_environment import import_path, variables
+from services.launch.environment import launch_environment
 from streamrl.config import Config
 from streamrl.config.estimates.model_facts import ModelFacts
 from streamrl.config.estimates.model_of import run_facts
@@ -24,7 +25,7 @@ def product_lines(config: Config) -> list[str]:
     order = json.dumps({"shapes": product_shapes(facts), "dtype": config.model.dtype})
     done = subprocess.run(
         [sys.executable, "-P", "-m", "streamrl.engines.torch.ladder", order],
-        env={**os.environ, **variables(config.rollout.threads, import_path(), strict=True)},
+        env={**launch_environment(os.environ), **variables(config.rollout.threads, import_path(), strict=True)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -9,6 +9,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 from services.commands.model_facts import model_lines
@@ -66,7 +67,7 @@ def up(
         print(f"resuming run {run.name} ({claimed.state}), launch {run.incarnation}")
     launched = launch(claimed, detach=detach, command=command)
     view = choose_view(claimed.config, as_json=as_json)
-    with Interrupts(launched) as interrupts:
+    with closing(launched), Interrupts(launched) as interrupts:
         try:
             last = _show(launched, view, Awaited(config, SystemClock()) if detach else None)
         finally:

@@ -104,6 +104,8 @@ class Owner:
     async def _train_on(self) -> dict[str, Any]:
         """Train to the end; on another system when a process that the system cannot replace itself dies, or when a part
         needs what only the disk has."""
+        for notice in self._order.notices:
+            self._notice(notice)
         while True:
             try:
                 return await self._train()

@@ -18,6 +18,7 @@ from typing import IO, Any
 import msgspec
 
 from services.actors.process_environment import extend_import_path, import_path, variables
+from services.launch.environment import launch_environment
 from services.launch.tokenizer_folder import tokenizer_folder
 from services.run.ending import error_of
 from streamrl.config.schema.run import Config
@@ -60,7 +61,7 @@ def _start(config: Config, writer: int, words: IO[bytes]) -> subprocess.Popen[by
         stdout=words,
         stderr=words,
         pass_fds=[writer],
-        env={**os.environ, **variables(1, import_path())},
+        env={**launch_environment(os.environ), **variables(1, import_path())},
         start_new_session=True,
     )
 

@@ -20,6 +20,7 @@ import msgspec
 
 from services.launch import watcher
 from services.launch.claim import Claim
+from services.launch.environment import launch_environment, left_out
 from services.run.control_socket import listen_at
 from services.run.folder import SHARED_MEMORY, RunFolder
 from streamrl.errors import ResourceError
@@ -34,13 +35,14 @@ _RUNTIME_BYTES = 32 * 2**20
 
 
 class LaunchOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner is told on its command line, beside the run folder. No secret."""
+    """What the owner is told on its command line, beside the run folder. No secret. notices: for the user."""
 
     lock_fd: int
     control_fd: int
     runtime: str
     started_ns: int
     state: str
+    notices: list[str] = []
 
 
 class Launched(msgspec.Struct, frozen=True):
@@ -49,6 +51,11 @@ class Launched(msgspec.Struct, frozen=True):
     process: subprocess.Popen[bytes]
     control: Path
     lifeline: IO[bytes] | None
+
+    def close(self) -> None:
+        """End it where it is not detached."""
+        if self.lifeline is not None:
+            self.lifeline.close()
 
 
 def launch(claim: Claim, *, detach: bool, command: Sequence[str] = OWNER_COMMAND) -> Launched:
@@ -66,6 +73,7 @@ def launch(claim: Claim, *, detach: bool, command: Sequence[str] = OWNER_COMMAND
         runtime=str(runtime),
         started_ns=time.time_ns(),
         state=claim.state,
+        notices=left_out(os.environ),
     )
     owner = [*command, str(claim.run.path.resolve()), msgspec.json.encode(order).decode()]
     try:
@@ -98,6 +106,7 @@ def _start_watcher(claim: Claim, owner: list[str], order: LaunchOrder, lifeline:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            env=launch_environment(os.environ),
             pass_fds=[order.lock_fd, order.control_fd] + ([] if lifeline is None else [lifeline]),
             start_new_session=True,
         )

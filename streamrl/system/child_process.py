@@ -35,6 +35,10 @@ SET_ENVIRONMENT: Final = {
 }
 
 
+USERS_WARNINGS: Final = "STREAMRL_PYTHONWARNINGS"
+"""Holds what a user says in PYTHONWARNINGS, on the way through processes that must not heed it."""
+
+
 class ChildOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What every child is told on its command line, as JSON.
 
@@ -93,6 +97,8 @@ def begin_child(order: ChildOrder, name: str) -> socket.socket:
 def child_environment() -> dict[str, str]:
     """The parent's environment without its secrets: only what a program needs to run."""
     kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
+    if warnings := os.environ.get(USERS_WARNINGS):
+        kept["PYTHONWARNINGS"] = warnings
     return {**kept, **SET_ENVIRONMENT}
 
 
