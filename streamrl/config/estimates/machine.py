@@ -2,7 +2,9 @@
 nothing."""
 
 import os
+import resource
 import shutil
+import socket
 from importlib import util
 from pathlib import Path
 
@@ -11,11 +13,15 @@ from msgspec import Struct
 _CGROUP = Path("/sys/fs/cgroup")
 _SHARED_MEMORY = Path("/dev/shm")
 _DEVICES = Path("/dev")
+_ANSWER_S = 2.0
+_UNLIMITED = 2**63 - 1
+LEAST_OPEN_FILES = 128
+"""Of a process of Ray; with 64 a small run did not come up, with 96 it did."""
 
 
 class Machine(Struct, frozen=True, kw_only=True):
     """Bytes are free bytes. `runs_writable` is None where a file stands in the way of the runs folder. GPUs are those
-    that this process may use."""
+    that this process may use. loopback_fault: of `loopback_fault`. open_files, file_bytes: limits of a process."""
 
     memory_bytes: int
     shared_memory_bytes: int
@@ -26,6 +32,9 @@ class Machine(Struct, frozen=True, kw_only=True):
     has_tensorboard: bool
     has_peft: bool
     has_torchao: bool
+    loopback_fault: str = ""
+    open_files: int = _UNLIMITED
+    file_bytes: int = _UNLIMITED
 
 
 def read_machine(runs: Path, devices: Path = _DEVICES) -> Machine:
@@ -42,6 +51,9 @@ def read_machine(runs: Path, devices: Path = _DEVICES) -> Machine:
         has_tensorboard=util.find_spec("tensorboard") is not None,
         has_peft=util.find_spec("peft") is not None,
         has_torchao=util.find_spec("torchao") is not None,
+        loopback_fault=loopback_fault(),
+        open_files=open_files(),
+        file_bytes=file_bytes(),
     )
 
 
@@ -52,6 +64,40 @@ def visible_gpus(devices: int, visible: str | None) -> int:
         return devices
     names = [name.strip() for name in visible.split(",")]
     return min(devices, sum(name not in ("", "-1", "NoDevFiles") for name in names))
+
+
+def loopback_fault() -> str:
+    """Why this machine cannot connect to itself at 127.0.0.1, "" where it can."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), _ANSWER_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def open_files() -> int:
+    """That a process may have: the hard limit, for Ray raises the other one to it."""
+    return _limit(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def file_bytes() -> int:
+    """That a file may have, of those that this process writes, in memory too."""
+    return _limit(resource.getrlimit(resource.RLIMIT_FSIZE)[0])
+
+
+def process_count() -> int:
+    """Processes and threads that the user may have at once."""
+    return _limit(resource.getrlimit(resource.RLIMIT_NPROC)[0])
+
+
+def address_bytes() -> int:
+    """That a process may map, of files and of memory that it never touches, too."""
+    return _limit(resource.getrlimit(resource.RLIMIT_AS)[0])
+
+
+def _limit(value: int) -> int:
+    return _UNLIMITED if value == resource.RLIM_INFINITY else value
 
 
 def available_memory() -> int:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from streamrl.config.estimates import sizes as limits
 from streamrl.config.estimates.gpus import gpus_for, gpus_on_run_node, largest_request, too_few
-from streamrl.config.estimates.machine import Machine, read_machine
+from streamrl.config.estimates.machine import LEAST_OPEN_FILES, Machine, read_machine
 from streamrl.config.estimates.model_facts import ModelFacts
 from streamrl.config.estimates.model_of import run_facts
 from streamrl.config.estimates.sizes import human_bytes
@@ -165,6 +165,7 @@ def shortages(config: Config, needed: Estimate, machine: Machine) -> list[Proble
     problems = [*_runs_folder(config, needed, machine), *_packages(config, machine)]
     if config.ray.address == "local":
         problems += [*_memory_shortage(needed, machine), *_gpu_shortage(config, machine)]
+        problems += [*_loopback(machine), *_process_limits(needed, machine)]
     return problems
 
 
@@ -206,6 +207,22 @@ def _gpu_shortage(config: Config, machine: Machine) -> Iterator[Problem]:
     elif not machine.torch_has_cuda:
         for demand in demands:
             yield _problem(demand.key, 'the installed torch is a CPU build; install a CUDA build, or set "cpu"')
+
+
+def _loopback(machine: Machine) -> Iterator[Problem]:
+    if machine.loopback_fault:
+        what = f"127.0.0.1 does not answer ({machine.loopback_fault}), and all parts of a run talk over it"
+        yield _problem("ray.address", f"{what}; bring the loopback interface up (ip link set lo up)")
+
+
+def _process_limits(needed: Estimate, machine: Machine) -> Iterator[Problem]:
+    if machine.open_files < LEAST_OPEN_FILES:
+        what = f"a process may open {machine.open_files} files, and those of Ray want {LEAST_OPEN_FILES}"
+        yield _problem("ray.address", f"{what}; raise the limit (ulimit -n)")
+    if needed.shared_memory > machine.file_bytes:
+        sizes = f"{human_bytes(needed.shared_memory)}, and a process may write {human_bytes(machine.file_bytes)}"
+        what = f"the run writes a file in /dev/shm of about {sizes}; raise the limit (ulimit -f), or lower this key"
+        yield _problem("ray.object_store_bytes", what)
 
 
 def _gpu_growth(before: Config, after: Config, machine: Machine) -> Iterator[Problem]:

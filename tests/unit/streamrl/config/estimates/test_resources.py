@@ -79,6 +79,27 @@ def test_small_shared_memory_is_named_with_the_way_to_enlarge_it():
     assert "--shm-size" in problem
 
 
+def test_a_machine_that_cannot_talk_to_itself_is_told_how():
+    (problem,) = found(quickstart(), loopback_fault="Network is unreachable")
+    assert problem.startswith("this machine: ray.address: 127.0.0.1 does not answer (Network is unreachable), ")
+    assert "ip link set lo up" in problem
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"open_files": 64}, "ray.address: a process may open 64 files, and those of Ray want 128; raise the limit"),
+        (
+            {"file_bytes": 64 * 2**20},
+            "ray.object_store_bytes: the run writes a file in /dev/shm of about 104.5 MiB, and",
+        ),
+    ],
+)
+def test_limits_of_a_process_that_are_too_low_are_named(changes, words):
+    (problem,) = found(quickstart(), **changes)
+    assert problem.startswith(f"this machine: {words}")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
