@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from services.launch.ray_failure import explain, last_words, likely_causes, read_surroundings
 from services.run.folder import RunFolder, write_secret
 from streamrl.config.schema.run import RayConfig
 from streamrl.errors import ComponentError, ConfigError, ResourceError
@@ -124,15 +125,13 @@ def _start_local(run: RunFolder, config: RayConfig, runtime: Path) -> RaySession
         # Once in a process: Ray reads the token when it is imported, and keeps it for a second start.
         write_secret(run.token_path, secrets.token_hex(32).encode())
     notices = prepare_local(os.environ, run.token_path.resolve())
-    import ray
-
     try:
         address = _init("local", run, local_options(config, runtime))
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise ResourceError(
-            f"a local Ray did not start: {error}; it wanted {config.object_store_bytes} bytes in /dev/shm, "
-            f"free loopback ports and room in {runtime}; its own messages are in {run.logs_path}/owner.log"
-        ) from error
+    except Exception as error:
+        # As wide as that: where its node does not come up Ray raises a plain one.
+        causes = likely_causes(read_surroundings(runtime), config.object_store_bytes, runtime)
+        words = last_words(runtime / "ray" / "session_latest")
+        raise ResourceError(explain(error, words, causes)) from error
     return RaySession(address, local=True, notices=notices)
 
 
