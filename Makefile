@@ -8,6 +8,7 @@
 #   make test-low-bit        the tests of 8-bit optimizer states, which `make test` skips
 #   make test-kernels        the tests of a GPU's kernels, by Triton's interpreter, which `make test` skips
 #   make test-processors     the promises of equal bits as other processors would keep them, in child processes
+#   make test-machines       three steps of a run under odd environments, limits, shells and namespaces
 #   make test-faults         the long fault tests: parts killed, crash points, damage, full disks; KILLS=500 for more
 #   make test-faults ARGS='-m "not long"'               without its longest
 #   make test-service        20,000 mutated requests, the OpenAPI description, replicas that come, go and die under load
@@ -33,7 +34,7 @@ PYTEST ?= -m pytest
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKSTART := $(if $(SEED),--seed $(SEED) --name quickstart-seed$(SEED)) $(ARGS)
 
-.PHONY: quickstart test test-long test-low-bit test-kernels test-environments test-clients test-processors test-faults test-service engines test-engines test-page bubblewrap check fmt docs benchmarks-page clean
+.PHONY: quickstart test test-long test-low-bit test-kernels test-environments test-clients test-processors test-machines test-faults test-service engines test-engines test-page bubblewrap check fmt docs benchmarks-page clean
 .PHONY: bench bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-page bench-e2e bench-service bench-data bench-sandbox bench-gpu
 
 quickstart: $(VENV)/.installed
@@ -71,6 +72,9 @@ test-clients: $(VENV)/.installed-dev .venvs/clients/.installed
 
 test-processors: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/processors -n 2 --durations=3
+
+test-machines: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/machines -n 2 --durations=3
 
 test-faults: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/faults $(ARGS)
