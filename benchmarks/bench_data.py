@@ -22,7 +22,7 @@ from streamrl.rewards.pool import RewardPool
 READ = """
 import json, resource, sys, time
 from pathlib import Path
-from services.launch.tokenizer_folder import tokenizer_folder
+from streamrl.services.launch.tokenizer_folder import tokenizer_folder
 from streamrl.config.schema.data import DataConfig
 from streamrl.config.schema.run import ModelConfig
 from streamrl.tasks.data.cache import open_data

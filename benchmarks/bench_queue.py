@@ -29,10 +29,10 @@ from queue_parts.ray_queue import records_per_s
 from queue_parts.wire import COMMIT_INTERVAL_S, RECORD_BYTES, processor_s
 from report import Report
 
-from buffers.queue.replay_queue import ReplayQueue
-from buffers.segments.places import COMPLETIONS_DIR
-from buffers.segments.reader import SegmentReader
-from buffers.segments.writer import Durability
+from streamrl.buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.segments.places import COMPLETIONS_DIR
+from streamrl.buffers.segments.reader import SegmentReader
+from streamrl.buffers.segments.writer import Durability
 from streamrl.clock import SystemClock
 
 PROGRAMS = Path(__file__).parent
@@ -202,7 +202,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the index figures")
     parser.add_argument("--folder", type=Path, help="where the runs are written: the disk that is measured")
     options = parser.parse_args()
-    # As the queue's actor does: see `services.queue.actor`.
+    # As the queue's actor does: see `streamrl.services.queue.actor`.
     gc.set_threshold(100_000, 50, 1000)
     report = Report("queue")
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-queue-") as name:

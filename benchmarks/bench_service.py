@@ -32,10 +32,10 @@ from report import Report
 from service_parts.load import Answers, Load
 
 import streamrl
-from services.run.folder import RunFolder
 from streamrl.client import Client
 from streamrl.client.address import Address, Where
 from streamrl.errors import ComponentError
+from streamrl.services.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
 STREAMRL = Path(sys.executable).with_name("streamrl")

@@ -1,7 +1,7 @@
 """The records that the parts of streamrl exchange inside a process.
 
-What goes to disk is Arrow (`buffers.rows.schema`); what goes between actors is built from the structs here. All are
-plain data: no torch, no Arrow, no Ray. Arrays are numpy, ragged lists are a flat array plus offsets.
+What goes to disk is Arrow (`streamrl.buffers.rows.schema`); what goes between actors is built from the structs here.
+All are plain data: no torch, no Arrow, no Ray. Arrays are numpy, ragged lists are a flat array plus offsets.
 
 Shape suffixes: `_N` rows, `_T` tokens of all rows together.
 """

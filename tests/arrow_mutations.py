@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 from support.queue.run_files import COMPLETIONS_FOLDER, SCORES_FOLDER, write_segment
 
-from buffers.rows.gather import rollout_rows, score_columns, scoring_rows
-from buffers.segments.format import ENTRY_BYTES, MAGIC, IndexEntry, frame_checksum, pack_entry, unpack_entry
-from buffers.segments.reader import SegmentReader
+from streamrl.buffers.rows.gather import rollout_rows, score_columns, scoring_rows
+from streamrl.buffers.segments.format import ENTRY_BYTES, MAGIC, IndexEntry, frame_checksum, pack_entry, unpack_entry
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.errors import DataError
 from streamrl.types import FrameRef
 

@@ -25,7 +25,7 @@ from support.faults.disk_model import DiskModel
 from support.faults.disk_shim import DiskShim, Point
 from support.runs.small_run import Book, SmallRun
 
-import buffers.ledger.ledger
+import streamrl.buffers.ledger.ledger
 
 KILLED = "killed"
 CUT = "power cut"
@@ -186,7 +186,7 @@ def new(folder: Path) -> Path:
 
 def main(mode: str, seed: str, folder: str, *rest: str) -> None:
     # A file that grows now and then instead of never: growing has crash points of its own.
-    buffers.ledger.ledger._ALLOCATE_BYTES = 2**11
+    streamrl.buffers.ledger.ledger._ALLOCATE_BYTES = 2**11
     modes = {"states": states, "twice": twice, "deaths": deaths}
     print(json.dumps(modes[mode](int(seed), Path(folder), *map(int, rest))))
 

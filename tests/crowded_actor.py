@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from services.launch import ray_session
-from services.run.folder import RunFolder
 from streamrl.config.schema.run import RayConfig
+from streamrl.services.launch import ray_session
+from streamrl.services.run.folder import RunFolder
 
 ROOM, EATEN = 600 * 2**20, 1500 * 2**20
 """Bytes that Ray has left before it acts, and what the actor takes."""
@@ -37,7 +37,7 @@ def main(folder: str, runtime: str) -> None:
     ray_session.start(RunFolder.open(Path(folder)), RayConfig(num_cpus=1), Path(runtime))
     import ray
 
-    from services.actors.deaths import explain_death, process_died
+    from streamrl.services.actors.deaths import explain_death, process_died
 
     actor = ray.remote(Crowded).options(num_cpus=0).remote()
     ray.get(actor.ready.remote())

@@ -25,7 +25,7 @@ from typing import Any
 from support.faults.disk_shim import Before, DiskShim, Point
 from support.runs.small_run import Book, SmallRun
 
-import buffers.ledger.ledger
+import streamrl.buffers.ledger.ledger
 import streamrl.system.disk_space
 from streamrl.errors import ComponentError, ResourceError
 
@@ -163,7 +163,7 @@ def tmpfs(free: int) -> Launch:
 
 
 def main(mode: str, seed: str, folder: str, count: str) -> None:
-    buffers.ledger.ledger._ALLOCATE_BYTES = 2**11
+    streamrl.buffers.ledger.ledger._ALLOCATE_BYTES = 2**11
     streamrl.system.disk_space.LOOK_EVERY_S = 0.01
     points = count_points(Path(folder) / "counted")
     allocating = sum(point.call in ALLOCATING for point in points)

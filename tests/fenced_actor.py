@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import psutil
 
-from services.launch import ray_session
-from services.run.folder import RunFolder
 from streamrl.config.schema.learner import LearnerConfig
 from streamrl.config.schema.rollout import RolloutConfig
 from streamrl.config.schema.run import Config, ModelConfig, RayConfig
+from streamrl.services.launch import ray_session
+from streamrl.services.run.folder import RunFolder
 
 NAME = "rollout-0"
 
@@ -41,11 +41,11 @@ class Sleeper:
         import numpy as np
         from support.runs.small_run import GROUP_SIZE, completion_rows
 
-        from buffers.rows.arrow import completions_batch
-        from buffers.rows.records import AcceptedRows
-        from buffers.rows.schema import COMPLETIONS
-        from buffers.segments.places import COMPLETIONS_DIR
-        from buffers.segments.writer import SegmentWriter
+        from streamrl.buffers.rows.arrow import completions_batch
+        from streamrl.buffers.rows.records import AcceptedRows
+        from streamrl.buffers.rows.schema import COMPLETIONS
+        from streamrl.buffers.segments.places import COMPLETIONS_DIR
+        from streamrl.buffers.segments.writer import SegmentWriter
         from streamrl.types import Version
 
         log = SegmentWriter(self._folder, COMPLETIONS_DIR, NAME, epoch, COMPLETIONS, 2**20, "disk", 0.005)
@@ -63,7 +63,7 @@ def main(folder: str, runtime: str) -> None:
     ray_session.start(run, RayConfig(num_cpus=1), Path(runtime))
     import ray
 
-    from services.controller.parts import Parts
+    from streamrl.services.controller.parts import Parts
 
     config = Config(
         model=ModelConfig(preset="tiny-qwen3"),

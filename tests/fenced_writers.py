@@ -24,15 +24,15 @@ import msgspec
 import numpy as np
 from support.runs.small_run import GROUP_SIZE, Order, completion_rows, queue_settings
 
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Accepted, Writer
-from buffers.queue.replay_queue import ReplayQueue
-from buffers.rows.arrow import completions_batch
-from buffers.rows.records import AcceptedRows
-from buffers.rows.schema import COMPLETIONS
-from buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR
-from buffers.segments.reader import SegmentReader
-from buffers.segments.writer import SegmentWriter
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Accepted, Writer
+from streamrl.buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.rows.arrow import completions_batch
+from streamrl.buffers.rows.records import AcceptedRows
+from streamrl.buffers.rows.schema import COMPLETIONS
+from streamrl.buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR
+from streamrl.buffers.segments.reader import SegmentReader
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.clock import SystemClock
 from streamrl.errors import FencedError
 from streamrl.types import FrameRef, Ticket, Version

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from support.runs.live_run import STREAMRL, live_run, prepare
 
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Step
-from buffers.segments.places import LEDGER_DIR
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Step
+from streamrl.buffers.segments.places import LEDGER_DIR
 from streamrl.observability.metrics import read_metrics
 
 OVERRIDES = (

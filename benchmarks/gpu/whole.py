@@ -110,7 +110,7 @@ def write_inputs(folder: Path) -> None:
 
 def run(folder: Path) -> int:
     process = subprocess.Popen(
-        [sys.executable, "-m", "services.cli.main", "up", "whole.toml"],
+        [sys.executable, "-m", "streamrl.services.cli.main", "up", "whole.toml"],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])},
         start_new_session=True,

@@ -17,11 +17,6 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from buffers.queue.replay_queue import ReplayQueue
-from buffers.rows.records import AcceptedRows, QueueSettings, UnscoredFrame
-from buffers.segments.reader import SegmentReader
-from buffers.segments.removal import SegmentRemover
-from buffers.segments.writer import Durability
 from queue_parts.wire import (
     COMMIT_INTERVAL_S,
     GROUP_SIZE,
@@ -37,6 +32,11 @@ from queue_parts.wire import (
     receive,
     send,
 )
+from streamrl.buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.rows.records import AcceptedRows, QueueSettings, UnscoredFrame
+from streamrl.buffers.segments.reader import SegmentReader
+from streamrl.buffers.segments.removal import SegmentRemover
+from streamrl.buffers.segments.writer import Durability
 from streamrl.clock import SystemClock
 from streamrl.types import FrameRef, Version
 

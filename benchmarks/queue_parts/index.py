@@ -18,11 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from report import Report
 
-from buffers.queue.replay_queue import ReplayQueue
-from buffers.rows.records import QueueSettings, ScoredRows, UnscoredFrame
-from buffers.segments.places import COMPLETIONS_DIR, SCORES_DIR
 from queue_parts.consumer import GROUPS_PER_STEP, Order, accepted_rows
 from queue_parts.wire import GROUP_SIZE
+from streamrl.buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.rows.records import QueueSettings, ScoredRows, UnscoredFrame
+from streamrl.buffers.segments.places import COMPLETIONS_DIR, SCORES_DIR
 from streamrl.clock import SystemClock
 from streamrl.types import FrameRef, Version
 

@@ -14,10 +14,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from buffers.rows.arrow import CompletionRows, TokenColumns, completions_batch
-from buffers.rows.schema import COMPLETIONS
-from buffers.segments.places import COMPLETIONS_DIR
-from buffers.segments.writer import Durability, SegmentWriter
 from queue_parts.wire import (
     COMMIT_INTERVAL_S,
     GROUP_SIZE,
@@ -29,6 +25,10 @@ from queue_parts.wire import (
     receive,
     send,
 )
+from streamrl.buffers.rows.arrow import CompletionRows, TokenColumns, completions_batch
+from streamrl.buffers.rows.schema import COMPLETIONS
+from streamrl.buffers.segments.places import COMPLETIONS_DIR
+from streamrl.buffers.segments.writer import Durability, SegmentWriter
 from streamrl.types import SamplingParams, TokenOrigin
 
 SEGMENT_BYTES = 2**26

@@ -12,11 +12,11 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from buffers.rows.arrow import scores_batch
-from buffers.rows.schema import SCORES
-from buffers.segments.places import SCORES_DIR
-from buffers.segments.writer import Durability, SegmentWriter
 from queue_parts.wire import COMMIT_INTERVAL_S, SCORER, Unscored, Verdicts, Wanted, processor_s, receive, send
+from streamrl.buffers.rows.arrow import scores_batch
+from streamrl.buffers.rows.schema import SCORES
+from streamrl.buffers.segments.places import SCORES_DIR
+from streamrl.buffers.segments.writer import Durability, SegmentWriter
 from streamrl.types import Score
 
 SEGMENT_BYTES = 2**24

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from buffers.rows.records import ScoredRows
+from streamrl.buffers.rows.records import ScoredRows
 from streamrl.types import FrameRef
 
 TOKENS, PROMPT_TOKENS = 1280, 64

@@ -1,18 +1,18 @@
 """Which groups a replica gets: those to be issued again first, then new ones as far as admission and bytes allow. Pure.
 
-Guaranteed: a group that is suspected (`buffers.index.groups.suspects`) is given to a replica that has nothing else,
-which gets nothing more until it has ended. While one waits that this replica may have, it gets no other: so it is soon
-there.
+Guaranteed: a group that is suspected (`streamrl.buffers.index.groups.suspects`) is given to a replica that has nothing
+else, which gets nothing more until it has ended. While one waits that this replica may have, it gets no other: so it is
+soon there.
 """
 
 from collections.abc import Iterator
 from itertools import islice
 
-from buffers.index.budget import ByteBudget
-from buffers.index.groups.group import Group, GroupState, Tally
-from buffers.index.prompt_sources import PromptSources
-from buffers.index.running import RunningGroups
-from buffers.rows.records import QueueSettings
+from streamrl.buffers.index.budget import ByteBudget
+from streamrl.buffers.index.groups.group import Group, GroupState, Tally
+from streamrl.buffers.index.prompt_sources import PromptSources
+from streamrl.buffers.index.running import RunningGroups
+from streamrl.buffers.rows.records import QueueSettings
 from streamrl.errors import ComponentError
 from streamrl.scheduling.staleness import Admission
 from streamrl.types import Ticket

@@ -6,9 +6,9 @@ however often its records are read.
 
 from statistics import fmean
 
-from buffers.index.groups.group import Group
-from buffers.ledger.records import Measured
-from buffers.rows.records import DataOrder
+from streamrl.buffers.index.groups.group import Group
+from streamrl.buffers.ledger.records import Measured
+from streamrl.buffers.rows.records import DataOrder
 from streamrl.scheduling.curriculum import Curriculum
 
 Measure = tuple[int, int, float]

@@ -4,10 +4,10 @@ Guaranteed: each prompt of the task has its turn once in each data pass, and get
 or rests, is passed over and counted.
 """
 
-from buffers.index.groups.quarantine import Quarantine
-from buffers.index.running import RunningGroups
-from buffers.index.submitted.submissions import Submissions
-from buffers.rows.records import DataOrder, QueueSettings
+from streamrl.buffers.index.groups.quarantine import Quarantine
+from streamrl.buffers.index.running import RunningGroups
+from streamrl.buffers.index.submitted.submissions import Submissions
+from streamrl.buffers.rows.records import DataOrder, QueueSettings
 from streamrl.config.schema.streams import OFFERED_STREAM, TASK
 from streamrl.scheduling.curriculum import Curriculum, next_turn
 from streamrl.scheduling.fair_share import StreamShares

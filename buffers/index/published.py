@@ -3,7 +3,7 @@
 An incarnation begins with the version of the step that it goes on from, and each step that is trained makes the next.
 """
 
-from buffers.ledger.records import Incarnation, Record, Step
+from streamrl.buffers.ledger.records import Incarnation, Record, Step
 from streamrl.types import Version
 
 

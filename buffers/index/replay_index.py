@@ -19,21 +19,30 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from buffers.index.budget import ByteBudget
-from buffers.index.groups.group import Group, GroupState, Tally
-from buffers.index.groups.group_filter import REWARD_FAILED, GroupFilter
-from buffers.index.groups.oldest import oldest_row
-from buffers.index.groups.quarantine import Quarantine, fault_of
-from buffers.index.groups.recent import RecentGroups
-from buffers.index.groups.suspects import REPLICA_DIED
-from buffers.index.issuing import Issuing
-from buffers.index.measuring import MeasuredPrompts
-from buffers.index.prompt_sources import PromptSources
-from buffers.index.revisions import Revisions
-from buffers.index.running import RunningGroups
-from buffers.index.stepping import StepBooks
-from buffers.index.submitted.offered import OfferedTrajectories
-from buffers.rows.records import DataOrder, Found, Lease, OldestRow, QueueCounts, QueueSettings, Records, UnscoredFrame
+from streamrl.buffers.index.budget import ByteBudget
+from streamrl.buffers.index.groups.group import Group, GroupState, Tally
+from streamrl.buffers.index.groups.group_filter import REWARD_FAILED, GroupFilter
+from streamrl.buffers.index.groups.oldest import oldest_row
+from streamrl.buffers.index.groups.quarantine import Quarantine, fault_of
+from streamrl.buffers.index.groups.recent import RecentGroups
+from streamrl.buffers.index.groups.suspects import REPLICA_DIED
+from streamrl.buffers.index.issuing import Issuing
+from streamrl.buffers.index.measuring import MeasuredPrompts
+from streamrl.buffers.index.prompt_sources import PromptSources
+from streamrl.buffers.index.revisions import Revisions
+from streamrl.buffers.index.running import RunningGroups
+from streamrl.buffers.index.stepping import StepBooks
+from streamrl.buffers.index.submitted.offered import OfferedTrajectories
+from streamrl.buffers.rows.records import (
+    DataOrder,
+    Found,
+    Lease,
+    OldestRow,
+    QueueCounts,
+    QueueSettings,
+    Records,
+    UnscoredFrame,
+)
 from streamrl.clock import Clock
 from streamrl.scheduling.staleness import Admission, Candidate
 from streamrl.types import FrameRef, Ticket

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from buffers.index.groups.group import Group
-from buffers.index.groups.verdicts import check_verdicts
-from buffers.index.running import RunningGroups
-from buffers.index.stepping import StepBooks
-from buffers.rows.records import QueueSettings, Records
+from streamrl.buffers.index.groups.group import Group
+from streamrl.buffers.index.groups.verdicts import check_verdicts
+from streamrl.buffers.index.running import RunningGroups
+from streamrl.buffers.index.stepping import StepBooks
+from streamrl.buffers.rows.records import QueueSettings, Records
 
 
 class Revisions:

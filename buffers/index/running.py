@@ -15,14 +15,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from buffers.index.budget import ByteBudget
-from buffers.index.groups.group import Group, GroupState, Row, Tally
-from buffers.index.groups.handout import ScoringBoard
-from buffers.index.groups.suspects import is_suspect, is_to_blame
-from buffers.index.groups.verdicts import check_verdicts
-from buffers.rows.by_group import ByGroup
-from buffers.rows.records import FAILED_FINISHES, TRUNCATED_FINISH, QueueSettings, Records
-from buffers.rows.schema import FINISH_REASONS
+from streamrl.buffers.index.budget import ByteBudget
+from streamrl.buffers.index.groups.group import Group, GroupState, Row, Tally
+from streamrl.buffers.index.groups.handout import ScoringBoard
+from streamrl.buffers.index.groups.suspects import is_suspect, is_to_blame
+from streamrl.buffers.index.groups.verdicts import check_verdicts
+from streamrl.buffers.rows.by_group import ByGroup
+from streamrl.buffers.rows.records import FAILED_FINISHES, TRUNCATED_FINISH, QueueSettings, Records
+from streamrl.buffers.rows.schema import FINISH_REASONS
 from streamrl.clock import Clock
 from streamrl.errors import DataError
 from streamrl.types import FrameRef, Ticket

@@ -9,11 +9,11 @@ to say. Pure; linear in the groups concerned.
 from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 
-from buffers.index.budget import ByteBudget
-from buffers.index.groups.group import Group, GroupState, Tally
-from buffers.index.groups.leasing import build_lease
-from buffers.index.groups.ready import ReadyGroups
-from buffers.rows.records import Lease, QueueSettings
+from streamrl.buffers.index.budget import ByteBudget
+from streamrl.buffers.index.groups.group import Group, GroupState, Tally
+from streamrl.buffers.index.groups.leasing import build_lease
+from streamrl.buffers.index.groups.ready import ReadyGroups
+from streamrl.buffers.rows.records import Lease, QueueSettings
 from streamrl.errors import ComponentError, StartAgainError
 from streamrl.scheduling.staleness import Candidate, late_groups
 

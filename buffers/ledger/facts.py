@@ -1,8 +1,9 @@
 """What the ledger says of every row, as columns: when it was accepted, scored, withdrawn, dropped or trained.
 
-Guaranteed: the outcome is that of the index's own replay (`buffers.recovery.recovery`), row by row, as of the moment at
-which the ledger ends; a step of a branch of history that was lost counts only once it is trained again. Linear in the
-rows, and vectorised. Nothing here reads a frame: which verdicts are valid is told by whoever has read them.
+Guaranteed: the outcome is that of the index's own replay (`streamrl.buffers.recovery.recovery`), row by row, as of the
+moment at which the ledger ends; a step of a branch of history that was lost counts only once it is trained again.
+Linear in the rows, and vectorised. Nothing here reads a frame: which verdicts are valid is told by whoever has read
+them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from buffers.ledger.ledger import LedgerFile
-from buffers.ledger.records import (
+from streamrl.buffers.ledger.ledger import LedgerFile
+from streamrl.buffers.ledger.records import (
     Accepted,
     Covered,
     Declined,
@@ -30,7 +31,7 @@ from buffers.ledger.records import (
     Step,
     Withdrawn,
 )
-from buffers.rows.records import ACCEPTED, FAILED_FINISHES, SCORED, Records, unpack
+from streamrl.buffers.rows.records import ACCEPTED, FAILED_FINISHES, SCORED, Records, unpack
 from streamrl.types import FrameRef, IntArray, LongArray
 
 NONE: Final = -1

@@ -6,8 +6,8 @@
 A frame without a payload closes the file; zeros follow the last frame of a file that was not closed.
 
 Guaranteed: a frame is read as it was written or not at all. A bad frame is a torn end, which is cut, only if it
-can be a write that stopped (`buffers.ledger.torn`) and no good frame lies behind it; anything else is damage. So is a
-file that ends where a living one keeps room, or inside a frame: room is taken before a frame is begun. Nothing
+can be a write that stopped (`streamrl.buffers.ledger.torn`) and no good frame lies behind it; anything else is damage.
+So is a file that ends where a living one keeps room, or inside a frame: room is taken before a frame is begun. Nothing
 here knows what a payload means, and nothing does I/O.
 """
 
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from buffers.ledger.torn import is_unfinished, is_zero
+from streamrl.buffers.ledger.torn import is_unfinished, is_zero
 from streamrl.errors import DataError
 
 MAGIC: Final = b"SRL\x02"

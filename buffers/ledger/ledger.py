@@ -1,8 +1,8 @@
 """The append-only ledger: the queue's decisions, in order, each group of them under one checksum.
 
 A folder of files `000000.log`, `000001.log`, ...; each opening of the run starts a new file and never touches
-an older one. A file is a row of frames (`buffers.ledger.frames`); the payload of a frame is the msgpack list of
-the records of one commit, and a file that was closed ends with a frame that says so.
+an older one. A file is a row of frames (`streamrl.buffers.ledger.frames`); the payload of a frame is the msgpack list
+of the records of one commit, and a file that was closed ends with a frame that says so.
 
 Guaranteed: the future of `append` resolves after the record is durable, and records are durable in the order
 in which they were appended. A commit is one frame, so a torn commit is an unfinished last frame, which reading
@@ -19,9 +19,9 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from buffers.ledger.frames import CLOSING, FRAME_BYTES, pack_frame, read_frames
-from buffers.ledger.group_commit import GroupCommitter
-from buffers.ledger.records import Record, RunHeader
+from streamrl.buffers.ledger.frames import CLOSING, FRAME_BYTES, pack_frame, read_frames
+from streamrl.buffers.ledger.group_commit import GroupCommitter
+from streamrl.buffers.ledger.records import Record, RunHeader
 from streamrl.errors import DataError
 from streamrl.system.disk import allocate, create_preallocated, sync_data, sync_folder, truncate, write_all
 from streamrl.system.disk_space import DiskSpace

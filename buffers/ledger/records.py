@@ -1,7 +1,7 @@
 """The records of the ledger: one for each change of state that must survive, in a closed schema.
 
-Rows lie in them as packed bytes (`buffers.rows.records.ACCEPTED`, `SCORED`), since a field for each row would cost
-more than the row. Field order and tags are the format: append only.
+Rows lie in them as packed bytes (`streamrl.buffers.rows.records.ACCEPTED`, `SCORED`), since a field for each row would
+cost more than the row. Field order and tags are the format: append only.
 """
 
 from typing import Final

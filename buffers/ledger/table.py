@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from buffers.ledger.facts import numbered
-from buffers.ledger.ledger import LedgerFile
-from buffers.ledger.records import (
+from streamrl.buffers.ledger.facts import numbered
+from streamrl.buffers.ledger.ledger import LedgerFile
+from streamrl.buffers.ledger.records import (
     Accepted,
     Cancelled,
     Covered,
@@ -37,7 +37,7 @@ from buffers.ledger.records import (
     Withdrawn,
     Writer,
 )
-from buffers.rows.records import ACCEPTED, SCORED, Records, unpack
+from streamrl.buffers.rows.records import ACCEPTED, SCORED, Records, unpack
 from streamrl.types import FrameRef, LongArray
 
 _HEAD: Final = {

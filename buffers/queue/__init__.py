@@ -1,4 +1,4 @@
 """The replay queue: the index, durable and awaitable.
-It imports `buffers`, `streamrl.scheduling`, `streamrl.system`, `streamrl.tasks` and `streamrl.config`.
-No Ray: the actor around it is `services.queue`.
+It imports `streamrl.buffers`, `streamrl.scheduling`, `streamrl.system`, `streamrl.tasks` and `streamrl.config`.
+No Ray: the actor around it is `streamrl.services.queue`.
 """

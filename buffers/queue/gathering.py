@@ -15,12 +15,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from buffers.index.published import PublishedVersions
-from buffers.index.replay_index import ReplayIndex
-from buffers.index.submitted.offered import Standing, num_bytes, oldest_step, rows_of
-from buffers.ledger.records import Accepted, Declined, Gathered, Issued, Offered, Record, Scored, Submitted
-from buffers.queue.journal import Journal
-from buffers.rows.records import SCORED, QueueSettings, unpack
+from streamrl.buffers.index.published import PublishedVersions
+from streamrl.buffers.index.replay_index import ReplayIndex
+from streamrl.buffers.index.submitted.offered import Standing, num_bytes, oldest_step, rows_of
+from streamrl.buffers.ledger.records import Accepted, Declined, Gathered, Issued, Offered, Record, Scored, Submitted
+from streamrl.buffers.queue.journal import Journal
+from streamrl.buffers.rows.records import SCORED, QueueSettings, unpack
 from streamrl.config.schema.streams import OFFERED_STREAM
 from streamrl.scheduling.staleness import Admission
 from streamrl.tasks.base import SubmittedPrompt

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from buffers.ledger.ledger import Ledger
-from buffers.ledger.records import Record
+from streamrl.buffers.ledger.ledger import Ledger
+from streamrl.buffers.ledger.records import Record
 from streamrl.errors import StreamRLError
 
 

@@ -2,8 +2,8 @@
 
 from typing import Final, Literal
 
-from buffers.index.replay_index import ReplayIndex
-from buffers.ledger.records import Dropped, Withdrawn
+from streamrl.buffers.index.replay_index import ReplayIndex
+from streamrl.buffers.ledger.records import Dropped, Withdrawn
 
 LATE: Final = "late"
 """Reason of a group that was dropped because the next batch could not wait for it (`late = "drop"`)."""

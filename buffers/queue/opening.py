@@ -8,16 +8,24 @@ was, but for empty folders.
 from dataclasses import dataclass
 from pathlib import Path
 
-from buffers.index.fence import WriterFence
-from buffers.index.published import PublishedVersions
-from buffers.index.replay_index import ReplayIndex
-from buffers.ledger.ledger import Ledger, read_ledger
-from buffers.ledger.records import LEDGER_SCHEMA, Dropped, Incarnation, Quarantined, Record, RunHeader, Withdrawn
-from buffers.recovery.recovery import recover, survey
-from buffers.rows.records import DataOrder, QueueSettings
-from buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR, SCORES_DIR
-from buffers.segments.reader import SegmentReader
-from buffers.segments.retention import Retention
+from streamrl.buffers.index.fence import WriterFence
+from streamrl.buffers.index.published import PublishedVersions
+from streamrl.buffers.index.replay_index import ReplayIndex
+from streamrl.buffers.ledger.ledger import Ledger, read_ledger
+from streamrl.buffers.ledger.records import (
+    LEDGER_SCHEMA,
+    Dropped,
+    Incarnation,
+    Quarantined,
+    Record,
+    RunHeader,
+    Withdrawn,
+)
+from streamrl.buffers.recovery.recovery import recover, survey
+from streamrl.buffers.rows.records import DataOrder, QueueSettings
+from streamrl.buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR, SCORES_DIR
+from streamrl.buffers.segments.reader import SegmentReader
+from streamrl.buffers.segments.retention import Retention
 from streamrl.clock import Clock
 from streamrl.system.disk import make_folder, sync_file
 

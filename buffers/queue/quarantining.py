@@ -8,10 +8,10 @@ told by the process that made its record alone. `close` of the queue wakes whoev
 
 from collections.abc import Callable, Sequence
 
-from buffers.index.replay_index import ReplayIndex
-from buffers.ledger.records import Died, Dropped, Quarantined, Record, Writer
-from buffers.queue.journal import Journal
-from buffers.queue.signals import Signal
+from streamrl.buffers.index.replay_index import ReplayIndex
+from streamrl.buffers.ledger.records import Died, Dropped, Quarantined, Record, Writer
+from streamrl.buffers.queue.journal import Journal
+from streamrl.buffers.queue.signals import Signal
 
 
 class QuarantinedPrompts:

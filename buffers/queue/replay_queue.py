@@ -18,17 +18,17 @@ checkpoint of step s covers the leases below s.
 
 from pathlib import Path
 
-from buffers.ledger.records import Accepted, Covered, Dropped, Incarnation, Issued, Lost, Scored, Step
-from buffers.queue.gathering import GatheredTrajectories
-from buffers.queue.journal import Journal
-from buffers.queue.late import give_up
-from buffers.queue.opening import Opened, open_folder
-from buffers.queue.quarantining import QuarantinedPrompts
-from buffers.queue.signals import Signal
-from buffers.queue.submitting import SubmittedPrompts
-from buffers.queue.takers import Takers
-from buffers.queue.waits import LearnerWait, Waits
-from buffers.rows.records import (
+from streamrl.buffers.ledger.records import Accepted, Covered, Dropped, Incarnation, Issued, Lost, Scored, Step
+from streamrl.buffers.queue.gathering import GatheredTrajectories
+from streamrl.buffers.queue.journal import Journal
+from streamrl.buffers.queue.late import give_up
+from streamrl.buffers.queue.opening import Opened, open_folder
+from streamrl.buffers.queue.quarantining import QuarantinedPrompts
+from streamrl.buffers.queue.signals import Signal
+from streamrl.buffers.queue.submitting import SubmittedPrompts
+from streamrl.buffers.queue.takers import Takers
+from streamrl.buffers.queue.waits import LearnerWait, Waits
+from streamrl.buffers.rows.records import (
     AcceptedRows,
     DataOrder,
     Found,

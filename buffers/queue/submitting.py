@@ -9,12 +9,12 @@ wakes each waiting call: `submit` raises, `ends` returns [].
 
 from collections.abc import Sequence
 
-from buffers.index.replay_index import ReplayIndex
-from buffers.index.submitted.submissions import Outcome, SubmissionState, num_bytes
-from buffers.ledger.records import Cancelled, Dropped, Submitted
-from buffers.queue.journal import Journal
-from buffers.queue.signals import Signal
-from buffers.rows.records import QueueSettings
+from streamrl.buffers.index.replay_index import ReplayIndex
+from streamrl.buffers.index.submitted.submissions import Outcome, SubmissionState, num_bytes
+from streamrl.buffers.ledger.records import Cancelled, Dropped, Submitted
+from streamrl.buffers.queue.journal import Journal
+from streamrl.buffers.queue.signals import Signal
+from streamrl.buffers.rows.records import QueueSettings
 from streamrl.errors import ComponentError
 from streamrl.tasks.base import StreamPrompt, SubmittedPrompt
 

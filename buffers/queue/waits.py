@@ -6,8 +6,8 @@ no replica does lacks generation; one that waits while some replica does lacks s
 
 from dataclasses import replace
 
-from buffers.queue.signals import Signal
-from buffers.rows.records import Lease
+from streamrl.buffers.queue.signals import Signal
+from streamrl.buffers.rows.records import Lease
 from streamrl.clock import Clock
 from streamrl.scheduling.utilization import Waited
 

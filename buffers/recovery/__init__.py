@@ -1,4 +1,4 @@
 """From a run's files back to what it knew: to go on, to replay, to look, to verify.
-It imports `buffers`.
+It imports `streamrl.buffers`.
 Nothing is decided anew: what the ledger says holds.
 """

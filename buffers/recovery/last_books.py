@@ -9,15 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from buffers.index.fence import WriterFence
-from buffers.index.replay_index import ReplayIndex
-from buffers.ledger.facts import ledger_facts
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Quarantined, RunHeader
-from buffers.recovery.recovery import recover, survey
-from buffers.rows.records import DataOrder, OldestRow, QueueCounts, QueueSettings
-from buffers.segments.places import LEDGER_DIR
-from buffers.segments.reader import SegmentReader
+from streamrl.buffers.index.fence import WriterFence
+from streamrl.buffers.index.replay_index import ReplayIndex
+from streamrl.buffers.ledger.facts import ledger_facts
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Quarantined, RunHeader
+from streamrl.buffers.recovery.recovery import recover, survey
+from streamrl.buffers.rows.records import DataOrder, OldestRow, QueueCounts, QueueSettings
+from streamrl.buffers.segments.places import LEDGER_DIR
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.clock import SystemClock
 from streamrl.errors import RunFolderError
 

@@ -6,14 +6,14 @@ Reads only; the run may be live. Batches are rebuilt by the index's own rules, s
 from collections.abc import Iterator
 from pathlib import Path
 
-from buffers.index.fence import WriterFence
-from buffers.index.replay_index import ReplayIndex
-from buffers.ledger.ledger import LedgerFile, read_ledger
-from buffers.ledger.records import Accepted, Rescored, Scored
-from buffers.recovery.recovery import recover, survey
-from buffers.rows.records import DataOrder, Lease, QueueSettings
-from buffers.segments.places import HOME, LEDGER_DIR, node_of
-from buffers.segments.reader import SegmentReader
+from streamrl.buffers.index.fence import WriterFence
+from streamrl.buffers.index.replay_index import ReplayIndex
+from streamrl.buffers.ledger.ledger import LedgerFile, read_ledger
+from streamrl.buffers.ledger.records import Accepted, Rescored, Scored
+from streamrl.buffers.recovery.recovery import recover, survey
+from streamrl.buffers.rows.records import DataOrder, Lease, QueueSettings
+from streamrl.buffers.segments.places import HOME, LEDGER_DIR, node_of
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.clock import SystemClock
 from streamrl.errors import RunFolderError
 

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from buffers.index.fence import WriterFence
-from buffers.index.replay_index import ReplayIndex
-from buffers.ledger.ledger import LedgerFile
-from buffers.ledger.records import (
+from streamrl.buffers.index.fence import WriterFence
+from streamrl.buffers.index.replay_index import ReplayIndex
+from streamrl.buffers.ledger.ledger import LedgerFile
+from streamrl.buffers.ledger.records import (
     LEDGER_SCHEMA,
     Accepted,
     Cancelled,
@@ -45,10 +45,10 @@ from buffers.ledger.records import (
     Withdrawn,
     Writer,
 )
-from buffers.rows.columns import map_columns
-from buffers.rows.gather import score_columns
-from buffers.rows.records import ACCEPTED, SCORED, QueueSettings, Records, unpack
-from buffers.segments.reader import SegmentReader
+from streamrl.buffers.rows.columns import map_columns
+from streamrl.buffers.rows.gather import score_columns
+from streamrl.buffers.rows.records import ACCEPTED, SCORED, QueueSettings, Records, unpack
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.errors import DataError, RunFolderError
 from streamrl.types import FrameRef, LongArray
 
@@ -285,7 +285,7 @@ class _Replay:
 
     def _let_go(self, frame: FrameRef, rows: Records) -> bool:
         """Whether nobody needed these verdicts any more, and they went with their file
-        (`buffers.segments.retention`)."""
+        (`streamrl.buffers.segments.retention`)."""
         return self.given_up.issuperset(rows["number"].tolist()) and not self.reader.has(frame.path)
 
     def _require_components(

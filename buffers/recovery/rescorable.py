@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from buffers.ledger.facts import NONE, LedgerFacts
-from buffers.rows.records import SCORED, Records
+from streamrl.buffers.ledger.facts import NONE, LedgerFacts
+from streamrl.buffers.rows.records import SCORED, Records
 from streamrl.types import FrameRef, LongArray
 
 Flags = npt.NDArray[np.bool_]

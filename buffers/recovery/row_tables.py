@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from buffers.ledger.facts import NONE, LedgerFacts, RowState
-from buffers.ledger.live_files import read_again
-from buffers.rows.schema import COMPLETIONS, FINISH_REASONS, SCORES
-from buffers.segments.places import COMPLETIONS_DIR, HOME, SCORES_DIR, node_of
-from buffers.segments.reader import SegmentReader
+from streamrl.buffers.ledger.facts import NONE, LedgerFacts, RowState
+from streamrl.buffers.ledger.live_files import read_again
+from streamrl.buffers.rows.schema import COMPLETIONS, FINISH_REASONS, SCORES
+from streamrl.buffers.segments.places import COMPLETIONS_DIR, HOME, SCORES_DIR, node_of
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.errors import DataError
 from streamrl.types import FrameRef, LongArray, ScoreStatus
 

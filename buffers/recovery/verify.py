@@ -1,10 +1,10 @@
 """Every checksum of a queue's files, checked: ledger, indexes, segments; and what the ledger acknowledged against them.
 
 Guaranteed: what a process that ended left unfinished, and what nobody was told is durable, is told apart from damage
-(`buffers.ledger.torn`); a frame that the ledger names has the bytes that the ledger says, whatever its own index says;
-one look finds damage in every file, and within a segment in every frame. Reads only, and the run may be live. What
-other nodes wrote is theirs to check, and copies of it come and go: it is counted here, and no more. A frame in a file
-that is gone is damage where a run that goes on would read it, else it is counted: somebody let it go.
+(`streamrl.buffers.ledger.torn`); a frame that the ledger names has the bytes that the ledger says, whatever its own
+index says; one look finds damage in every file, and within a segment in every frame. Reads only, and the run may be
+live. What other nodes wrote is theirs to check, and copies of it come and go: it is counted here, and no more. A frame
+in a file that is gone is damage where a run that goes on would read it, else it is counted: somebody let it go.
 """
 
 import re
@@ -17,12 +17,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from buffers.ledger.facts import NONE, LedgerFacts, ledger_facts
-from buffers.ledger.ledger import LedgerFile, check_end, ledger_files, read_ledger_file
-from buffers.ledger.live_files import read_again
-from buffers.segments.format import ENTRY_BYTES, MAGIC, IndexEntry, read_index
-from buffers.segments.places import COMPLETIONS_DIR, HOME, LEDGER_DIR, PARTIALS_DIR, SCORES_DIR, node_of
-from buffers.segments.reader import SegmentReader
+from streamrl.buffers.ledger.facts import NONE, LedgerFacts, ledger_facts
+from streamrl.buffers.ledger.ledger import LedgerFile, check_end, ledger_files, read_ledger_file
+from streamrl.buffers.ledger.live_files import read_again
+from streamrl.buffers.segments.format import ENTRY_BYTES, MAGIC, IndexEntry, read_index
+from streamrl.buffers.segments.places import COMPLETIONS_DIR, HOME, LEDGER_DIR, PARTIALS_DIR, SCORES_DIR, node_of
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.errors import DataError
 from streamrl.types import FrameRef
 

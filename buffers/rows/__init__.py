@@ -1,4 +1,4 @@
 """Rows as Arrow batches and as numpy columns, and what they must hold.
 It imports `streamrl.config`, `streamrl.conversations` and `streamrl.scheduling`.
-No file: `buffers.segments` writes and reads them.
+No file: `streamrl.buffers.segments` writes and reads them.
 """

@@ -1,8 +1,8 @@
 """From numpy to Arrow: the columns of completions and of scores, built without a loop over tokens.
 
 Guaranteed: what is built has the declared schema; token columns are passed on as they are, never rewritten.
-Checking them is the writer's business (`buffers.rows.checks`). Ragged lists are a flat array plus offsets; offsets
-are int64 [N + 1] for N rows, from 0. Nothing here does I/O.
+Checking them is the writer's business (`streamrl.buffers.rows.checks`). Ragged lists are a flat array plus offsets;
+offsets are int64 [N + 1] for N rows, from 0. Nothing here does I/O.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from buffers.rows.schema import COMPLETIONS, SCORES
+from streamrl.buffers.rows.schema import COMPLETIONS, SCORES
 from streamrl.types import (
     FloatArray,
     GenerationResult,

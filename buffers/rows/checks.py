@@ -16,10 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from buffers.rows.columns import flat, list_offsets, list_values
-from buffers.rows.names import ALLOWED, NUMBERED, PLAIN, all_numbered, all_plain
-from buffers.rows.nulls import NullRule
-from buffers.rows.schema import FINISH_REASONS, table_of
+from streamrl.buffers.rows.columns import flat, list_offsets, list_values
+from streamrl.buffers.rows.names import ALLOWED, NUMBERED, PLAIN, all_numbered, all_plain
+from streamrl.buffers.rows.nulls import NullRule
+from streamrl.buffers.rows.schema import FINISH_REASONS, table_of
 from streamrl.errors import DataError, NonFiniteError
 from streamrl.types import LongArray, ScoreStatus, TokenOrigin
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from buffers.rows.columns import flat, list_offsets, list_values
+from streamrl.buffers.rows.columns import flat, list_offsets, list_values
 from streamrl.types import IntArray, LongArray, RolloutRows, ScoreStatus, TokenOrigin
 
 _LEARNER_COLUMNS = ("token_ids", "token_origin", "rollout_logprobs", "version_spans", "replica")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from buffers.rows.columns import text_bytes
+from streamrl.buffers.rows.columns import text_bytes
 
 _NAME: Final = "[A-Za-z0-9_][A-Za-z0-9_.:@+=-]*"
 PLAIN: Final = re.compile(_NAME)

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from buffers.rows.columns import flat, list_offsets
+from streamrl.buffers.rows.columns import flat, list_offsets
 
 _VALUES: Final = -1
 """A step of a path into the values of a list; other steps are numbers of struct fields."""

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from buffers.rows.schema import PARTIALS
+from streamrl.buffers.rows.schema import PARTIALS
 from streamrl.scheduling.partial_rollouts import completion_of, parts_of
 from streamrl.types import PartialTokens, Version, VersionSpan
 

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from buffers.rows.arrow import CompletionRows
-from buffers.rows.schema import FINISH_REASONS
+from streamrl.buffers.rows.arrow import CompletionRows
+from streamrl.buffers.rows.schema import FINISH_REASONS
 from streamrl.config.schema.data import CurriculumConfig
 from streamrl.config.schema.learner import FilterConfig
 from streamrl.config.schema.streams import Share

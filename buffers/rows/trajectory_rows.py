@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 
-from buffers.rows.arrow import TokenColumns
+from streamrl.buffers.rows.arrow import TokenColumns
 from streamrl.conversations.branches import Branch, Turn
 from streamrl.types import IntArray, LongArray, TokenOrigin
 

@@ -1,4 +1,4 @@
 """Segments: the files in which rows lie, written, read, copied between nodes, let go.
-It imports `buffers.ledger`, `buffers.rows` and `streamrl.system`.
+It imports `streamrl.buffers.ledger`, `streamrl.buffers.rows` and `streamrl.system`.
 No group and no decision: a segment knows frames and bytes.
 """

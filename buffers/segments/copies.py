@@ -1,9 +1,9 @@
 """Copies of segments of other nodes: what the owner's side reads, and what the reader's side keeps.
 
 Guaranteed: no byte is kept before its checksum held; a copy has the segment's name, and its frames lie at the
-segment's offsets, so `buffers.segments.reader` reads it as if it had been written here; room is allocated before a
-write. A copy is not synced: after a power cut `has` tells what is left of it. Nothing here knows how bytes travel, or
-what is wanted.
+segment's offsets, so `streamrl.buffers.segments.reader` reads it as if it had been written here; room is allocated
+before a write. A copy is not synced: after a power cut `has` tells what is left of it. Nothing here knows how bytes
+travel, or what is wanted.
 """
 
 import os
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from buffers.segments.format import ENTRY_BYTES, MAGIC, IndexEntry, frame_checksum, read_index
-from buffers.segments.places import NODES_DIR, resolve
+from streamrl.buffers.segments.format import ENTRY_BYTES, MAGIC, IndexEntry, frame_checksum, read_index
+from streamrl.buffers.segments.places import NODES_DIR, resolve
 from streamrl.errors import DataError
 from streamrl.system.disk import allocate, make_folder, remove_file, write_all
 from streamrl.types import FrameRef

@@ -7,10 +7,10 @@ frame (record-batch message), and a sealed segment ends with the entry of its en
 
 Guaranteed: an entry is written only after the bytes it names are synced, so under a good entry other bytes
 are damage. An entry names its commit and how many entries of that commit follow. A bad entry is the torn end
-of a commit that was never acknowledged, which is cut, only if it can be a write that stopped (`buffers.ledger.torn`)
-and no entry of a later commit lies behind it; anything else is damage, and so is an index that ends without
-the end-of-stream entry: a living one keeps room for it. Its own checksum is seeded by its place, so an entry
-that was moved is a bad one. Nothing here does I/O.
+of a commit that was never acknowledged, which is cut, only if it can be a write that stopped
+(`streamrl.buffers.ledger.torn`) and no entry of a later commit lies behind it; anything else is damage, and so is an
+index that ends without the end-of-stream entry: a living one keeps room for it. Its own checksum is seeded by its
+place, so an entry that was moved is a bad one. Nothing here does I/O.
 """
 
 import struct
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from buffers.ledger.torn import is_unfinished, is_zero
+from streamrl.buffers.ledger.torn import is_unfinished, is_zero
 from streamrl.errors import DataError
 
 MAGIC: Final = b"SRLIDX\x02\n"

@@ -3,7 +3,8 @@
 Guaranteed: both files are preallocated when `create` returns, and durable with their names if `sync`; an entry of the
 index is written after the bytes that it vouches for are synced. The index is a new file of zeros. What lies in the
 other one behind its last frame may be anything, since it may have been a segment before
-(`buffers.segments.spare_files`). One thread at a time uses a segment. Nothing here chooses which segment is written.
+(`streamrl.buffers.segments.spare_files`). One thread at a time uses a segment. Nothing here chooses which segment is
+written.
 """
 
 import os
@@ -12,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from buffers.segments.format import END_OF_STREAM, ENTRY_BYTES, MAGIC, IndexEntry, frame_checksum, pack_entry
-from buffers.segments.spare_files import take_spare
+from streamrl.buffers.segments.format import END_OF_STREAM, ENTRY_BYTES, MAGIC, IndexEntry, frame_checksum, pack_entry
+from streamrl.buffers.segments.spare_files import take_spare
 from streamrl.errors import ComponentError, ResourceError
 from streamrl.system.disk import (
     allocate,

@@ -16,11 +16,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from buffers.ledger.live_files import read_again
-from buffers.rows.partial_rows import Piece, newest_step, partials_batch, piece_bytes, pieces_of
-from buffers.rows.schema import PARTIALS, table_of
-from buffers.segments.reader import SegmentReader
-from buffers.segments.writer import Durability, SegmentWriter
+from streamrl.buffers.ledger.live_files import read_again
+from streamrl.buffers.rows.partial_rows import Piece, newest_step, partials_batch, piece_bytes, pieces_of
+from streamrl.buffers.rows.schema import PARTIALS, table_of
+from streamrl.buffers.segments.reader import SegmentReader
+from streamrl.buffers.segments.writer import Durability, SegmentWriter
 from streamrl.errors import DataError
 from streamrl.system.disk import remove_file
 from streamrl.types import FrameRef

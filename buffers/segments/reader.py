@@ -1,9 +1,9 @@
 """Reading segments by memory map: rows without a copy, and no byte believed before its checksum.
 
 Guaranteed: `read` returns a batch whose bytes have the checksum that the reference names, that Arrow has
-validated in full, and whose rows pass the gate of the writer (`buffers.rows.checks`), checked once for each frame; a
-path outside the run folder is refused. A segment whose file was removed is let go with the next new frame. `scan`
-yields the frames that a segment's own index vouches for, `verify` reads each of them. Batches stay valid after
+validated in full, and whose rows pass the gate of the writer (`streamrl.buffers.rows.checks`), checked once for each
+frame; a path outside the run folder is refused. A segment whose file was removed is let go with the next new frame.
+`scan` yields the frames that a segment's own index vouches for, `verify` reads each of them. Batches stay valid after
 `forget`. One thread uses a reader. Nothing here knows which frames the ledger accepted.
 """
 
@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from buffers.rows.checks import RowGate
-from buffers.rows.schema import check_readable
-from buffers.segments.format import END_OF_STREAM, IndexEntry, frame_checksum, is_end, read_index
-from buffers.segments.places import HOME, node_of, resolve
+from streamrl.buffers.rows.checks import RowGate
+from streamrl.buffers.rows.schema import check_readable
+from streamrl.buffers.segments.format import END_OF_STREAM, IndexEntry, frame_checksum, is_end, read_index
+from streamrl.buffers.segments.places import HOME, node_of, resolve
 from streamrl.errors import DataError, NonFiniteError
 from streamrl.types import FrameRef
 

@@ -2,9 +2,9 @@
 
 Guaranteed: when `remove` returns the names are gone. What becomes of the files is decided behind that, once the readers
 have let them go, which they do with the next new frame that they read: as many as may be are kept to be written over
-(`buffers.segments.spare_files`), the blocks of the others are freed in pieces (`streamrl.system.file_removal`). Who
-keeps a file for longer than `PATIENCE_S` keeps the blocks too, as always. What that fails with the next `remove`
-raises. Nothing here decides what may go.
+(`streamrl.buffers.segments.spare_files`), the blocks of the others are freed in pieces
+(`streamrl.system.file_removal`). Who keeps a file for longer than `PATIENCE_S` keeps the blocks too, as always. What
+that fails with the next `remove` raises. Nothing here decides what may go.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from buffers.segments.places import HOME, SPARE_DIR, on_node
-from buffers.segments.spare_files import Held, SpareFiles
-from buffers.segments.writer import Durability
+from streamrl.buffers.segments.places import HOME, SPARE_DIR, on_node
+from streamrl.buffers.segments.spare_files import Held, SpareFiles
+from streamrl.buffers.segments.writer import Durability
 from streamrl.errors import ComponentError
 
 PATIENCE_S: Final = 10.0

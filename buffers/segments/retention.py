@@ -12,10 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from buffers.ledger.records import Accepted, Declined, Dropped, Gathered, Lost, Offered, Record, Rescored, Scored, Step
-from buffers.rows.records import ACCEPTED, SCORED, QueueSettings, unpack
-from buffers.segments.places import HOME, PARTIALS_DIR, SEGMENT_NAME, SPARE_DIR, node_of
-from buffers.segments.spare_files import sizes
+from streamrl.buffers.ledger.records import (
+    Accepted,
+    Declined,
+    Dropped,
+    Gathered,
+    Lost,
+    Offered,
+    Record,
+    Rescored,
+    Scored,
+    Step,
+)
+from streamrl.buffers.rows.records import ACCEPTED, SCORED, QueueSettings, unpack
+from streamrl.buffers.segments.places import HOME, PARTIALS_DIR, SEGMENT_NAME, SPARE_DIR, node_of
+from streamrl.buffers.segments.spare_files import sizes
 
 _FOLDERS: Final = ("queue/completions", "queue/scores")
 

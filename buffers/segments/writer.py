@@ -17,10 +17,10 @@ from typing import Literal
 
 import pyarrow as pa
 
-from buffers.ledger.group_commit import GroupCommitter
-from buffers.rows.checks import RowGate
-from buffers.segments.format import END_OF_STREAM
-from buffers.segments.open_segment import Frame, OpenSegment
+from streamrl.buffers.ledger.group_commit import GroupCommitter
+from streamrl.buffers.rows.checks import RowGate
+from streamrl.buffers.segments.format import END_OF_STREAM
+from streamrl.buffers.segments.open_segment import Frame, OpenSegment
 from streamrl.errors import ConfigError, ResourceError
 from streamrl.system.disk import make_folder
 from streamrl.system.disk_space import DiskSpace

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.run.folder import RunFolder
-from services.run.layout import STACKS_FOLDER, TRACE_FOLDER
 from streamrl.config import Config
 from streamrl.config.estimates.log_budget import log_shares
 from streamrl.observability.chrome_trace import merge_traces
 from streamrl.observability.logs import configure
 from streamrl.observability.timeline import TraceWriter
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.layout import STACKS_FOLDER, TRACE_FOLDER
 from streamrl.system.stacks import answer
 
 if TYPE_CHECKING:

@@ -1,4 +1,5 @@
 """The command line: it parses, delegates and prints.
-It imports `services.commands`, `services.inspect`, `services.run`, `streamrl.config` and `streamrl.system`.
-No work of a command: `services.commands` has it.
+It imports `streamrl.services.commands`, `streamrl.services.inspect`, `streamrl.services.run`, `streamrl.config` and
+`streamrl.system`.
+No work of a command: `streamrl.services.commands` has it.
 """

@@ -5,7 +5,7 @@ from typing import Literal
 
 from cyclopts import App
 
-from services.cli.options import Flag, Json, Rest
+from streamrl.services.cli.options import Flag, Json, Rest
 
 data = App(name="data", help="Look at the data of a configuration, and write published data sets as files.")
 
@@ -19,7 +19,7 @@ def check(config: str, *rest: Rest, as_json: Json = False) -> int:
     config
         A TOML file; overlays and keys follow as for `up`.
     """
-    from services.commands.data import check_data
+    from streamrl.services.commands.data import check_data
 
     return check_data(config, rest, as_json)
 
@@ -37,7 +37,7 @@ def show(config: str, *rest: Rest, row: int = 0, held_out: Flag = False, as_json
     held_out
         Of the prompts that are only scored.
     """
-    from services.commands.data import show_prompt
+    from streamrl.services.commands.data import show_prompt
 
     return show_prompt(config, rest, row, held_out, as_json)
 
@@ -55,6 +55,6 @@ def prepare(name: Literal["gsm8k", "math"], path: str, *, to: str) -> int:
     to
         The folder to write: `train.jsonl` and `test.jsonl`.
     """
-    from services.commands.data import write_published
+    from streamrl.services.commands.data import write_published
 
     return write_published(name, path, Path(to))

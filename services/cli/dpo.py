@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from services.cli.options import Flag, Json
+from streamrl.services.cli.options import Flag, Json
 
 
 def dpo(
@@ -59,7 +59,7 @@ def dpo(
     as_json
         Print every look as a line of JSON.
     """
-    from services.commands.dpo_training import train
+    from streamrl.services.commands.dpo_training import train
 
     course = {"steps": steps, "batch_size": batch_size, "lr": lr, "eval_every": eval_every, "threads": threads}
     options = {**course, "beta": beta, "label_smoothing": label_smoothing, "held_out": held_out, "seed": seed}

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from services.cli.options import EXIT_FAILED, Flag, Json, find, notice
 from streamrl.errors import ConfigError
+from streamrl.services.cli.options import EXIT_FAILED, Flag, Json, find, notice
 
 
 def queue(run: str | None = None, *, verify: Flag = False, as_json: Json = False) -> int:
@@ -21,10 +21,10 @@ def queue(run: str | None = None, *, verify: Flag = False, as_json: Json = False
     """
     found = find(run)
     if verify:
-        from services.inspect.verify import show as show_verdict
+        from streamrl.services.inspect.verify import show as show_verdict
 
         return EXIT_FAILED if show_verdict(found, as_json=as_json) else 0
-    from services.inspect.queue import show
+    from streamrl.services.inspect.queue import show
 
     show(found, as_json=as_json)
     return 0
@@ -51,7 +51,7 @@ def sql(
     as_json
         Print a list of objects as JSON.
     """
-    from services.inspect.sql_output import show
+    from streamrl.services.inspect.sql_output import show
 
     name, query = _run_and_query(words, file)
     show(find(name), query, "json" if as_json else "csv" if csv else "text", notice)

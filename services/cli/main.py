@@ -13,17 +13,17 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
-from services.cli.data import data
-from services.cli.dpo import dpo
-from services.cli.inspect_rows import queue, sql
-from services.cli.options import Flag, Json, Rest, find, notice
-from services.cli.output import unbroken_output
-from services.cli.page import page
-from services.cli.rescore import rescore
-from services.cli.reward_model import reward_model
-from services.cli.submit import submit
-from services.commands.printed import print_facts
 from streamrl.errors import ConfigError, ResourceError, StreamRLError
+from streamrl.services.cli.data import data
+from streamrl.services.cli.dpo import dpo
+from streamrl.services.cli.inspect_rows import queue, sql
+from streamrl.services.cli.options import Flag, Json, Rest, find, notice
+from streamrl.services.cli.output import unbroken_output
+from streamrl.services.cli.page import page
+from streamrl.services.cli.rescore import rescore
+from streamrl.services.cli.reward_model import reward_model
+from streamrl.services.cli.submit import submit
+from streamrl.services.commands.printed import print_facts
 from streamrl.system.standard_streams import hold_standard_streams
 
 EXIT_USAGE = 2
@@ -80,7 +80,7 @@ def up(
     as_json
         Print every event as a line of JSON.
     """
-    from services.commands.up import up as bring_up
+    from streamrl.services.commands.up import up as bring_up
 
     return bring_up(
         _checked(config, rest, name),
@@ -106,10 +106,10 @@ def check(config: str, *rest: Rest, name: str | None = None, as_json: Json = Fal
     """
     import msgspec
 
-    from services.commands.data import data_lines
-    from services.commands.model_facts import model_lines
-    from services.commands.row_products import product_lines
-    from services.commands.sandbox import sandbox_lines
+    from streamrl.services.commands.data import data_lines
+    from streamrl.services.commands.model_facts import model_lines
+    from streamrl.services.commands.row_products import product_lines
+    from streamrl.services.commands.sandbox import sandbox_lines
 
     checked = _checked(config, rest, name)
     lines = [*model_lines(checked), *product_lines(checked), *data_lines(checked), *sandbox_lines(checked)]
@@ -132,7 +132,7 @@ def status(run: str | None = None, *, as_json: Json = False) -> int:
     run
         A run folder, or a name under `runs/`; the newest when absent.
     """
-    from services.commands import run_verbs
+    from streamrl.services.commands import run_verbs
 
     facts = run_verbs.status(find(run))
     print_facts(facts, as_json)
@@ -160,7 +160,7 @@ def logs(
     lines
         Lines of each log.
     """
-    from services.commands import run_verbs
+    from streamrl.services.commands import run_verbs
 
     def show(part: str, line: str) -> None:
         print(f"{part:<12} {line}")
@@ -178,7 +178,7 @@ def why(run: str | None = None, *, as_json: Json = False) -> int:
     run
         A run folder, or a name under `runs/`; the newest when absent.
     """
-    from services.commands import run_verbs
+    from streamrl.services.commands import run_verbs
 
     findings = run_verbs.why(find(run), notice)
     if as_json:
@@ -200,7 +200,7 @@ def evaluate(run: str | None = None, *, as_json: Json = False) -> int:
     run
         A run folder, or a name under `runs/`; the newest when absent.
     """
-    from services.commands import run_verbs
+    from streamrl.services.commands import run_verbs
 
     print_facts(run_verbs.evaluate(find(run)), as_json)
     return 0
@@ -221,7 +221,7 @@ def export(
     format
         hf is the whole model, adapters merged; peft the adapters alone, as peft loads them (`learner.lora`).
     """
-    from services.commands import run_verbs
+    from streamrl.services.commands import run_verbs
 
     found = find(run)
     place = found.export_path if format == "hf" else found.adapters_path
@@ -244,7 +244,7 @@ def replay(run: str | None = None, *, steps: int | None = None, num_workers: int
     """
     found = find(run)
     # Behind the search: this one takes seconds to import.
-    from services.commands.replay import main as replay_run
+    from streamrl.services.commands.replay import main as replay_run
 
     return replay_run(found, steps, num_workers)
 
@@ -266,7 +266,7 @@ def parity(config: str, *rest: Rest, prompts: int = 64, as_json: Json = False) -
 
     checked = _checked(config, rest, None)
     # Behind the check: this one takes seconds to import.
-    from services.commands.doctor import parity as compare
+    from streamrl.services.commands.doctor import parity as compare
 
     print_facts(msgspec.to_builtins(compare(checked, prompts)), as_json)
     return 0
@@ -283,7 +283,7 @@ def scale(*words: Annotated[str, Parameter(name="[RUN] PART=N", show_default=Fal
         A run folder, or a name under `runs/` (the newest run when absent), then parts with their numbers: rollout=4
         reward=2.
     """
-    from services.commands import run_verbs
+    from streamrl.services.commands import run_verbs
 
     run, asked = _run_and_numbers(words)
     print_facts(run_verbs.scale(find(run), asked), as_json)
@@ -299,7 +299,7 @@ def down(run: str | None = None, *, as_json: Json = False) -> int:
     run
         A run folder, or a name under `runs/`; the newest when absent.
     """
-    from services.commands import run_verbs
+    from streamrl.services.commands import run_verbs
 
     print_facts(run_verbs.down(find(run)), as_json)
     return 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from services.run.folder import RunFolder
+    from streamrl.services.run.folder import RunFolder
 
 EXIT_FAILED: Final = 4
 
@@ -23,6 +23,6 @@ def notice(line: str) -> None:
 def find(run: str | None) -> "RunFolder":
     """A run by its folder or its name, the newest when None. Raises RunFolderError."""
     # Here and not above: `--help` imports nothing beyond the parser.
-    from services.run.folder import find_run
+    from streamrl.services.run.folder import find_run
 
     return find_run(run)

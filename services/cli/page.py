@@ -2,7 +2,7 @@
 
 import json
 
-from services.cli.options import Json, find
+from streamrl.services.cli.options import Json, find
 
 
 def page(run: str | None = None, *, as_json: Json = False) -> int:
@@ -15,7 +15,7 @@ def page(run: str | None = None, *, as_json: Json = False) -> int:
     run
         A run folder, or a name under `runs/`; the newest when absent.
     """
-    from services.commands.page_link import page_link
+    from streamrl.services.commands.page_link import page_link
 
     link = page_link(find(run))
     print(json.dumps({"link": link}) if as_json else link)

@@ -1,6 +1,6 @@
 """The command that scores a run's rollouts again. `main` makes a command of it."""
 
-from services.cli.options import Json, Rest, find
+from streamrl.services.cli.options import Json, Rest, find
 
 
 def rescore(run: str, *rest: Rest, reward: str | None = None, as_json: Json = False) -> int:
@@ -19,6 +19,6 @@ def rescore(run: str, *rest: Rest, reward: str | None = None, as_json: Json = Fa
     as_json
         Print what was done as JSON.
     """
-    from services.commands.rescore import main
+    from streamrl.services.commands.rescore import main
 
     return main(find(run), reward, rest, as_json=as_json)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.cli.options import Flag, Json
+from streamrl.services.cli.options import Flag, Json
 
 
 def reward_model(
@@ -52,7 +52,7 @@ def reward_model(
     as_json
         Print every look as a line of JSON.
     """
-    from services.commands.reward_training import train
+    from streamrl.services.commands.reward_training import train
 
     options = {
         "steps": steps,

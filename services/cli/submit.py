@@ -1,6 +1,6 @@
 """`streamrl submit`. `main` makes a command of it."""
 
-from services.cli.options import find, notice
+from streamrl.services.cli.options import find, notice
 
 
 def submit(run: str, file: str, *, stream: str = "clients") -> int:
@@ -19,7 +19,7 @@ def submit(run: str, file: str, *, stream: str = "clients") -> int:
     stream
         The stream of prompts that they belong to (`gateway.stream_weights`).
     """
-    from services.commands.submit import submit_file
+    from streamrl.services.commands.submit import submit_file
 
     def tell(line: str) -> None:
         print(line, flush=True)

@@ -1,4 +1,4 @@
 """What the verbs of the command line do.
-It imports `services`, `buffers` and `streamrl`.
+It imports `streamrl.services`, `streamrl.buffers` and `streamrl`.
 No parsing of words, and no actor.
 """

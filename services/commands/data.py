@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.launch.prepared_data import prepare_data, told
-from services.launch.tokenizer_folder import tokenizer_folder
 from streamrl.config import Config, load_args
 from streamrl.errors import ConfigError
+from streamrl.services.launch.prepared_data import prepare_data, told
+from streamrl.services.launch.tokenizer_folder import tokenizer_folder
 
 if TYPE_CHECKING:
     from streamrl.tasks.data.report import DataReport

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import torch
 
-from buffers.rows.arrow import TokenColumns, token_columns
+from streamrl.buffers.rows.arrow import TokenColumns, token_columns
 from streamrl.config import Config
 from streamrl.engines.build import build_engine
 from streamrl.engines.server.process.place import ServerPlace

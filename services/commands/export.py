@@ -10,8 +10,6 @@ from typing import Literal
 
 import torch
 
-from services.run.folder import RunFolder
-from services.run.layout import model_folder
 from streamrl.config import Config, load
 from streamrl.config.estimates import sizes as limits
 from streamrl.errors import ConfigError, DataError, RunFolderError
@@ -19,6 +17,8 @@ from streamrl.learner.checkpoint.checkpoint import CheckpointInfo, find_newest
 from streamrl.models.export import export_hf
 from streamrl.models.load import DTYPES, load_model
 from streamrl.models.merge import merge
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.layout import model_folder
 from streamrl.weights.tensors import weights_digest
 
 WEIGHT = "model/"

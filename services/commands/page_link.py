@@ -1,10 +1,10 @@
 """Where a run's page is, with its token behind a `#`: that part of a link is never sent to a server."""
 
-from services.run.folder import RunFolder
-from services.run.gateway_tokens import token_path
 from streamrl.errors import ComponentError, RunFolderError
 from streamrl.gateway.auth import Scope
 from streamrl.gateway.page.files import PAGE
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.gateway_tokens import token_path
 
 
 def page_link(run: RunFolder) -> str:

@@ -5,7 +5,7 @@ the run's number of ranks and threads the result is the run's, to the bit; with 
 folder is read and not changed.
 
 Rank 0 works here, the other ranks in processes of their own:
-`python -m services.commands.replay RUN RANK RANKS STEPS SCRATCH`.
+`python -m streamrl.services.commands.replay RUN RANK RANKS STEPS SCRATCH`.
 """
 
 import itertools
@@ -18,17 +18,17 @@ from typing import Any
 
 import msgspec
 
-from buffers.recovery.recorded import recorded_leases
-from services.actors.process_environment import extend_import_path
-from services.learner.core import LearnerCore
-from services.queue.actor import queue_settings
-from services.run.folder import RunFolder
-from services.run.layout import model_folder, start_folder
+from streamrl.buffers.recovery.recorded import recorded_leases
 from streamrl.clock import SystemClock
 from streamrl.config import Config, load
 from streamrl.errors import ComponentError
 from streamrl.observability.metrics import read_metrics
 from streamrl.observability.timeline import StepTimer
+from streamrl.services.actors.process_environment import extend_import_path
+from streamrl.services.learner.core import LearnerCore
+from streamrl.services.queue.actor import queue_settings
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.layout import model_folder, start_folder
 from streamrl.tasks.load import open_task
 from streamrl.tasks.order import order_of
 
@@ -129,7 +129,7 @@ def _start_rank(
     run: RunFolder, config: Config, rank: int, steps: int | None, scratch: str
 ) -> "subprocess.Popen[bytes]":
     arguments = [str(run.path), str(rank), str(config.learner.num_workers), str(steps or 0), scratch]
-    return subprocess.Popen([sys.executable, "-P", "-m", "services.commands.replay", *arguments])
+    return subprocess.Popen([sys.executable, "-P", "-m", "streamrl.services.commands.replay", *arguments])
 
 
 def _rank_main(arguments: list[str]) -> None:

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 
 import msgspec
 
-from services.actors.process_environment import extend_import_path
-from services.reward.rescoring import Rescoring, rescore
-from services.run.folder import RunFolder, RunState, write_whole
-from services.run.run_lock import RunLock
 from streamrl.config import Config, diff, dump, load, load_args
 from streamrl.errors import ConfigError, RunFolderError
+from streamrl.services.actors.process_environment import extend_import_path
+from streamrl.services.reward.rescoring import Rescoring, rescore
+from streamrl.services.run.folder import RunFolder, RunState, write_whole
+from streamrl.services.run.run_lock import RunLock
 
 
 def main(run: RunFolder, reward: str | None, rest: Sequence[str], *, as_json: bool) -> int:

@@ -5,12 +5,12 @@ import os
 import subprocess
 import sys
 
-from services.actors.process_environment import import_path, variables
-from services.launch.environment import launch_environment
 from streamrl.config import Config
 from streamrl.config.estimates.model_facts import ModelFacts
 from streamrl.config.estimates.model_of import run_facts
 from streamrl.errors import ComponentError
+from streamrl.services.actors.process_environment import import_path, variables
+from streamrl.services.launch.environment import launch_environment
 
 LIMIT_S = 120.0
 """Of a process that imports torch and multiplies for a second."""

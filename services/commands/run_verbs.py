@@ -10,18 +10,18 @@ from typing import Any, Literal
 
 import msgspec
 
-from services.inspect.why import explain
-from services.launch import watcher
-from services.launch.start import remove_leftovers
-from services.run import run_lock
-from services.run.control_client import ControlClient
-from services.run.ending import first_cause
-from services.run.folder import RunFolder, RunState
-from services.run.read_logs import FOLLOW_S, Tail, last_lines, log_files, readable
-from services.run.run_lock import RunLock
 from streamrl.config import load
 from streamrl.errors import DeadlineError, RunFolderError
 from streamrl.observability.metrics import read_metrics
+from streamrl.services.inspect.why import explain
+from streamrl.services.launch import watcher
+from streamrl.services.launch.start import remove_leftovers
+from streamrl.services.run import run_lock
+from streamrl.services.run.control_client import ControlClient
+from streamrl.services.run.ending import first_cause
+from streamrl.services.run.folder import RunFolder, RunState
+from streamrl.services.run.read_logs import FOLLOW_S, Tail, last_lines, log_files, readable
+from streamrl.services.run.run_lock import RunLock
 
 # An evaluation of a thousand prompts beside the stream.
 _EVAL_S = 600.0
@@ -131,7 +131,7 @@ def show_logs(
 def export(run: RunFolder, to: Path, layout: Literal["hf", "peft"] = "hf") -> dict[str, Any]:
     """Write the newest checkpoint as a Hugging Face folder, or its adapters as one of peft's. Raises RunFolderError
     when there is none."""
-    from services.commands.export import export_newest
+    from streamrl.services.commands.export import export_newest
 
     step = export_newest(run, to, layout)
     return {"run": run.name, "step": step, "folder": str(to)}

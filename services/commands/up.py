@@ -12,23 +12,22 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from services.commands.model_facts import model_lines
-from services.commands.view import View, choose_view, summary_text
-from services.launch import watcher
-from services.launch.claim import claim, is_new
-from services.launch.origins import check_origins
-from services.launch.preflight import preflight
-from services.launch.prepared_data import prepare_data, told
-from services.launch.start import OWNER_COMMAND, Launched, launch, remove_leftovers
-from services.run import run_lock
-from services.run.awaited import Awaited
-from services.run.control_client import ControlClient
-from services.run.ending import EXIT_INTERRUPTED, failure_of
-from services.run.folder import RunFolder, RunState
-from services.run.gateway_address import require_free
 from streamrl.clock import SystemClock
 from streamrl.config.schema.run import Config
 from streamrl.errors import ComponentError
+from streamrl.services.commands.model_facts import model_lines
+from streamrl.services.commands.view import View, choose_view, summary_text
+from streamrl.services.launch import watcher
+from streamrl.services.launch.claim import claim, is_new
+from streamrl.services.launch.preflight import preflight
+from streamrl.services.launch.prepared_data import prepare_data, told
+from streamrl.services.launch.start import OWNER_COMMAND, Launched, launch, remove_leftovers
+from streamrl.services.run import run_lock
+from streamrl.services.run.awaited import Awaited
+from streamrl.services.run.control_client import ControlClient
+from streamrl.services.run.ending import EXIT_INTERRUPTED, failure_of
+from streamrl.services.run.folder import RunFolder, RunState
+from streamrl.services.run.gateway_address import require_free
 
 Event = dict[str, Any]
 
@@ -46,7 +45,6 @@ def up(
 
     Raises ConfigError, RunFolderError or ResourceError before anything starts, and what the run failed with.
     """
-    check_origins()
     if is_new(config):  # else it may be this run, up already, that has the port; then it is looked for below
         require_free(config.gateway)
     prepared = prepare_data(config)

@@ -7,8 +7,8 @@ import json
 import sys
 from typing import IO, Any, Protocol
 
-from services.run.view_state import ViewState, human_bytes, human_seconds, number
 from streamrl.config.schema.run import Config
+from streamrl.services.run.view_state import ViewState, human_bytes, human_seconds, number
 
 # A line for every so many steps, and at most one for so many seconds of the run.
 LINE_STEPS = 50

@@ -2,15 +2,15 @@
 
     learner    consumes nothing here; waits for the learner's last step; the finite clock of the run. Ranks that die are
                replaced: the newest checkpoint, a new incarnation, the same batches again
-    reward     keeps the reward stage, with as many children as are wanted (`services.controller.reward_keeper`)
-    rollout    keeps the replicas, as many as are wanted (`services.controller.replicas`)
-    evaluation see `services.controller.evaluator`
-    quarantine tells of prompts that the queue starts no more (`services.controller.health.quarantine_notices`)
+    reward     keeps the reward stage, with as many children as are wanted (`controller.reward_keeper`)
+    rollout    keeps the replicas, as many as are wanted (`controller.replicas`)
+    evaluation see `controller.evaluator`
+    quarantine tells of prompts that the queue starts no more (`controller.health.quarantine_notices`)
     gateway    keeps the door for clients, if the run has one; waits for the queue to open; never ends a run that had it
     controller asks, once a second, the store and the queue who is past a deadline, and fences who is; has the queue
                give out no groups while the disk is nearly full; has autoscaling look
-               (`services.controller.replica_scaler`)
-    stalls     looks whether anything moves (`services.controller.health.stall_monitor`)
+               (`streamrl.services.controller.replica_scaler`)
+    stalls     looks whether anything moves (`streamrl.services.controller.health.stall_monitor`)
 
 Any loop but `learner` that ends is an error, and the first error is the one that is reported. The death of the queue or
 of the weight store ends the controller too: the owner starts the system again from what is on disk. Data never passes
@@ -27,34 +27,34 @@ import msgspec
 import ray
 from ray.actor import ActorHandle
 
-from buffers.segments.places import node_of
-from services.actors.event_sender import Event
-from services.actors.named_tasks import run_until
-from services.actors.observe import Observer, write_trace
-from services.actors.short_call import short_call
-from services.controller.books import RunBook
-from services.controller.evaluator import Evaluator
-from services.controller.gateway_keeper import GatewayKeeper
-from services.controller.health.disk_watch import DiskWatch
-from services.controller.health.quarantine_notices import report_quarantined
-from services.controller.health.stall_monitor import StallMonitor, part_statuses
-from services.controller.health.supervision import Supervision
-from services.controller.learners import Learners
-from services.controller.nodes import Nodes
-from services.controller.parts import Parts
-from services.controller.replica_scaler import ReplicaScaler
-from services.controller.replicas import ReplicaPool
-from services.controller.reward_keeper import RewardKeeper
-from services.reward.actor import NAME as REWARD
-from services.run.folder import RunFolder
-from services.run.resumed import EVENT, resumed_event, worth_telling
-from services.run.scaling import sizes
-from services.weights.actor import EVALUATION
+from streamrl.buffers.segments.places import node_of
 from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError
 from streamrl.learner.parallel.rank_mesh import RankMesh
 from streamrl.observability.stall_detector import Parts as PartStatuses
+from streamrl.services.actors.event_sender import Event
+from streamrl.services.actors.named_tasks import run_until
+from streamrl.services.actors.observe import Observer, write_trace
+from streamrl.services.actors.short_call import short_call
+from streamrl.services.controller.books import RunBook
+from streamrl.services.controller.evaluator import Evaluator
+from streamrl.services.controller.gateway_keeper import GatewayKeeper
+from streamrl.services.controller.health.disk_watch import DiskWatch
+from streamrl.services.controller.health.quarantine_notices import report_quarantined
+from streamrl.services.controller.health.stall_monitor import StallMonitor, part_statuses
+from streamrl.services.controller.health.supervision import Supervision
+from streamrl.services.controller.learners import Learners
+from streamrl.services.controller.nodes import Nodes
+from streamrl.services.controller.parts import Parts
+from streamrl.services.controller.replica_scaler import ReplicaScaler
+from streamrl.services.controller.replicas import ReplicaPool
+from streamrl.services.controller.reward_keeper import RewardKeeper
+from streamrl.services.reward.actor import NAME as REWARD
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.resumed import EVENT, resumed_event, worth_telling
+from streamrl.services.run.scaling import sizes
+from streamrl.services.weights.actor import EVALUATION
 from streamrl.types import Version
 
 WATCH_EVERY_S = 1.0

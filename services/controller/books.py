@@ -7,9 +7,6 @@ from typing import Any
 
 import msgspec
 
-from services.controller.events import EventLog
-from services.run.folder import RunFolder
-from services.run.resumed import EVENT
 from streamrl.config import Config
 from streamrl.config.estimates.log_budget import log_shares
 from streamrl.evaluation import EvalScore
@@ -17,6 +14,9 @@ from streamrl.observability.episode_figures import EpisodeFigures
 from streamrl.observability.metrics import STANDS_FOR, MetricsWriter, Summary, read_metrics
 from streamrl.observability.plot import reward_curve
 from streamrl.observability.plural import how_many
+from streamrl.services.controller.events import EventLog
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.resumed import EVENT
 from streamrl.types import Version
 
 SUMMED = ("time/step", "time/wait")

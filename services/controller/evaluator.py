@@ -12,15 +12,15 @@ from collections.abc import Awaitable, Callable
 import ray
 from ray.actor import ActorHandle
 
-from services.actors.actor_slot import ActorSlot
-from services.actors.deadline import within
-from services.actors.deaths import cause_of, process_died
-from services.actors.step_schedule import target_reached
-from services.controller.books import RunBook
-from services.weights.actor import EVALUATION
 from streamrl.config import Config
 from streamrl.errors import DataError, DeadlineError, ProcessDiedError
 from streamrl.evaluation import EvalScore
+from streamrl.services.actors.actor_slot import ActorSlot
+from streamrl.services.actors.deadline import within
+from streamrl.services.actors.deaths import cause_of, process_died
+from streamrl.services.actors.step_schedule import target_reached
+from streamrl.services.controller.books import RunBook
+from streamrl.services.weights.actor import EVALUATION
 from streamrl.types import Version
 
 

@@ -14,14 +14,14 @@ from urllib.parse import urlsplit
 import ray
 from ray.actor import ActorHandle
 
-from services.actors.deadline import within
-from services.actors.restarts import RestartBudget, back_off_s
-from services.run.awaited import GATEWAY_READY
-from services.run.folder import RunFolder
-from services.run.gateway_address import url_of
-from services.run.gateway_tokens import write_tokens
 from streamrl.config import Config
 from streamrl.errors import DeadlineError, ProcessDiedError, StreamRLError
+from streamrl.services.actors.deadline import within
+from streamrl.services.actors.restarts import RestartBudget, back_off_s
+from streamrl.services.run.awaited import GATEWAY_READY
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.gateway_address import url_of
+from streamrl.services.run.gateway_tokens import write_tokens
 
 NAME = "gateway"
 COST = "answers that it was streaming broke off; prompts that were submitted go on"

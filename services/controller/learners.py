@@ -8,12 +8,12 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from services.actors.deaths import DIED, process_died
-from services.controller.parts import Parts
-from services.controller.worker_group import WorkerGroup
-from services.run.folder import RunFolder
 from streamrl.learner.parallel.dispatch import Dispatch, DispatchTable
 from streamrl.learner.parallel.rank_mesh import RankMesh
+from streamrl.services.actors.deaths import DIED, process_died
+from streamrl.services.controller.parts import Parts
+from streamrl.services.controller.worker_group import WorkerGroup
+from streamrl.services.run.folder import RunFolder
 
 LEARNER_CALLS = DispatchTable(
     "learner",
@@ -31,8 +31,8 @@ LEARNER_CALLS = DispatchTable(
         "finish": Dispatch.RANK_ZERO,
     },
 )
-"""Every method of `services.learner.actor.LearnerRank`. None is called with rows: these go from rank to rank in the
-plan of a step, by the same mesh."""
+"""Every method of `streamrl.services.learner.actor.LearnerRank`. None is called with rows: these go from rank to rank
+in the plan of a step, by the same mesh."""
 
 
 class Learners:

@@ -1,8 +1,8 @@
 """The nodes of a run: who is placed where, and which actor serves which node. The controller owns it.
 
 Only a run that places its replicas by `rollout.resources` has other nodes; in any other nothing here does anything. A
-node is known by the id of its folder (`services.weights.node_folder`), which stays when Ray is started anew; so the
-rows of an earlier launch are found by asking every node that is up.
+node is known by the id of its folder (`streamrl.services.weights.node_folder`), which stays when Ray is started anew;
+so the rows of an earlier launch are found by asking every node that is up.
 """
 
 import asyncio
@@ -13,19 +13,19 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from buffers.segments.places import node_of
-from services.actors.deadline import within
-from services.actors.deaths import node_is_gone
-from services.actors.stack_dump import DUMP_S
-from services.controller.parts import Parts
-from services.controller.supply import supply
-from services.run.folder import RunFolder
-from services.weights.node import NodeSlot, id_on, remove_on
-from services.weights.node_folder import Visit
+from streamrl.buffers.segments.places import node_of
 from streamrl.config import Config
 from streamrl.config.estimates.gpus import replica_demand
 from streamrl.errors import DeadlineError, ProcessDiedError
 from streamrl.scheduling.placement import Supply, standing
+from streamrl.services.actors.deadline import within
+from streamrl.services.actors.deaths import node_is_gone
+from streamrl.services.actors.stack_dump import DUMP_S
+from streamrl.services.controller.parts import Parts
+from streamrl.services.controller.supply import supply
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.weights.node import NodeSlot, id_on, remove_on
+from streamrl.services.weights.node_folder import Visit
 
 LOOK_EVERY_S = 1.0
 """Seconds between two looks for a node that is not up yet: Ray tells nobody when one comes."""

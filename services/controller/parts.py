@@ -14,19 +14,19 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from services.actors.process_environment import import_path, variables
-from services.controller.supply import Placer
-from services.learner.actor import LearnerRank
-from services.queue.actor import QueueActor
-from services.reward.actor import RewardActor
-from services.rollout.actor import RolloutReplica
-from services.weights.actor import WeightStoreActor
-from services.weights.node import NodeActor
-from services.weights.node_folder import Visit
-from services.weights.run_node import RunNodeActor
 from streamrl.config import Config
 from streamrl.config.estimates.gpus import gpus_of_a_rank
 from streamrl.scheduling.replica_names import replica_name
+from streamrl.services.actors.process_environment import import_path, variables
+from streamrl.services.controller.supply import Placer
+from streamrl.services.learner.actor import LearnerRank
+from streamrl.services.queue.actor import QueueActor
+from streamrl.services.reward.actor import RewardActor
+from streamrl.services.rollout.actor import RolloutReplica
+from streamrl.services.weights.actor import WeightStoreActor
+from streamrl.services.weights.node import NodeActor
+from streamrl.services.weights.node_folder import Visit
+from streamrl.services.weights.run_node import RunNodeActor
 
 # Ray starts it again, for as long as its node is up, and calls it again: all its calls may be made twice.
 _COMES_BACK = {"max_restarts": -1, "max_task_retries": -1}
@@ -77,7 +77,7 @@ class Parts:
         self, controller: ActorHandle, queue: ActorHandle, store: ActorHandle, home: ActorHandle | None
     ) -> ActorHandle:
         # Here and not above: a run without a gateway has no use for an HTTP server.
-        from services.gateway.actor import GatewayActor
+        from streamrl.services.gateway.actor import GatewayActor
 
         told = self._run_folder, self._data, controller, queue, store, home
         return self._make("gateway", GatewayActor, 1, *told)

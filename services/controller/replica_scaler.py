@@ -11,11 +11,11 @@ from typing import Any
 
 from ray.actor import ActorHandle
 
-from services.controller.replicas import ReplicaPool
-from services.run.scaling import shortage
 from streamrl.clock import Clock
 from streamrl.config import Config
 from streamrl.scheduling.autoscaling import REFUSED_S, Autoscaler, Decision, Seen
+from streamrl.services.controller.replicas import ReplicaPool
+from streamrl.services.run.scaling import shortage
 
 EVENT = "autoscaling"
 

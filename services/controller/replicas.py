@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import ray
 from ray.actor import ActorHandle
 
-from services.actors.deadline import within
-from services.controller.nodes import Nodes
 from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError
 from streamrl.observability.plural import how_many
 from streamrl.scheduling.replica_names import replica_name
+from streamrl.services.actors.deadline import within
+from streamrl.services.controller.nodes import Nodes
 from streamrl.types import Arithmetic
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from services.actors.actor_slot import ActorSlot
-from services.controller.replicas import Supervisor
-from services.reward.actor import NAME
 from streamrl.observability.plural import how_many
+from streamrl.services.actors.actor_slot import ActorSlot
+from streamrl.services.controller.replicas import Supervisor
+from streamrl.services.reward.actor import NAME
 
 
 class RewardKeeper:

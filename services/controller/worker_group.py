@@ -11,10 +11,10 @@ from typing import Any
 
 from ray.actor import ActorHandle
 
-from services.actors.deaths import cause_of, explain_death, process_died
 from streamrl.errors import ProcessDiedError
 from streamrl.learner.parallel.dispatch import DispatchTable, RowParts
 from streamrl.learner.parallel.rank_mesh import RankMesh
+from streamrl.services.actors.deaths import cause_of, explain_death, process_died
 
 DEATH_WAIT_S = 5.0
 """How long after the first error a rank's death may become known: the broken connection is noticed before it."""

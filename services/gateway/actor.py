@@ -13,27 +13,6 @@ import msgspec
 import uvicorn
 from ray.actor import ActorHandle
 
-from services.actors.observe import Observer
-from services.gateway.answering import Answering
-from services.gateway.app import describe_truly, make_app
-from services.gateway.controls import ControlService
-from services.gateway.gateway_services import GatewayServices
-from services.gateway.guard import PATIENCE, Guard, Patience
-from services.gateway.heads import BoundedHeads
-from services.gateway.page.routes import add_page
-from services.gateway.page.watch import RunWatch
-from services.gateway.pool import Pool
-from services.gateway.training.prompts import PromptService
-from services.gateway.training.rows import GatewayRows
-from services.gateway.training.samples import SampleService
-from services.gateway.training.sessions import SessionService
-from services.gateway.training.trajectories import TrajectoryService
-from services.gateway.versions import VersionService
-from services.gateway.weights import WeightsService
-from services.queue.trajectory_log import TrajectoryLog
-from services.run.folder import RunFolder
-from services.run.gateway_address import listen
-from services.run.layout import model_folder
 from streamrl.algorithms.group_sampling import GroupSampling
 from streamrl.clock import SystemClock
 from streamrl.config import Config
@@ -46,6 +25,27 @@ from streamrl.gateway.page.prometheus import GatewayCounts
 from streamrl.gateway.prompts.lines import PromptReader
 from streamrl.gateway.sessions.sessions import Sessions
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
+from streamrl.services.actors.observe import Observer
+from streamrl.services.gateway.answering import Answering
+from streamrl.services.gateway.app import describe_truly, make_app
+from streamrl.services.gateway.controls import ControlService
+from streamrl.services.gateway.gateway_services import GatewayServices
+from streamrl.services.gateway.guard import PATIENCE, Guard, Patience
+from streamrl.services.gateway.heads import BoundedHeads
+from streamrl.services.gateway.page.routes import add_page
+from streamrl.services.gateway.page.watch import RunWatch
+from streamrl.services.gateway.pool import Pool
+from streamrl.services.gateway.training.prompts import PromptService
+from streamrl.services.gateway.training.rows import GatewayRows
+from streamrl.services.gateway.training.samples import SampleService
+from streamrl.services.gateway.training.sessions import SessionService
+from streamrl.services.gateway.training.trajectories import TrajectoryService
+from streamrl.services.gateway.versions import VersionService
+from streamrl.services.gateway.weights import WeightsService
+from streamrl.services.queue.trajectory_log import TrajectoryLog
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.gateway_address import listen
+from streamrl.services.run.layout import model_folder
 
 KEEP_ALIVE_S = 30
 CLOSE_S = 1.0

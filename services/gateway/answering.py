@@ -13,14 +13,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.guard import Receive, Scope, Send
-from services.gateway.pool import Begun, Pool, Replaced, Word
 from streamrl.gateway.openai.answers import Form, Head
 from streamrl.gateway.openai.choice import Choice, Delta, joined, pieces
 from streamrl.gateway.openai.requests import ParsedRequest
 from streamrl.gateway.refusal import Refusal, json_bytes
 from streamrl.gateway.sessions.capture import Capture
 from streamrl.models.tokenizer import TextTokenizer
+from streamrl.services.gateway.guard import Receive, Scope, Send
+from streamrl.services.gateway.pool import Begun, Pool, Replaced, Word
 
 EVENT_TOKENS = 1024
 """Of one event at most: clients bound the length of its line."""

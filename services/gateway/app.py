@@ -17,26 +17,26 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-from services.gateway.answering import ClientGone, unless_gone
-from services.gateway.dialects.anthropic import add_anthropic
-from services.gateway.dialects.openai import add_openai
-from services.gateway.dialects.responses import add_responses
-from services.gateway.dialects.vllm import add_vllm
-from services.gateway.gateway_services import GatewayServices
-from services.gateway.refusals import ANYBODY, REFUSALS
-from services.gateway.training.prompts import PromptStream
-from services.gateway.training.samples import MOST
-from services.gateway.training.sessions import SessionService
-from services.gateway.training.trajectories import TrajectoryService
-from services.gateway.weights import WeightsStream
-from services.run.control import finite
-from services.run.scaling import AUTO
 from streamrl.config.schema.streams import DEFAULT_STREAM, STREAM_NAME, TASK
 from streamrl.gateway.dialects import refusal_body
 from streamrl.gateway.prompts.lines import KEY_LETTERS, PromptLine
 from streamrl.gateway.refusal import Refusal, invalid, json_bytes
 from streamrl.gateway.sessions.session_body import RewardBody, SessionBody, checked
 from streamrl.gateway.sessions.trajectory_body import TrajectoryBody
+from streamrl.services.gateway.answering import ClientGone, unless_gone
+from streamrl.services.gateway.dialects.anthropic import add_anthropic
+from streamrl.services.gateway.dialects.openai import add_openai
+from streamrl.services.gateway.dialects.responses import add_responses
+from streamrl.services.gateway.dialects.vllm import add_vllm
+from streamrl.services.gateway.gateway_services import GatewayServices
+from streamrl.services.gateway.refusals import ANYBODY, REFUSALS
+from streamrl.services.gateway.training.prompts import PromptStream
+from streamrl.services.gateway.training.samples import MOST
+from streamrl.services.gateway.training.sessions import SessionService
+from streamrl.services.gateway.training.trajectories import TrajectoryService
+from streamrl.services.gateway.weights import WeightsStream
+from streamrl.services.run.control import finite
+from streamrl.services.run.scaling import AUTO
 
 PageSize = Annotated[int, Field(ge=1, le=MOST)]
 Cursor = Annotated[str, Field(max_length=40)]

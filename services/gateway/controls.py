@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.run.control_client import ControlClient
-from services.run.folder import RunFolder
-from services.run.scaling import KEYS
 from streamrl.errors import ComponentError, ConfigError, DeadlineError, ResourceError, RunFolderError
 from streamrl.gateway.refusal import Refusal, invalid
+from streamrl.services.run.control_client import ControlClient
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.scaling import KEYS
 
 NAME_SHOWN = 80
 """Letters of a name that a client sent which it is told again."""
@@ -36,8 +36,8 @@ class ControlService:
         return await self._ask("sizes", {}, None)
 
     async def scale(self, asked: Mapping[str, int | str]) -> dict[str, Any]:
-        """Have so many of these parts from now on; what it was and is (`services.run.scaling.outcome`). Waits for none
-        of them to come or go. Raises Refusal."""
+        """Have so many of these parts from now on; what it was and is (`streamrl.services.run.scaling.outcome`). Waits
+        for none of them to come or go. Raises Refusal."""
         for part in asked:
             if part not in KEYS:
                 what = f"{part[:NAME_SHOWN]!a} cannot be scaled; what can: {', '.join(KEYS)}"

@@ -4,19 +4,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.answering import Answering
-from services.gateway.controls import ControlService
-from services.gateway.pool import Pool
-from services.gateway.training.prompts import PromptService
-from services.gateway.training.samples import SampleService
-from services.gateway.training.sessions import SessionService
-from services.gateway.training.trajectories import TrajectoryService
-from services.gateway.versions import VersionService
-from services.gateway.weights import WeightsService
 from streamrl.gateway.openai.answers import Json, model_object
 from streamrl.gateway.openai.requests import Limits, Reader
 from streamrl.gateway.page.prometheus import GatewayCounts
 from streamrl.models.tokenizer import TextTokenizer
+from streamrl.services.gateway.answering import Answering
+from streamrl.services.gateway.controls import ControlService
+from streamrl.services.gateway.pool import Pool
+from streamrl.services.gateway.training.prompts import PromptService
+from streamrl.services.gateway.training.samples import SampleService
+from streamrl.services.gateway.training.sessions import SessionService
+from streamrl.services.gateway.training.trajectories import TrajectoryService
+from streamrl.services.gateway.versions import VersionService
+from streamrl.services.gateway.weights import WeightsService
 
 Status = Callable[[], Awaitable[dict[str, Any]]]
 

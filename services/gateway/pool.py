@@ -22,12 +22,12 @@ import msgspec
 import ray
 from ray.actor import ActorHandle
 
-from services.actors.deaths import cause_of
-from services.rollout.client_requests import PREFIX
 from streamrl.gateway.received import ReceivedTokens
 from streamrl.gateway.refusal import Refusal
 from streamrl.gateway.routing import Routes
 from streamrl.gateway.token_updates import TokenUpdate
+from streamrl.services.actors.deaths import cause_of
+from streamrl.services.rollout.client_requests import PREFIX
 from streamrl.types import GenerationRequest, Version
 
 CONVERSATIONS: Final = 4096

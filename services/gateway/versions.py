@@ -9,9 +9,9 @@ import asyncio
 import ray
 from ray.actor import ActorHandle
 
-from buffers.queue.signals import Signal
-from services.gateway.guard import PATIENCE
+from streamrl.buffers.queue.signals import Signal
 from streamrl.gateway.refusal import Refusal
+from streamrl.services.gateway.guard import PATIENCE
 from streamrl.types import Version
 
 

@@ -18,12 +18,12 @@ import xxhash
 from ray.actor import ActorHandle
 from starlette.responses import Response
 
-from services.actors.deaths import cause_of
-from services.gateway.answering import ClientGone, unless_gone
-from services.gateway.guard import Receive, Scope, Send
-from services.run.folder import RunFolder
 from streamrl.errors import DataError
 from streamrl.gateway.refusal import Refusal, invalid
+from streamrl.services.actors.deaths import cause_of
+from streamrl.services.gateway.answering import ClientGone, unless_gone
+from streamrl.services.gateway.guard import Receive, Scope, Send
+from streamrl.services.run.folder import RunFolder
 from streamrl.types import Version
 from streamrl.weights.folder import mapped
 from streamrl.weights.manifest import WeightManifest, decode, verify

@@ -11,17 +11,17 @@ from typing import Any
 
 import msgspec
 
-from buffers.index.groups.quarantine import shown
-from buffers.ledger.live_files import read_again
-from buffers.recovery.last_books import last_books
-from buffers.rows.records import OldestRow, QueueSettings
-from buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR, SCORES_DIR, SPARE_DIR
-from buffers.segments.reader import SegmentReader
-from services.run.control_client import ControlClient
-from services.run.folder import RunFolder
-from services.run.view_state import human_bytes, human_seconds
+from streamrl.buffers.index.groups.quarantine import shown
+from streamrl.buffers.ledger.live_files import read_again
+from streamrl.buffers.recovery.last_books import last_books
+from streamrl.buffers.rows.records import OldestRow, QueueSettings
+from streamrl.buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR, SCORES_DIR, SPARE_DIR
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.config import Config, load
 from streamrl.errors import DataError
+from streamrl.services.run.control_client import ControlClient
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.view_state import human_bytes, human_seconds
 from streamrl.tasks.order import PromptOrder
 
 _FOLDERS = {"completions": COMPLETIONS_DIR, "scores": SCORES_DIR, "ledger": LEDGER_DIR, "spare": SPARE_DIR}
@@ -37,8 +37,8 @@ def show(run: RunFolder, *, as_json: bool) -> None:
 
 
 def queue_facts(run: RunFolder) -> Facts:
-    """How the queue stands: `queue` (`buffers.rows.records.QueueCounts`), `oldest`, `disk` (bytes by log), `source`,
-    `durability` (what it promises, in words).
+    """How the queue stands: `queue` (`streamrl.buffers.rows.records.QueueCounts`), `oldest`, `disk` (bytes by log),
+    `source`, `durability` (what it promises, in words).
 
     Raises RunFolderError when the queue was never opened, DataError for damage.
     """

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from services.inspect.sql_tables import TABLES, tables_for
-from services.run.folder import RunFolder
 from streamrl.errors import ConfigError, ResourceError
+from streamrl.services.inspect.sql_tables import TABLES, tables_for
+from streamrl.services.run.folder import RunFolder
 
 _SETTINGS = {
     "enable_external_access": "false",

@@ -10,9 +10,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from services.inspect.sql import Answer, query_run
-from services.run.control import finite
-from services.run.folder import RunFolder
+from streamrl.services.inspect.sql import Answer, query_run
+from streamrl.services.run.control import finite
+from streamrl.services.run.folder import RunFolder
 
 _WIDTH = 48
 """Characters of a value in text."""
@@ -54,7 +54,7 @@ FORMS: dict[str, Callable[[Answer], str]] = {"text": as_text, "json": as_json, "
 
 
 def show(run: RunFolder, query: str, form: str, tell: Callable[[str], None]) -> None:
-    """Print the answer of a query in one of FORMS. tell, errors: `services.inspect.sql.query_run`."""
+    """Print the answer of a query in one of FORMS. tell, errors: `streamrl.services.inspect.sql.query_run`."""
     print(FORMS[form](query_run(run, query, tell)))
 
 

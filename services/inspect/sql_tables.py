@@ -16,11 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from buffers.ledger.facts import NONE, LedgerFacts, ledger_facts
-from buffers.ledger.ledger import LedgerFile, read_ledger
-from buffers.ledger.live_files import read_again
-from buffers.ledger.table import LEDGER, ledger_table
-from buffers.recovery.row_tables import (
+from streamrl.buffers.ledger.facts import NONE, LedgerFacts, ledger_facts
+from streamrl.buffers.ledger.ledger import LedgerFile, read_ledger
+from streamrl.buffers.ledger.live_files import read_again
+from streamrl.buffers.ledger.table import LEDGER, ledger_table
+from streamrl.buffers.recovery.row_tables import (
     COMPLETIONS_TABLE,
     ROLLOUTS_TABLE,
     SCORES_TABLE,
@@ -29,11 +29,11 @@ from buffers.recovery.row_tables import (
     logged_scores,
     rollouts_table,
 )
-from buffers.rows.columns import map_columns
-from buffers.segments.places import LEDGER_DIR
-from services.run.folder import RunFolder
+from streamrl.buffers.rows.columns import map_columns
+from streamrl.buffers.segments.places import LEDGER_DIR
 from streamrl.config import Config, load
 from streamrl.observability.metrics import read_metrics
+from streamrl.services.run.folder import RunFolder
 from streamrl.types import FinishReason, LongArray
 
 if TYPE_CHECKING:
@@ -165,8 +165,8 @@ def _weights_of_step(rows: "RewardedRows", config: Config) -> npt.NDArray[np.flo
     """float64 [2, N] for the rows of one step."""
     import torch
 
-    from services.learner.step_plan import trained_batch
     from streamrl.algorithms.aggregation import AGGREGATIONS, Denominators
+    from streamrl.services.learner.step_plan import trained_batch
 
     algorithm, batch = config.learner.algorithm, trained_batch(rows, config)
     tokens = torch.from_numpy(np.maximum(rows.tokens_N, 1).astype(np.float32))

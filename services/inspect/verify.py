@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 from safetensors import SafetensorError, safe_open
 
-from buffers.ledger.live_files import read_again
-from buffers.recovery.verify import Checked, Damage, Unfinished, verify_queue
-from services.run.folder import RunFolder
-from services.run.view_state import human_bytes
+from streamrl.buffers.ledger.live_files import read_again
+from streamrl.buffers.recovery.verify import Checked, Damage, Unfinished, verify_queue
 from streamrl.errors import DataError
 from streamrl.learner.checkpoint import checkpoint
 from streamrl.learner.checkpoint.digest import tensor_digest
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.view_state import human_bytes
 
 _LENGTH = struct.Struct("<Q")
 

@@ -6,12 +6,12 @@ guess.
 
 from collections.abc import Callable, Sequence
 
-from services.inspect.findings import Finding, Row, mean, values
-from services.inspect.why_replicas import drifting_replica
-from services.inspect.why_speed import bound_by
 from streamrl.config.known import EPISODE_LIMITS, TURN_LIMIT
 from streamrl.config.rules.learner.algorithm import WITHOUT_GROUPS
 from streamrl.config.schema.run import Config
+from streamrl.services.inspect.findings import Finding, Row, mean, values
+from streamrl.services.inspect.why_replicas import drifting_replica
+from streamrl.services.inspect.why_speed import bound_by
 
 # The newest rows, on which the findings rest: long enough for a share, short enough to be the present.
 WINDOW = 100

@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from statistics import median
 
-from services.inspect.findings import Finding, Row, values
 from streamrl.config.schema.run import Config
 from streamrl.scheduling.replica_names import REPLICA_NAME
+from streamrl.services.inspect.findings import Finding, Row, values
 
 NEWEST = 20
 """Rows that are looked at: a drift is of the present. Their median counts, since one far token is no drift."""

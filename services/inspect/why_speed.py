@@ -11,8 +11,8 @@ Looked at in this order.
 
 from collections.abc import Sequence
 
-from services.inspect.findings import Finding, Row, mean, values
 from streamrl.config.schema.run import Config
+from streamrl.services.inspect.findings import Finding, Row, mean, values
 
 BUSY = 0.10
 """Below this share of waiting, the learner itself is what takes the time."""

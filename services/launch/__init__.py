@@ -1,4 +1,4 @@
 """From a command to a running system: claim of the folder, watcher, owner, Ray.
-It imports `services.actors`, `services.controller`, `services.run` and `streamrl`.
+It imports `streamrl.services.actors`, `streamrl.services.controller`, `streamrl.services.run` and `streamrl`.
 Nothing of what a run does once it runs.
 """

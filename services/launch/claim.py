@@ -8,14 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from services.run import run_lock
-from services.run.folder import RunFolder, RunState, explained, write_whole
-from services.run.run_lock import RunLock
 from streamrl.config import diff, dump, load
 from streamrl.config.data_names import full_address, names_data
 from streamrl.config.schema.data import DataConfig
 from streamrl.config.schema.run import Config
 from streamrl.errors import RunFolderError
+from streamrl.services.run import run_lock
+from streamrl.services.run.folder import RunFolder, RunState, explained, write_whole
+from streamrl.services.run.run_lock import RunLock
 
 # A `status` or `down` of the same moment holds the lock for an instant; the rest of a killed run, some
 # seconds.

@@ -22,24 +22,24 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from services.actors.restarts import RESTARTS, RestartBudget, back_off_s
-from services.launch import ray_session
-from services.launch.bounded_log import open_bounded
-from services.launch.ray_processes import end_orphans, ray_processes, unless_ray_dies
-from services.launch.start import LaunchOrder, owner_grace_s
-from services.launch.system_api import StartSystem, System
-from services.run.control import ControlServer, Event, EventHub, Handler, described
-from services.run.ending import EXIT_INTERRUPTED
-from services.run.folder import Launch, RunFolder
-from services.run.layout import STACKS_FOLDER
-from services.run.liveness import ProcessId
-from services.run.run_lock import RunLock
-from services.run.scaling import outcome, remembered, requested_sizes, sizes
 from streamrl.config import load
 from streamrl.config.estimates.log_budget import log_shares
 from streamrl.config.schema.run import Config
 from streamrl.errors import ProcessDiedError, RunFolderError, StartAgainError, StreamRLError
 from streamrl.observability.failure import FailureReport, report_failure
+from streamrl.services.actors.restarts import RESTARTS, RestartBudget, back_off_s
+from streamrl.services.launch import ray_session
+from streamrl.services.launch.bounded_log import open_bounded
+from streamrl.services.launch.ray_processes import end_orphans, ray_processes, unless_ray_dies
+from streamrl.services.launch.start import LaunchOrder, owner_grace_s
+from streamrl.services.launch.system_api import StartSystem, System
+from streamrl.services.run.control import ControlServer, Event, EventHub, Handler, described
+from streamrl.services.run.ending import EXIT_INTERRUPTED
+from streamrl.services.run.folder import Launch, RunFolder
+from streamrl.services.run.layout import STACKS_FOLDER
+from streamrl.services.run.liveness import ProcessId
+from streamrl.services.run.run_lock import RunLock
+from streamrl.services.run.scaling import outcome, remembered, requested_sizes, sizes
 from streamrl.system.append_file import AppendFile
 from streamrl.system.stacks import answer
 
@@ -296,7 +296,7 @@ def main() -> None:
 
 async def _start_system(run: RunFolder, config: Config) -> System:
     # Here and not above: Ray reads its settings when it is imported, and `ray_session` makes them.
-    from services.launch.system import start_system
+    from streamrl.services.launch.system import start_system
 
     return await start_system(run, config)
 

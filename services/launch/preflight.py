@@ -17,12 +17,12 @@ from typing import IO, Any
 
 import msgspec
 
-from services.actors.process_environment import extend_import_path, import_path, variables
-from services.launch.environment import launch_environment
-from services.launch.tokenizer_folder import tokenizer_folder
-from services.run.ending import error_of
 from streamrl.config.schema.run import Config
 from streamrl.errors import ComponentError, DeadlineError, StreamRLError
+from streamrl.services.actors.process_environment import extend_import_path, import_path, variables
+from streamrl.services.launch.environment import launch_environment
+from streamrl.services.launch.tokenizer_folder import tokenizer_folder
+from streamrl.services.run.ending import error_of
 from streamrl.system.poll import readable
 from streamrl.system.processes import end_session
 
@@ -56,7 +56,7 @@ def _start(config: Config, writer: int, words: IO[bytes]) -> subprocess.Popen[by
     order = json.dumps({"answer_fd": writer, "parent": os.getpid(), "config": msgspec.to_builtins(config)})
     return subprocess.Popen(
         # Unbuffered: what the user's module printed last is told, also when it ends the process at once.
-        [sys.executable, "-u", "-P", "-m", "services.launch.preflight", order],
+        [sys.executable, "-u", "-P", "-m", "streamrl.services.launch.preflight", order],
         stdin=subprocess.DEVNULL,
         stdout=words,
         stderr=words,
@@ -105,7 +105,7 @@ def _theirs(config: Config) -> str:
 def main(order: dict[str, Any]) -> int:
     """Check, and write the described error, or null, to the answer's descriptor."""
     # Here and not above: `up` itself needs none of it.
-    from services.run.control import described
+    from streamrl.services.run.control import described
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != order["parent"]:
@@ -123,10 +123,10 @@ def main(order: dict[str, Any]) -> int:
 
 def check(config: Config) -> None:
     """Load all that a user may have got wrong, in this process. Raises ConfigError."""
-    from services.run.gateway_address import check_certificate
     from streamrl.engines.server.process.place import engine_python
     from streamrl.models.vocabulary import require_same_vocabulary
     from streamrl.rewards.build import make_scorer
+    from streamrl.services.run.gateway_address import check_certificate
     from streamrl.tasks.load import load_task
 
     if config.gateway.has_tls:

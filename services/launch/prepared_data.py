@@ -6,8 +6,8 @@ Here and not in the run: a large data set takes minutes, which no part of a run 
 import sys
 from typing import TYPE_CHECKING
 
-from services.launch.tokenizer_folder import tokenizer_folder
 from streamrl.config.schema.run import Config
+from streamrl.services.launch.tokenizer_folder import tokenizer_folder
 
 if TYPE_CHECKING:
     from streamrl.tasks.data.store import Meta

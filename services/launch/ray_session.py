@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from services.launch.ray_failure import explain, last_words, likely_causes, read_surroundings
-from services.run.folder import RunFolder, write_secret
 from streamrl.config.schema.run import RayConfig
 from streamrl.errors import ComponentError, ConfigError, ResourceError
+from streamrl.services.launch.ray_failure import explain, last_words, likely_causes, read_surroundings
+from streamrl.services.run.folder import RunFolder, write_secret
 
 # Read by Ray when it is imported, and inherited by its processes.
 _LOCAL_ENVIRONMENT = {

@@ -18,14 +18,14 @@ from typing import IO
 
 import msgspec
 
-from services.launch import watcher
-from services.launch.claim import Claim
-from services.launch.environment import launch_environment, left_out
-from services.run.control_socket import listen_at
-from services.run.folder import SHARED_MEMORY, RunFolder
 from streamrl.errors import ResourceError
+from streamrl.services.launch import watcher
+from streamrl.services.launch.claim import Claim
+from streamrl.services.launch.environment import launch_environment, left_out
+from streamrl.services.run.control_socket import listen_at
+from streamrl.services.run.folder import SHARED_MEMORY, RunFolder
 
-OWNER_COMMAND = (sys.executable, "-P", "-m", "services.launch.owner")
+OWNER_COMMAND = (sys.executable, "-P", "-m", "streamrl.services.launch.owner")
 # Of the time to stop, what the watcher keeps for itself: the rest after the owner's end.
 SWEEP_S = watcher.POLITE_S + 1.0
 # A Unix socket's path has at most 107 bytes, and Ray's are 75 below its temporary folder.

@@ -8,22 +8,22 @@ import msgspec
 import ray
 from ray.actor import ActorHandle
 
-from services.actors.deaths import explain_death
-from services.actors.process_environment import import_path, variables
-from services.controller.actor import Controller
-from services.controller.health.death_monitor import DeathMonitor
-from services.controller.parts import this_node
-from services.controller.supply import require_possible
-from services.run.folder import RunFolder
 from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.config.estimates.log_budget import log_shares
+from streamrl.services.actors.deaths import explain_death
+from streamrl.services.actors.process_environment import import_path, variables
+from streamrl.services.controller.actor import Controller
+from streamrl.services.controller.health.death_monitor import DeathMonitor
+from streamrl.services.controller.parts import this_node
+from streamrl.services.controller.supply import require_possible
+from streamrl.services.run.folder import RunFolder
 
 CONTROLLER = "controller"
 
 
 class RaySystem:
-    """Implements `services.launch.system_api.System` on a controller actor."""
+    """Implements `streamrl.services.launch.system_api.System` on a controller actor."""
 
     def __init__(self, controller: ActorHandle, deaths: DeathMonitor) -> None:
         self._controller = controller

@@ -1,14 +1,14 @@
 """What the owner asks of the running system: the seam between the processes' lifecycle and the training
 itself.
 
-`services.launch.system` implements it on Ray actors; the lifecycle's tests bring a small one of their own.
+`streamrl.services.launch.system` implements it on Ray actors; the lifecycle's tests bring a small one of their own.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from services.run.folder import RunFolder
 from streamrl.config.schema.run import Config
+from streamrl.services.run.folder import RunFolder
 
 
 class System(Protocol):
@@ -21,7 +21,7 @@ class System(Protocol):
         ...
 
     def events(self) -> AsyncIterator[dict[str, Any]]:
-        """What happens, as it happens, each with a `kind` (see `services.run.view_state` for those that are
+        """What happens, as it happens, each with a `kind` (see `streamrl.services.run.view_state` for those that are
         shown).
         """
         ...
@@ -35,8 +35,8 @@ class System(Protocol):
         ...
 
     async def scale(self, wanted: Mapping[str, int | None]) -> None:
-        """Have so many of these parts (`services.run.scaling.KEYS`) from now on, at least one; None leaves replicas to
-        autoscaling. Waits for none of them."""
+        """Have so many of these parts (`streamrl.services.run.scaling.KEYS`) from now on, at least one; None leaves
+        replicas to autoscaling. Waits for none of them."""
         ...
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
 """The learner's ranks, and what each does beside its steps: checkpoints, publications.
-It imports `services`, `buffers` and `streamrl`.
+It imports `streamrl.services`, `streamrl.buffers` and `streamrl`.
 No loss and no optimizer: `streamrl.learner` has them.
 """

@@ -3,7 +3,7 @@
 Rank 0 takes the lease of a step, makes the plan and hands it to the other ranks; all ranks train; rank 0 commits the
 step and reports. The commit comes after every rank's optimizer step, since the plan of the next step does not leave
 before. Torch runs in one thread of its own, so the actor answers at any time; versions are published
-(`services.learner.publisher`) and checkpoints written (`services.learner.saver`) beside the steps.
+(`streamrl.services.learner.publisher`) and checkpoints written (`streamrl.services.learner.saver`) beside the steps.
 """
 
 import asyncio
@@ -16,26 +16,26 @@ import msgspec
 import numpy as np
 from ray.actor import ActorHandle
 
-from buffers.rows.records import Lease
-from services.actors.deadline import within
-from services.actors.event_sender import EventSender
-from services.actors.filtered_share import FilteredShare
-from services.actors.observe import Observer
-from services.actors.process_environment import extend_import_path
-from services.actors.step_schedule import checkpoint_due, evaluation_due
-from services.learner.publisher import Publisher
-from services.learner.saver import Saver
-from services.learner.step_plan import FINISH, SAVE, STOP, StepPlan, overlong_penalties
-from services.queue.far_rows import FarRows
-from services.run.folder import RunFolder
-from services.weights.actor import EVALUATION
 from streamrl.algorithms.advantages.estimate import baseline_rows
+from streamrl.buffers.rows.records import Lease
 from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.errors import ComponentError
 from streamrl.observability.component_means import ComponentMeans
 from streamrl.observability.timeline import StepTimer
 from streamrl.scheduling.off_policy_guard import ShareGuard
+from streamrl.services.actors.deadline import within
+from streamrl.services.actors.event_sender import EventSender
+from streamrl.services.actors.filtered_share import FilteredShare
+from streamrl.services.actors.observe import Observer
+from streamrl.services.actors.process_environment import extend_import_path
+from streamrl.services.actors.step_schedule import checkpoint_due, evaluation_due
+from streamrl.services.learner.publisher import Publisher
+from streamrl.services.learner.saver import Saver
+from streamrl.services.learner.step_plan import FINISH, SAVE, STOP, StepPlan, overlong_penalties
+from streamrl.services.queue.far_rows import FarRows
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.weights.actor import EVALUATION
 from streamrl.system.disk import free_bytes
 from streamrl.system.disk_space import LOOK_EVERY_S
 
@@ -69,7 +69,7 @@ class LearnerRank:
         self._store = store
         self._far = FarRows("learner", home, self._config.deadlines.step_s, leases=True)
         # Here and not above: the controller makes this class and has no use for torch.
-        from services.learner.core import LearnerCore
+        from streamrl.services.learner.core import LearnerCore
 
         self._core = LearnerCore(self._run, self._config, rank, Path(meeting))
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")

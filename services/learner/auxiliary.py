@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from services.run.layout import model_folder, start_folder
 from streamrl.config import Config
 from streamrl.errors import ConfigError
 from streamrl.learner.auxiliary.auxiliary import AuxiliaryModel
@@ -15,6 +14,7 @@ from streamrl.learner.parallel.process_group import LearnerGroup
 from streamrl.learner.references.frozen import FrozenPolicy
 from streamrl.models.load import DTYPES, load_model
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
+from streamrl.services.run.layout import model_folder, start_folder
 
 
 def make_auxiliary_model(

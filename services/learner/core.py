@@ -16,18 +16,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from buffers.rows.gather import rollout_rows
-from buffers.rows.records import Lease
-from buffers.segments.places import writer_of
-from buffers.segments.reader import SegmentReader
-from services.learner import warm_up
-from services.learner.auxiliary import make_auxiliary_model
-from services.learner.reference_rewards import pay_divergence
-from services.learner.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, num_shares, shares_of
-from services.learner.version_writer import Span, VersionWriter, WeightSnapshot, Written, untold
-from services.run.folder import RunFolder
-from services.run.layout import model_folder, start_folder
 from streamrl.algorithms.aggregation import Denominators
+from streamrl.buffers.rows.gather import rollout_rows
+from streamrl.buffers.rows.records import Lease
+from streamrl.buffers.segments.places import writer_of
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.config import Config
 from streamrl.config.estimates import sizes as limits
 from streamrl.errors import ConfigError, NonFiniteError
@@ -51,6 +44,13 @@ from streamrl.models.load import DTYPES, load_model, prepare_model_folder
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.models.vocabulary import require_same_vocabulary
 from streamrl.observability.timeline import StepTimer
+from streamrl.services.learner import warm_up
+from streamrl.services.learner.auxiliary import make_auxiliary_model
+from streamrl.services.learner.reference_rewards import pay_divergence
+from streamrl.services.learner.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, num_shares, shares_of
+from streamrl.services.learner.version_writer import Span, VersionWriter, WeightSnapshot, Written, untold
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.layout import model_folder, start_folder
 from streamrl.system.disk_space import DiskSpace
 from streamrl.tasks.base import is_demonstrated
 from streamrl.tasks.load import load_task

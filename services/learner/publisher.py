@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray.actor import ActorHandle
 
-from services.actors.background_task import BackgroundTask
-from services.actors.deadline import within
-from services.actors.observe import Observer
-from services.actors.step_schedule import evaluation_due
-from services.weights.actor import EVALUATION
 from streamrl.clock import Clock, SystemClock
 from streamrl.config import Config
+from streamrl.services.actors.background_task import BackgroundTask
+from streamrl.services.actors.deadline import within
+from streamrl.services.actors.observe import Observer
+from streamrl.services.actors.step_schedule import evaluation_due
+from streamrl.services.weights.actor import EVALUATION
 from streamrl.weights.manifest import encode
 
 if TYPE_CHECKING:
-    from services.learner.core import LearnerCore
-    from services.learner.version_writer import WeightSnapshot
+    from streamrl.services.learner.core import LearnerCore
+    from streamrl.services.learner.version_writer import WeightSnapshot
 
 T = TypeVar("T")
 Facts = dict[str, Any]

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from services.learner.step_plan import Share, StepPlan, penalised
 from streamrl.config import Config
 from streamrl.learner.auxiliary.kl_penalty import referred, require_finite_reference, row_divergences
 from streamrl.learner.batch.packing import pack
@@ -18,6 +17,7 @@ from streamrl.learner.batch.row_parts import in_place
 from streamrl.learner.batch.scored_batch import Part, ScoredTokens
 from streamrl.learner.parallel.process_group import LearnerGroup
 from streamrl.learner.references.frozen import FrozenPolicy
+from streamrl.services.learner.step_plan import Share, StepPlan, penalised
 from streamrl.types import RolloutRows
 
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray.actor import ActorHandle
 
-from services.actors.background_task import BackgroundTask
-from services.actors.deadline import within_or_paused
-from services.actors.observe import Observer
 from streamrl.clock import Clock, SystemClock
+from streamrl.services.actors.background_task import BackgroundTask
+from streamrl.services.actors.deadline import within_or_paused
+from streamrl.services.actors.observe import Observer
 from streamrl.types import Version
 
 if TYPE_CHECKING:
-    from services.learner.core import LearnerCore
     from streamrl.learner.checkpoint.checkpoint import Snapshot
+    from streamrl.services.learner.core import LearnerCore
 
 T = TypeVar("T")
 Tell = Callable[[str, dict[str, Any]], None]

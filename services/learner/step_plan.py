@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from buffers.rows.records import Lease
 from streamrl.algorithms.advantages.estimate import (
     RewardedRows,
     advantages_of,
@@ -19,6 +18,7 @@ from streamrl.algorithms.advantages.estimate import (
     shaped_rewards,
 )
 from streamrl.algorithms.advantages.outcome import advantage_of
+from streamrl.buffers.rows.records import Lease
 from streamrl.config import Config
 from streamrl.learner.batch.balance import split_rows
 from streamrl.learner.batch.mini_batch_cut import mini_batch_of

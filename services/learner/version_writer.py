@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from services.run.folder import RunFolder
 from streamrl.config import Config
 from streamrl.config.estimates import sizes as limits
 from streamrl.errors import DataError
 from streamrl.learner.model.sharding import ShardedPolicy
+from streamrl.services.run.folder import RunFolder
 from streamrl.types import Version
 from streamrl.weights.delta.chain import version_before
 from streamrl.weights.manifest import AdapterFacts, WeightManifest, base_version

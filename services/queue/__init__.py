@@ -1,4 +1,4 @@
 """The queue actor, and rows on their way to those who read them on another node.
-It imports `services.actors`, `services.run`, `buffers` and `streamrl`.
-No decision of the queue: `buffers` makes them.
+It imports `streamrl.services.actors`, `streamrl.services.run`, `streamrl.buffers` and `streamrl`.
+No decision of the queue: `streamrl.buffers` makes them.
 """

@@ -11,23 +11,23 @@ from typing import Any
 
 import msgspec
 
-from buffers.index.groups.quarantine import shown
-from buffers.index.groups.recent import Place, RecentGroup
-from buffers.index.submitted.offered import Standing
-from buffers.index.submitted.submissions import Outcome
-from buffers.ledger.records import Offered, Quarantined
-from buffers.queue.gathering import Objection
-from buffers.queue.replay_queue import ReplayQueue
-from buffers.rows.records import AcceptedRows, Lease, QueueSettings, ScoredRows, UnscoredFrame
-from buffers.segments.places import HOME, PARTIALS_DIR, node_of
-from buffers.segments.removal import SegmentRemover
-from services.actors.process_environment import extend_import_path
-from services.run.layout import STACKS_FOLDER, model_folder
+from streamrl.buffers.index.groups.quarantine import shown
+from streamrl.buffers.index.groups.recent import Place, RecentGroup
+from streamrl.buffers.index.submitted.offered import Standing
+from streamrl.buffers.index.submitted.submissions import Outcome
+from streamrl.buffers.ledger.records import Offered, Quarantined
+from streamrl.buffers.queue.gathering import Objection
+from streamrl.buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.rows.records import AcceptedRows, Lease, QueueSettings, ScoredRows, UnscoredFrame
+from streamrl.buffers.segments.places import HOME, PARTIALS_DIR, node_of
+from streamrl.buffers.segments.removal import SegmentRemover
 from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.config.estimates import sizes as limits
 from streamrl.observability.component_means import Totals
 from streamrl.scheduling.utilization import Waited
+from streamrl.services.actors.process_environment import extend_import_path
+from streamrl.services.run.layout import STACKS_FOLDER, model_folder
 from streamrl.system.stacks import answer
 from streamrl.tasks.base import StreamPrompt, SubmittedPrompt, Task
 from streamrl.tasks.data.task import rows_left_out
@@ -183,7 +183,7 @@ class QueueActor:
 
     async def overdue(self, limit_s: float) -> dict[str, str]:
         """Replicas that hold a group for longer than the limit, each with its oldest one in words. Under "": one that
-        waits for a replica or for scores for too long (`buffers.index.running`)."""
+        waits for a replica or for scores for too long (`streamrl.buffers.index.running`)."""
         late: dict[str, str] = {}
         for number, replica in self._queue.overdue(limit_s):
             late.setdefault(replica, f"group {number} has not finished after {limit_s:g} s")

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from ray.actor import ActorHandle
 
-from buffers.segments.places import HOME, node_of
-from services.actors.deadline import within_or_paused
+from streamrl.buffers.segments.places import HOME, node_of
+from streamrl.services.actors.deadline import within_or_paused
 from streamrl.types import FrameRef
 
 

@@ -3,7 +3,7 @@
 Guarantees: what `bring` does not name as lost can be read here as if it had been written here, until the same reader
 asks again; each frame travels once, whoever asks for it meanwhile; its bytes are checked on arrival. A frame is lost
 when its node is gone and there is no copy of it. What is wanted and what goes is decided by
-`buffers.segments.fetch_plan`; how a node is found is not known here. One event loop uses it.
+`streamrl.buffers.segments.fetch_plan`; how a node is found is not known here. One event loop uses it.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from buffers.segments.copies import SegmentCopies, SegmentHead
-from buffers.segments.fetch_plan import Fetch, FetchPlan
-from buffers.segments.places import node_of
-from services.actors.deaths import explain_death, node_is_gone
+from streamrl.buffers.segments.copies import SegmentCopies, SegmentHead
+from streamrl.buffers.segments.fetch_plan import Fetch, FetchPlan
+from streamrl.buffers.segments.places import node_of
 from streamrl.config import Config
+from streamrl.services.actors.deaths import explain_death, node_is_gone
 from streamrl.system.disk_space import DiskSpace
 from streamrl.types import FrameRef
 

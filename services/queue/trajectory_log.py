@@ -11,17 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from buffers.ledger.records import Offered
-from buffers.rows.arrow import CompletionRows, completions_batch, scores_batch
-from buffers.rows.records import AcceptedRows, ScoredRows
-from buffers.rows.schema import COMPLETIONS, SCORES
-from buffers.rows.trajectory_rows import branch_columns
-from buffers.segments.writer import SegmentWriter
-from services.run.layout import COMPLETIONS_FOLDER, SCORES_FOLDER
 from streamrl.algorithms.group_sampling import GroupSampling
+from streamrl.buffers.ledger.records import Offered
+from streamrl.buffers.rows.arrow import CompletionRows, completions_batch, scores_batch
+from streamrl.buffers.rows.records import AcceptedRows, ScoredRows
+from streamrl.buffers.rows.schema import COMPLETIONS, SCORES
+from streamrl.buffers.rows.trajectory_rows import branch_columns
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.config import Config
 from streamrl.config.schema.streams import OFFERED_STREAM
 from streamrl.gateway.sessions.trajectory import Trajectory
+from streamrl.services.run.layout import COMPLETIONS_FOLDER, SCORES_FOLDER
 from streamrl.types import Score, group_id, prompt_digest, rollout_id
 
 WRITER = "trajectories"

@@ -17,21 +17,12 @@ import numpy as np
 import pyarrow as pa
 from ray.actor import ActorHandle
 
-from buffers.rows.arrow import scores_batch
-from buffers.rows.gather import ScoringRows, scoring_rows
-from buffers.rows.records import ScoredRows, UnscoredFrame
-from buffers.rows.schema import SCORES
-from buffers.segments.reader import SegmentReader
-from buffers.segments.writer import SegmentWriter
-from services.actors.answers import decode
-from services.actors.deadline import within, within_or_paused
-from services.actors.observe import Observer
-from services.actors.process_environment import extend_import_path
-from services.queue.far_rows import FarRows
-from services.reward.children import reward_pool
-from services.reward.items import reward_items
-from services.run.folder import RunFolder
-from services.run.layout import SCORES_FOLDER, model_folder
+from streamrl.buffers.rows.arrow import scores_batch
+from streamrl.buffers.rows.gather import ScoringRows, scoring_rows
+from streamrl.buffers.rows.records import ScoredRows, UnscoredFrame
+from streamrl.buffers.rows.schema import SCORES
+from streamrl.buffers.segments.reader import SegmentReader
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.config import Config
 from streamrl.config.schema.streams import TASK
 from streamrl.errors import ComponentError
@@ -40,6 +31,15 @@ from streamrl.models.tokenizer import load_tokenizer
 from streamrl.observability.component_means import ComponentTotals
 from streamrl.rewards.base import component_columns, with_components
 from streamrl.rewards.pool import RewardPool
+from streamrl.services.actors.answers import decode
+from streamrl.services.actors.deadline import within, within_or_paused
+from streamrl.services.actors.observe import Observer
+from streamrl.services.actors.process_environment import extend_import_path
+from streamrl.services.queue.far_rows import FarRows
+from streamrl.services.reward.children import reward_pool
+from streamrl.services.reward.items import reward_items
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.layout import SCORES_FOLDER, model_folder
 from streamrl.types import Score, ScoreStatus
 
 NAME = "reward"

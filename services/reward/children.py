@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-from services.run.layout import STACKS_FOLDER, model_folder
 from streamrl.config import Config
 from streamrl.models.vocabulary import require_same_vocabulary
 from streamrl.rewards.pool import RewardPool
+from streamrl.services.run.layout import STACKS_FOLDER, model_folder
 
 
 def reward_pool(config: Config, run_folder: Path, workers: int) -> RewardPool:

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import msgspec
 
-from buffers.rows.gather import ScoringRows
+from streamrl.buffers.rows.gather import ScoringRows
 from streamrl.environments.play import EpisodeRecord
 from streamrl.models.tokenizer import TextTokenizer
 from streamrl.rewards.base import RewardItem

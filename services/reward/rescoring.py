@@ -1,8 +1,8 @@
 """Scores what a run has generated again, with another reward, and leaves the verdicts in its scores log as a revision.
 
 Guaranteed: nothing that the run has changes before every row is scored; all verdicts of one rescoring count from one
-commit of the ledger on, or none does; groups learn from them as `buffers.recovery.rescorable` says. The run is not up:
-whoever calls this holds its lock.
+commit of the ledger on, or none does; groups learn from them as `streamrl.buffers.recovery.rescorable` says. The run is
+not up: whoever calls this holds its lock.
 """
 
 import time
@@ -17,25 +17,25 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from buffers.ledger.facts import NONE, LedgerFacts, ledger_facts
-from buffers.ledger.ledger import Ledger, LedgerFile, read_ledger
-from buffers.ledger.records import Record, Rescored, RunHeader, Writer
-from buffers.recovery.rescorable import Needs, by_frame, learn, packed, scored_rows
-from buffers.rows.arrow import scores_batch
-from buffers.rows.gather import ScoringRows, score_columns, scoring_rows
-from buffers.rows.schema import SCORES
-from buffers.segments.places import HOME, LEDGER_DIR, node_of
-from buffers.segments.reader import SegmentReader
-from buffers.segments.writer import SegmentWriter
-from services.reward.children import reward_pool
-from services.reward.items import reward_items
-from services.run.folder import RunFolder
-from services.run.layout import SCORES_FOLDER, model_folder
+from streamrl.buffers.ledger.facts import NONE, LedgerFacts, ledger_facts
+from streamrl.buffers.ledger.ledger import Ledger, LedgerFile, read_ledger
+from streamrl.buffers.ledger.records import Record, Rescored, RunHeader, Writer
+from streamrl.buffers.recovery.rescorable import Needs, by_frame, learn, packed, scored_rows
+from streamrl.buffers.rows.arrow import scores_batch
+from streamrl.buffers.rows.gather import ScoringRows, score_columns, scoring_rows
+from streamrl.buffers.rows.schema import SCORES
+from streamrl.buffers.segments.places import HOME, LEDGER_DIR, node_of
+from streamrl.buffers.segments.reader import SegmentReader
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.config import Config
 from streamrl.errors import ComponentError, DataError, RunFolderError
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
 from streamrl.rewards.base import with_components
 from streamrl.rewards.pool import RewardPool
+from streamrl.services.reward.children import reward_pool
+from streamrl.services.reward.items import reward_items
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.layout import SCORES_FOLDER, model_folder
 from streamrl.types import FrameRef, LongArray, Score, ScoreStatus
 
 SCORER: Final = "rescore"

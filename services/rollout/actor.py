@@ -2,9 +2,9 @@
 
 Three loops and one engine thread. `_take_loop` asks the queue for as many groups as the engine has room for (waits:
 admission; unblocked by: a new version, a trained batch). The row writer turns what finished into durable Arrow frames
-and tells the queue (`services.rollout.row_writer`). `_follow_loop` pulls each new version and hands it to the engine
-between two tokens (waits: the weight store; unblocked by: the learner). Beside them the journal writes down what has
-not ended yet (`services.rollout.partial_journal`).
+and tells the queue (`streamrl.services.rollout.row_writer`). `_follow_loop` pulls each new version and hands it to the
+engine between two tokens (waits: the weight store; unblocked by: the learner). Beside them the journal writes down what
+has not ended yet (`streamrl.services.rollout.partial_journal`).
 
 The replica answers under one verified version at a time and takes no group before it acknowledged one (invariant 6).
 What it may do when is decided by `streamrl.scheduling.replica_state`.
@@ -26,26 +26,8 @@ import msgspec
 import ray
 import ray.actor
 
-from buffers.rows.records import AcceptedRows
-from buffers.segments.places import HOME
-from services.actors.answers import encode
-from services.actors.deadline import within, within_or_paused
-from services.actors.named_tasks import run_all
-from services.actors.observe import Observer
-from services.actors.process_environment import extend_import_path, import_path
-from services.rollout.client_requests import ClientRequests
-from services.rollout.completions import CompletionLog
-from services.rollout.engine_status import engine_status
-from services.rollout.engine_thread import EngineThread
-from services.rollout.episodes import EpisodeRollouts
-from services.rollout.fetch_to_node import fetch_to_node
-from services.rollout.group_requests import GroupRequests
-from services.rollout.partial_journal import PartialJournal
-from services.rollout.row_writer import RowWriter
-from services.rollout.rows import Finished, FinishedEpisode
-from services.rollout.single_turn import SingleTurnRollouts
-from services.run.folder import RunFolder
-from services.run.layout import STACKS_FOLDER, model_folder
+from streamrl.buffers.rows.records import AcceptedRows
+from streamrl.buffers.segments.places import HOME
 from streamrl.config import Config
 from streamrl.config.estimates import sizes as limits
 from streamrl.engines.build import build_engine
@@ -55,6 +37,24 @@ from streamrl.gateway.token_updates import TokenUpdate
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
 from streamrl.scheduling.replica_capacity import ReplicaCapacity
 from streamrl.scheduling.replica_state import ReplicaStateMachine
+from streamrl.services.actors.answers import encode
+from streamrl.services.actors.deadline import within, within_or_paused
+from streamrl.services.actors.named_tasks import run_all
+from streamrl.services.actors.observe import Observer
+from streamrl.services.actors.process_environment import extend_import_path, import_path
+from streamrl.services.rollout.client_requests import ClientRequests
+from streamrl.services.rollout.completions import CompletionLog
+from streamrl.services.rollout.engine_status import engine_status
+from streamrl.services.rollout.engine_thread import EngineThread
+from streamrl.services.rollout.episodes import EpisodeRollouts
+from streamrl.services.rollout.fetch_to_node import fetch_to_node
+from streamrl.services.rollout.group_requests import GroupRequests
+from streamrl.services.rollout.partial_journal import PartialJournal
+from streamrl.services.rollout.row_writer import RowWriter
+from streamrl.services.rollout.rows import Finished, FinishedEpisode
+from streamrl.services.rollout.single_turn import SingleTurnRollouts
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.layout import STACKS_FOLDER, model_folder
 from streamrl.tasks.base import Task
 from streamrl.tasks.load import open_task
 from streamrl.tasks.prompts import EncodedPrompts, longest_text
@@ -73,9 +73,9 @@ from streamrl.weights.transport.pulls import in_thread
 from streamrl.weights.update_times import UpdateTimes
 
 if TYPE_CHECKING:
-    from services.rollout.episode_evaluations import EpisodesHeldOut
-    from services.rollout.evaluations import HeldOut
-    from services.weights.node import NodeSlot
+    from streamrl.services.rollout.episode_evaluations import EpisodesHeldOut
+    from streamrl.services.rollout.evaluations import HeldOut
+    from streamrl.services.weights.node import NodeSlot
 
 T = TypeVar("T")
 
@@ -171,8 +171,8 @@ class RolloutReplica:
         self, folder: Path, max_length: int, task: Task, tokenizer: TextTokenizer
     ) -> "tuple[SingleTurnRollouts, HeldOut] | tuple[EpisodeRollouts, EpisodesHeldOut]":
         # Here and not above: the controller makes this class and has no use for torch.
-        from services.rollout.episode_evaluations import EpisodesHeldOut
-        from services.rollout.evaluations import HeldOut
+        from streamrl.services.rollout.episode_evaluations import EpisodesHeldOut
+        from streamrl.services.rollout.evaluations import HeldOut
 
         config, thread, ended = self._config, self._thread, self._finished
         if not config.plays_episodes:
@@ -242,7 +242,7 @@ class RolloutReplica:
     async def evaluate(self, manifest: bytes) -> bytes:
         """Complete the held-out prompts greedily under exactly this version, beside the stream.
 
-        Returns the completions as the reward stage takes them (`services.rollout.evaluations.encode`).
+        Returns the completions as the reward stage takes them (`streamrl.services.rollout.evaluations.encode`).
         """
         weights = decode(manifest)
         folder = await self._fetch(weights, "evaluation")
@@ -315,7 +315,7 @@ class RolloutReplica:
         self._rollouts.take(self._client_requests.take(results), idle)
 
     def _finished(self, finished: Sequence[Finished] | Sequence[FinishedEpisode], count: int, idle: bool) -> None:
-        """`services.rollout.rows.Ended`."""
+        """`streamrl.services.rollout.rows.Ended`."""
         self._state.finished(count)
         self._two_versions += sum(one.num_versions > 1 for one in finished)
         self._writer.add(finished, idle)

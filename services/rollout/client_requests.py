@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.rollout.engine_thread import EngineThread
-from services.rollout.rows import finite
 from streamrl.errors import FencedError
 from streamrl.gateway.token_updates import TokenUpdate, final_update, update_of
+from streamrl.services.rollout.engine_thread import EngineThread
+from streamrl.services.rollout.rows import finite
 from streamrl.types import FinishReason, GenerationRequest, GenerationResult, PartialTokens
 
 PREFIX = "guest/"

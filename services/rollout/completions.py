@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from buffers.rows.arrow import CompletionRows, TokenColumns, completions_batch, token_columns
-from buffers.rows.records import AcceptedRows
-from buffers.rows.schema import COMPLETIONS
-from buffers.rows.trajectory_rows import branch_columns
-from buffers.segments.places import HOME, on_node
-from buffers.segments.writer import SegmentWriter
-from services.rollout.rows import Finished, FinishedEpisode
-from services.run.layout import COMPLETIONS_FOLDER
 from streamrl.algorithms.group_sampling import GroupSampling
+from streamrl.buffers.rows.arrow import CompletionRows, TokenColumns, completions_batch, token_columns
+from streamrl.buffers.rows.records import AcceptedRows
+from streamrl.buffers.rows.schema import COMPLETIONS
+from streamrl.buffers.rows.trajectory_rows import branch_columns
+from streamrl.buffers.segments.places import HOME, on_node
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.config import Config
+from streamrl.services.rollout.rows import Finished, FinishedEpisode
+from streamrl.services.run.layout import COMPLETIONS_FOLDER
 from streamrl.types import FrameRef, IntArray, rollout_seed
 
 

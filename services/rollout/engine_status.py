@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from services.rollout.engine_thread import EngineThread
+from streamrl.services.rollout.engine_thread import EngineThread
 
 
 async def engine_status(thread: EngineThread) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class EpisodesHeldOut:
 
 
 class EpisodeEvaluationWork:
-    """`services.rollout.engine_thread.SpareWork`: the first step loads the version and begins the episodes."""
+    """`streamrl.services.rollout.engine_thread.SpareWork`: the first step loads the version and begins the episodes."""
 
     def __init__(self, held_out: EpisodesHeldOut, tensors: Mapping[str, torch.Tensor], version: Version) -> None:
         self._held_out = held_out

@@ -17,13 +17,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
-from services.rollout.engine_thread import EngineThread
-from services.rollout.partial_journal import PartialJournal
-from services.rollout.rows import Ended, FinishedEpisode, Issued, finite
 from streamrl.environments.episode import Limit, Rollout
 from streamrl.environments.play import Player, row_of
 from streamrl.environments.processes.pool import EnvironmentPool
 from streamrl.scheduling.partial_rollouts import PartialChains, cut_from, turn_id
+from streamrl.services.rollout.engine_thread import EngineThread
+from streamrl.services.rollout.partial_journal import PartialJournal
+from streamrl.services.rollout.rows import Ended, FinishedEpisode, Issued, finite
 from streamrl.types import FinishReason, GenerationRequest, GenerationResult, PartialTokens, Version
 
 PREFIX = "turn/"

@@ -62,7 +62,7 @@ class HeldOut:
 
 
 class EvaluationWork:
-    """`services.rollout.engine_thread.SpareWork`: the first step loads the version and submits the prompts."""
+    """`streamrl.services.rollout.engine_thread.SpareWork`: the first step loads the version and submits the prompts."""
 
     def __init__(self, held_out: HeldOut, tensors: Mapping[str, torch.Tensor], version: Version) -> None:
         self._held_out = held_out

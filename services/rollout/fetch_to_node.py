@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from services.actors.deaths import cause_of, node_is_gone
 from streamrl.errors import ComponentError, DataError, ProcessDiedError
+from streamrl.services.actors.deaths import cause_of, node_is_gone
 from streamrl.weights.manifest import WeightManifest, encode
 
 if TYPE_CHECKING:
-    from services.weights.node import NodeSlot
+    from streamrl.services.weights.node import NodeSlot
 
 
 async def fetch_to_node(replica: str, slot: "NodeSlot", manifest: WeightManifest) -> Path:

@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from buffers.rows.partial_rows import Piece
-from buffers.segments.partial_log import EarlierJournals, PartialFiles, PartialLog, read_partials
-from buffers.segments.places import PARTIALS_DIR, on_node
-from services.rollout.rows import Issued
+from streamrl.buffers.rows.partial_rows import Piece
+from streamrl.buffers.segments.partial_log import EarlierJournals, PartialFiles, PartialLog, read_partials
+from streamrl.buffers.segments.places import PARTIALS_DIR, on_node
 from streamrl.config import Config
 from streamrl.scheduling.partial_rollouts import PartialChains, parts_of, usable
+from streamrl.services.rollout.rows import Issued
 from streamrl.types import GenerationRequest, PartialTokens, UpdateMode, Version
 
 Durably = Callable[[str, Awaitable[Any]], Awaitable[Any]]

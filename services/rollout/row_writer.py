@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
-from buffers.rows.records import AcceptedRows
-from services.actors.observe import Observer
-from services.rollout.completions import CompletionLog
-from services.rollout.rows import Finished, FinishedEpisode
+from streamrl.buffers.rows.records import AcceptedRows
+from streamrl.services.actors.observe import Observer
+from streamrl.services.rollout.completions import CompletionLog
+from streamrl.services.rollout.rows import Finished, FinishedEpisode
 from streamrl.types import FrameRef
 
 T = TypeVar("T")

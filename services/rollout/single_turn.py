@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
-from services.rollout.engine_thread import EngineThread
-from services.rollout.partial_journal import PartialJournal
-from services.rollout.rows import Ended, Finished, Issued, RunningRollouts, finite
+from streamrl.services.rollout.engine_thread import EngineThread
+from streamrl.services.rollout.partial_journal import PartialJournal
+from streamrl.services.rollout.rows import Ended, Finished, Issued, RunningRollouts, finite
 from streamrl.types import GenerationRequest, GenerationResult, PartialTokens, Version
 
 

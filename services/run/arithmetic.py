@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from services.run.folder import write_whole
+from streamrl.services.run.folder import write_whole
 from streamrl.types import Arithmetic
 
 EVENT = "arithmetic"

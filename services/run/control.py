@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from services.run.control_socket import listen_at
 from streamrl.errors import ComponentError, StreamRLError
+from streamrl.services.run.control_socket import listen_at
 
 Event = dict[str, Any]
 Handler = Callable[..., Awaitable[dict[str, Any]]]

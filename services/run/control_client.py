@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from services.run.ending import error_of
-from services.run.folder import RunFolder
 from streamrl.errors import ComponentError, DeadlineError, RunFolderError
+from streamrl.services.run.ending import error_of
+from streamrl.services.run.folder import RunFolder
 from streamrl.system.poll import readable
 
 

@@ -6,11 +6,11 @@ the exit code of its class. Reads files only.
 
 from typing import Any
 
-from services.run.folder import RunFolder
-from services.run.read_logs import last_lines
 from streamrl import errors
 from streamrl.errors import ComponentError, ConfigError, StreamRLError
 from streamrl.observability import failure
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.read_logs import last_lines
 
 EXIT_INTERRUPTED = 130
 _LAST_LINES = 8

@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from services.run import run_lock
-from services.run.liveness import ProcessId
 from streamrl.errors import ResourceError, RunFolderError
+from streamrl.services.run import run_lock
+from streamrl.services.run.liveness import ProcessId
 from streamrl.system.disk import sync_folder
 
 SCHEMA = 1

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from services.run.folder import RunFolder, write_secret
 from streamrl.gateway.auth import Scope, all_scopes_token, scope_token
+from streamrl.services.run.folder import RunFolder, write_secret
 
 FILE = "gateway-token"
 

@@ -11,8 +11,8 @@ def resumed_event(checkpoint: int | None, found: dict[str, Any], passed_over: li
     """The event `resumed`, without its kind.
 
     checkpoint: step of the one that was loaded; None when there was none, and training begins anew on what the queue
-    has. found: `buffers.rows.records.Found` as plain values. passed_over: checkpoints that were not taken, with the
-    reasons.
+    has. found: `streamrl.buffers.rows.records.Found` as plain values. passed_over: checkpoints that were not taken,
+    with the reasons.
     """
     facts = {**found, "checkpoint": checkpoint, "passed_over": passed_over}
     return {**facts, "text": _sentence(facts)}

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from services.run.liveness import ProcessId
 from streamrl.errors import ResourceError
+from streamrl.services.run.liveness import ProcessId
 
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
-from services.run.folder import RunRecord
 from streamrl.config import Config, ResourceProblems, load_args
 from streamrl.config.estimates.resources import check_growth
 from streamrl.errors import ConfigError
+from streamrl.services.run.folder import RunRecord
 
 KEYS: Final = {"rollout": "rollout.replicas", "reward": "reward.workers"}
 """Of each part that can be scaled the key of how many there are."""

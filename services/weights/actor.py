@@ -7,10 +7,10 @@ Long-polled by the replicas, fed by the learner.
 import asyncio
 from pathlib import Path
 
-from buffers.queue.signals import Signal
-from services.run.folder import RunFolder
-from services.run.layout import STACKS_FOLDER
+from streamrl.buffers.queue.signals import Signal
 from streamrl.clock import SystemClock
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.layout import STACKS_FOLDER
 from streamrl.system.stacks import answer
 from streamrl.types import Version
 from streamrl.weights.manifest import decode, encode

@@ -1,5 +1,5 @@
 """Versions by a collective library, a two-member group for each node (`streamrl.weights.transport.pair`). Both ends, of
-`services.weights.transports`.
+`streamrl.services.weights.transports`.
 
     node   meet                     -> run_node   a lobby, for this node alone
     node   give, and join the lobby -> run_node   joins too; then passes the bytes of item after item, one give each
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from services.weights.endpoints import RunNode
 from streamrl.errors import DataError, StreamRLError
+from streamrl.services.weights.endpoints import RunNode
 from streamrl.weights.transport.pair import PIECE_BYTES, Backend, Lobby, Pair, Peer, Place, join
 from streamrl.weights.transport.pulls import Buffer, TransferStep, in_thread
 from streamrl.weights.transport.shelf import Item, VersionShelf

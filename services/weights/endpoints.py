@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 import ray
 from ray.actor import ActorHandle
 
-from services.actors.deadline import within
-from services.actors.deaths import explain_death
+from streamrl.services.actors.deadline import within
+from streamrl.services.actors.deaths import explain_death
 from streamrl.weights.transport.pulls import TransferStep
 from streamrl.weights.transport.shelf import Item
 

@@ -16,19 +16,19 @@ import msgspec
 import ray
 from ray.actor import ActorHandle
 
-from buffers.segments.copies import read_head, read_range
-from buffers.segments.places import node_of
-from buffers.segments.removal import SegmentRemover
-from services.actors import cleanup as leave_nothing
-from services.actors.deaths import explain_death
-from services.actors.stack_dump import dump, find_py_spy
-from services.run.layout import MODEL_FOLDER, STACKS_FOLDER
-from services.weights.node_folder import Visit, enter
-from services.weights.run_node import file_digests
-from services.weights.transports import RunNode, make_transport
+from streamrl.buffers.segments.copies import read_head, read_range
+from streamrl.buffers.segments.places import node_of
+from streamrl.buffers.segments.removal import SegmentRemover
 from streamrl.config import Config
 from streamrl.config.estimates import sizes as limits
 from streamrl.errors import DataError
+from streamrl.services.actors import cleanup as leave_nothing
+from streamrl.services.actors.deaths import explain_death
+from streamrl.services.actors.stack_dump import dump, find_py_spy
+from streamrl.services.run.layout import MODEL_FOLDER, STACKS_FOLDER
+from streamrl.services.weights.node_folder import Visit, enter
+from streamrl.services.weights.run_node import file_digests
+from streamrl.services.weights.transports import RunNode, make_transport
 from streamrl.system.stacks import answer
 from streamrl.types import Version
 from streamrl.weights.folder import shm_folder
@@ -76,7 +76,7 @@ class NodeActor:
         return self._node, str(self._run.path)
 
     async def read_head(self, path: str) -> tuple[bytes, bytes]:
-        """The head of a segment of this node (`buffers.segments.copies.SegmentHead`)."""
+        """The head of a segment of this node (`streamrl.buffers.segments.copies.SegmentHead`)."""
         self._check_ours(path)
         return tuple(await asyncio.to_thread(read_head, self._run.path, path))
 
@@ -104,7 +104,7 @@ class NodeActor:
         return msgspec.to_builtins(self._weights.figures)
 
     async def stacks(self) -> tuple[str, int]:
-        """Of the processes of the run on this node (`services.actors.stack_dump`)."""
+        """Of the processes of the run on this node (`streamrl.services.actors.stack_dump`)."""
         return await asyncio.to_thread(dump, self._run.path / STACKS_FOLDER, find_py_spy())
 
     async def close(self) -> None:
@@ -149,7 +149,7 @@ def id_on(ray_node: str, run_id: str) -> "ray.ObjectRef":
     """Ask a node for its id in a run; None when it never had a part of it."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from services.weights.node_folder import id_here
+    from streamrl.services.weights.node_folder import id_here
 
     return (
         ray.remote(id_here)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from services.run.folder import RunFolder, RunRecord, write_secret, write_whole
 from streamrl.errors import ConfigError, DataError
+from streamrl.services.run.folder import RunFolder, RunRecord, write_secret, write_whole
 
 NODE_RUNS = "STREAMRL_NODE_RUNS"
 """Set it where Ray is started on a node: a folder on a disk of that node."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from services.weights.endpoints import Given, RunNode
+from streamrl.services.weights.endpoints import Given, RunNode
 from streamrl.weights.transport.pulls import Buffer, TransferStep
 from streamrl.weights.transport.shelf import Item, VersionShelf
 

@@ -15,12 +15,12 @@ import msgspec
 import xxhash
 from ray.actor import ActorHandle
 
-from services.queue.segments import Segments, fetch_plan
-from services.run.folder import RunFolder
-from services.run.layout import MODEL_FOLDER, STACKS_FOLDER
-from services.weights.transports import make_sender
 from streamrl.config import Config
 from streamrl.errors import DataError
+from streamrl.services.queue.segments import Segments, fetch_plan
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.layout import MODEL_FOLDER, STACKS_FOLDER
+from streamrl.services.weights.transports import make_sender
 from streamrl.system.stacks import answer
 from streamrl.types import FrameRef, Version
 from streamrl.weights.delta.chain import Kind
@@ -67,7 +67,7 @@ class RunNodeActor:
         return await asyncio.to_thread(self._shelf.plan, manifest, Version(*have) if have is not None else None)
 
     async def meet(self, node: str) -> Any:
-        """Where a node is to come, which cannot be given anything before (`services.weights.collective`)."""
+        """Where a node is to come, which cannot be given anything before (`streamrl.services.weights.collective`)."""
         return await self._sender.meet(node)
 
     async def give(self, node: str, kind: Kind, version: Version, told: Any) -> Any:

@@ -1,5 +1,5 @@
 """Versions through a folder that all nodes see (`streamrl.weights.transport.disk`). Both ends, of
-`services.weights.transports`."""
+`streamrl.services.weights.transports`."""
 
 import asyncio
 import subprocess
@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Collection
 from pathlib import Path
 from typing import Any
 
-from services.actors import cleanup as leave_nothing
-from services.weights.endpoints import Given, RunNode
+from streamrl.services.actors import cleanup as leave_nothing
+from streamrl.services.weights.endpoints import Given, RunNode
 from streamrl.weights.transport.disk import DiskShelf, pieces
 from streamrl.weights.transport.pulls import Buffer, TransferStep, in_thread
 from streamrl.weights.transport.shelf import Item, VersionShelf

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import ray
 
-from services.weights.endpoints import RunNode, Sender
 from streamrl.config import Config
+from streamrl.services.weights.endpoints import RunNode, Sender
 from streamrl.weights.transport.pulls import Transport
 from streamrl.weights.transport.shelf import VersionShelf
 
@@ -24,38 +24,38 @@ def make_transport(config: Config, run_node: RunNode) -> Transport:
 
 
 def _object_store_sender(config: Config, shelf: VersionShelf, name: str) -> Sender:
-    from services.weights.object_store import ObjectStoreSender
+    from streamrl.services.weights.object_store import ObjectStoreSender
 
     return ObjectStoreSender(shelf)
 
 
 def _object_store(config: Config, run_node: RunNode) -> Transport:
-    from services.weights.object_store import ObjectStoreTransport
+    from streamrl.services.weights.object_store import ObjectStoreTransport
 
     return ObjectStoreTransport(run_node)
 
 
 def _collective_sender(config: Config, shelf: VersionShelf, name: str) -> Sender:
-    from services.weights.collective import CollectiveSender
+    from streamrl.services.weights.collective import CollectiveSender
 
     address = ray.util.get_node_ip_address()
     return CollectiveSender(shelf, address, config.weights.collective_backend, config.deadlines.update_s)
 
 
 def _collective(config: Config, run_node: RunNode) -> Transport:
-    from services.weights.collective import CollectiveTransport
+    from streamrl.services.weights.collective import CollectiveTransport
 
     return CollectiveTransport(run_node, ray.util.get_node_ip_address())
 
 
 def _disk_sender(config: Config, shelf: VersionShelf, name: str) -> Sender:
-    from services.weights.shared_folder import FolderSender
+    from streamrl.services.weights.shared_folder import FolderSender
 
     return FolderSender(shelf, Path(config.weights.folder or "") / name)
 
 
 def _disk(config: Config, run_node: RunNode) -> Transport:
-    from services.weights.shared_folder import FolderTransport
+    from streamrl.services.weights.shared_folder import FolderTransport
 
     return FolderTransport(run_node)
 

@@ -11,8 +11,8 @@ from support.repository import ROOT
 from support.runs.live_run import LiveRun, live_run
 from support.runs.storm import ENVIRONMENT_CHILD, KINDS, Victims
 
-from buffers.segments.places import COMPLETIONS_DIR
-from buffers.segments.reader import SegmentReader
+from streamrl.buffers.segments.places import COMPLETIONS_DIR
+from streamrl.buffers.segments.reader import SegmentReader
 
 pytestmark = pytest.mark.ray
 

@@ -16,7 +16,7 @@ import pytest
 from support.faults.fault_scale import SEED
 from support.repository import TESTS
 
-from services.run.folder import RunFolder
+from streamrl.services.run.folder import RunFolder
 
 WRITERS = 50
 LIMIT_S = 300

@@ -9,7 +9,7 @@ import pytest
 from support.runs.live_run import live_run, prepare
 from support.runs.ray_cluster import ray_cluster
 
-from services.run.folder import RunFolder
+from streamrl.services.run.folder import RunFolder
 
 pytestmark = pytest.mark.ray
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support.runs.live_run import STREAMRL, live_run, prepare
 
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Step
-from buffers.segments.places import LEDGER_DIR
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Step
+from streamrl.buffers.segments.places import LEDGER_DIR
 
 pytestmark = pytest.mark.ray
 

@@ -12,10 +12,10 @@ import pytest
 from support.runs.live_run import LiveRun, live_run, prepare
 from support.runs.ray_cluster import RayCluster, ray_cluster
 
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Accepted, Lost, Step
-from buffers.segments.places import node_of
-from services.run.folder import SHARED_MEMORY, RunFolder
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Accepted, Lost, Step
+from streamrl.buffers.segments.places import node_of
+from streamrl.services.run.folder import SHARED_MEMORY, RunFolder
 
 pytestmark = pytest.mark.ray
 

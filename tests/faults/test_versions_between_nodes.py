@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from support.runs.live_run import LiveRun, live_run, prepare
 from support.runs.ray_cluster import RayCluster, ray_cluster
 
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Accepted
-from buffers.segments.places import node_of
-from services.run.folder import SHARED_MEMORY, RunFolder
-from services.weights.node_folder import _read_id
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Accepted
+from streamrl.buffers.segments.places import node_of
+from streamrl.services.run.folder import SHARED_MEMORY, RunFolder
+from streamrl.services.weights.node_folder import _read_id
 
 pytestmark = pytest.mark.ray
 

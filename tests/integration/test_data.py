@@ -14,9 +14,9 @@ import pytest
 from support.data.chat_model import write_rows
 from support.runs.live_run import live_run
 
-from services.run.folder import RunFolder
 from streamrl.config import load
 from streamrl.reference import Reference
+from streamrl.services.run.folder import RunFolder
 
 pytestmark = pytest.mark.ray
 

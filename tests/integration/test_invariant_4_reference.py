@@ -8,8 +8,8 @@ from support.gateway.guest_load import guests_of
 from support.rewards import reward_gate
 from support.runs.live_run import live_run
 
-from buffers.segments.places import COMPLETIONS_DIR
-from buffers.segments.reader import SegmentReader
+from streamrl.buffers.segments.places import COMPLETIONS_DIR
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.config import load
 from streamrl.reference import Reference
 

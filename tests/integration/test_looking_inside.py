@@ -14,11 +14,11 @@ import pytest
 from support.repository import ROOT
 from support.runs.live_run import STREAMRL, live_run
 
-from buffers.segments.reader import SegmentReader
-from services.inspect.queue import queue_facts
-from services.inspect.sql import query_run
-from services.inspect.verify import verify_run
-from services.run.folder import RunFolder
+from streamrl.buffers.segments.reader import SegmentReader
+from streamrl.services.inspect.queue import queue_facts
+from streamrl.services.inspect.sql import query_run
+from streamrl.services.inspect.verify import verify_run
+from streamrl.services.run.folder import RunFolder
 
 pytestmark = pytest.mark.ray
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.runs.live_run import live_run
 
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Issued, Quarantined, Record
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Issued, Quarantined, Record
 from streamrl.types import Ticket
 
 pytestmark = pytest.mark.ray

@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from buffers.recovery.recorded import recorded_leases
-from buffers.segments.places import COMPLETIONS_DIR
-from buffers.segments.reader import SegmentReader
-from services.commands.replay import replay
-from services.queue.actor import queue_settings
-from services.run.folder import RunFolder
+from streamrl.buffers.recovery.recorded import recorded_leases
+from streamrl.buffers.segments.places import COMPLETIONS_DIR
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.config import Config, load
 from streamrl.learner.checkpoint.checkpoint import verify
+from streamrl.services.commands.replay import replay
+from streamrl.services.queue.actor import queue_settings
+from streamrl.services.run.folder import RunFolder
 from streamrl.tasks.order import PromptOrder
 from streamrl.tasks.resolve import resolve_task
 

@@ -12,9 +12,9 @@ from support.repository import ROOT
 from support.runs.finished_run import Finished
 from support.runs.live_run import DENSE, LIMIT_S, STREAMRL
 
-from services.run.arithmetic import FILE
 from streamrl.config.schema.run import ModelConfig
 from streamrl.models.load import prepare_model_folder
+from streamrl.services.run.arithmetic import FILE
 
 PROCESSORS: dict[str, dict[str, str]] = {
     "as it is": {},

@@ -17,8 +17,8 @@ import pytest
 from service_parts.load import Load
 from support.runs.live_run import LiveRun, live_run
 
-from services.run.folder import RunFolder
-from services.run.gateway_tokens import token_path
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.gateway_tokens import token_path
 
 pytestmark = pytest.mark.ray
 

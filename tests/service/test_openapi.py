@@ -22,9 +22,9 @@ from schemathesis.specs.openapi.checks import (
 from support.faults.fault_scale import SEED, scaled
 from support.gateway.local_gateway import LocalGateway, local_gateway
 
-from services.gateway.guard import Patience
 from streamrl.config.schema.run import GatewayConfig
 from streamrl.gateway.refusal import CODES
+from streamrl.services.gateway.guard import Patience
 
 FULL = 500
 COUNT = max(5, scaled(FULL))

@@ -2,7 +2,7 @@
 
 The docstring of an `__init__` has three lines: what lives there; which folders it imports ("It imports `a`, `b`." or
 "Its folders import `a`."); what does not come in. A name stands for all below it. What everybody may import, a
-folder's own ancestors and what is below it need no word.
+folder's own ancestors and what is below it need no word. `streamrl` is the library: not the packages that build on it.
 """
 
 import ast
@@ -15,6 +15,8 @@ from importlinter import Contract, ContractCheck, output
 
 EVERYBODY = ("streamrl.types", "streamrl.errors", "streamrl.clock", "streamrl.config.schema")
 """Words of the whole system, and the shape of its configuration."""
+BUILT_ON_IT = ("streamrl.services", "streamrl.buffers")
+"""The packages beside the library, links to folders beside it."""
 
 _NAME = re.compile(r"`([a-z_.]+)`")
 
@@ -31,7 +33,11 @@ def said(docstring: str) -> tuple[str, ...] | None:
 def allowed(folder: str, names: tuple[str, ...], target: str) -> bool:
     """Whether a module of `folder` may import `target`."""
     near = _below(target, folder) or any(target == name or _is_file_of(target, name) for name in _ancestors(folder))
-    return near or any(_below(target, name) for name in (*names, *EVERYBODY))
+    return near or any(_stands_for(name, target) for name in (*names, *EVERYBODY))
+
+
+def _stands_for(name: str, target: str) -> bool:
+    return _below(target, name) and not (name == "streamrl" and any(_below(target, beside) for beside in BUILT_ON_IT))
 
 
 def _below(module: str, name: str) -> bool:
@@ -59,8 +65,9 @@ class FoldersSay(Contract):
             output.print_error(problem)
 
     def _folders(self) -> Iterator[str]:
-        for top in self.session_options["root_packages"]:
-            for path in sorted(Path(top).rglob("__init__.py")):
+        # Links are not followed below a folder that is asked for.
+        for top in ("streamrl", *BUILT_ON_IT):
+            for path in sorted(Path(*top.split(".")).rglob("__init__.py")):
                 yield ".".join(path.parent.parts)
 
 
@@ -75,5 +82,5 @@ def _problems(folder: str, graph: ImportGraph) -> Iterator[str]:
         if module != folder and graph.find_children(module):
             continue
         for target in sorted(graph.find_modules_directly_imported_by(module)):
-            if target.split(".")[0] in ("streamrl", "buffers", "services") and not allowed(folder, names, target):
+            if target.split(".")[0] == "streamrl" and not allowed(folder, names, target):
                 yield f"{module} imports {target}, which {folder}/__init__ does not name"

@@ -11,16 +11,16 @@ HEAVY = ("torch", "transformers", "peft", "duckdb", "sympy")
 @pytest.mark.parametrize(
     "module",
     [
-        "services.launch.owner",
-        "services.launch.system",
-        "services.controller.actor",
-        "services.queue.actor",
-        "services.weights.actor",
-        "services.rollout.actor",
-        "services.reward.actor",
-        "services.gateway.actor",
-        "services.weights.run_node",
-        "services.weights.node",
+        "streamrl.services.launch.owner",
+        "streamrl.services.launch.system",
+        "streamrl.services.controller.actor",
+        "streamrl.services.queue.actor",
+        "streamrl.services.weights.actor",
+        "streamrl.services.rollout.actor",
+        "streamrl.services.reward.actor",
+        "streamrl.services.gateway.actor",
+        "streamrl.services.weights.run_node",
+        "streamrl.services.weights.node",
     ],
 )
 def test_a_part_without_a_model_does_not_import_torch(module: str) -> None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from buffers.rows.records import Records
+from streamrl.buffers.rows.records import Records
 from streamrl.scheduling.staleness import Candidate
 from streamrl.types import FrameRef
 

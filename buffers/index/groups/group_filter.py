@@ -6,9 +6,9 @@ groups were filtered with none kept in between, and says when there is no point 
 
 from typing import Final
 
-from buffers.index.groups.group import Group
-from buffers.rows.records import QueueSettings
 from streamrl.algorithms.group_filter import TOO_EASY, TOO_HARD, TRUNCATED, ZERO_VARIANCE, reason_to_filter
+from streamrl.buffers.index.groups.group import Group
+from streamrl.buffers.rows.records import QueueSettings
 from streamrl.errors import ComponentError
 
 REWARD_FAILED: Final = "reward_failed"

@@ -10,8 +10,8 @@ from itertools import compress
 
 import numpy as np
 
-from buffers.index.groups.group import Bundle, Row
-from buffers.rows.records import Records, UnscoredFrame
+from streamrl.buffers.index.groups.group import Bundle, Row
+from streamrl.buffers.rows.records import Records, UnscoredFrame
 from streamrl.types import FrameRef
 
 

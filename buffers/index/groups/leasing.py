@@ -6,8 +6,8 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from buffers.index.groups.group import Group, Row
-from buffers.rows.records import Lease
+from streamrl.buffers.index.groups.group import Group, Row
+from streamrl.buffers.rows.records import Lease
 from streamrl.types import FrameRef, IntArray
 
 

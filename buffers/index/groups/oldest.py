@@ -5,8 +5,8 @@ from typing import Final
 
 import numpy as np
 
-from buffers.index.groups.group import Group
-from buffers.rows.records import OldestRow
+from streamrl.buffers.index.groups.group import Group
+from streamrl.buffers.rows.records import OldestRow
 
 _NEVER: Final = int(np.iinfo(np.int64).max)
 

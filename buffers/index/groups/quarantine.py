@@ -2,7 +2,7 @@
 
 A failure is a group that could not be scored, or whose generation the engine refused; a prompt is one item of the data
 set, over all its data passes. After `after` failures it is quarantined, and at once where its group ended one replica
-after the other (`buffers.index.groups.suspects`).
+after the other (`streamrl.buffers.index.groups.suspects`).
 
 Guaranteed: what is counted follows from the ledger alone, so an opening comes to the same answer, and a group counts
 once however often its records are read. A prompt of a client is none of these: its first failure is its answer.
@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from buffers.index.groups.group import Group
-from buffers.ledger.records import Failed, Quarantined
+from streamrl.buffers.index.groups.group import Group
+from streamrl.buffers.ledger.records import Failed, Quarantined
 
 REASON_CHARS: Final = 300
 """Of a reason that is kept and told."""

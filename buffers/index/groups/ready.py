@@ -9,7 +9,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from buffers.index.groups.group import Group
+from streamrl.buffers.index.groups.group import Group
 from streamrl.scheduling.staleness import Candidate, select_batch
 
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from buffers.index.groups.group import Group
+from streamrl.buffers.index.groups.group import Group
 from streamrl.types import FrameRef
 
 ROWS_KEPT: Final = 10_000

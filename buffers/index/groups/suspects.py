@@ -9,12 +9,13 @@ the run; stopping and resuming a run, or letting a replica go, is no death. It f
 
 from typing import Final
 
-from buffers.index.groups.group import Group
+from streamrl.buffers.index.groups.group import Group
 
 SUSPECT_AFTER: Final = 2
 """Deaths of replicas that had a group, after which it is generated alone. One is an accident of the machine."""
 BLAMED_AFTER: Final = 4
-"""Deaths after which it is given up: one more than a replica is started again in a row (`services.actors.restarts`)."""
+"""Deaths after which it is given up: one more than a replica is started again in a row
+(`streamrl.services.actors.restarts`)."""
 REPLICA_DIED: Final = "replica_died"
 """Reason of a group that was given up for them."""
 

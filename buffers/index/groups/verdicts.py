@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from buffers.rows.records import Records
+from streamrl.buffers.rows.records import Records
 from streamrl.errors import DataError
 
 Doubles = npt.NDArray[np.float64]

@@ -14,8 +14,8 @@ from enum import StrEnum
 import msgspec
 import numpy as np
 
-from buffers.ledger.records import Offered
-from buffers.rows.records import ACCEPTED, Records, unpack
+from streamrl.buffers.ledger.records import Offered
+from streamrl.buffers.rows.records import ACCEPTED, Records, unpack
 from streamrl.errors import DataError
 
 

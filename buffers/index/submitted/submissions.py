@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from buffers.index.groups.group import Group
+from streamrl.buffers.index.groups.group import Group
 from streamrl.errors import DataError
 from streamrl.tasks.base import Prompt, StreamPrompt, SubmittedPrompt
 from streamrl.types import FrameRef, prompt_digest

@@ -1,6 +1,6 @@
 """Says of a part's process that died how it ended, doing what, at what cost, and with which last words.
 
-    made      a process is watched from its first call on (`services.controller.health.watched_process`)
+    made      a process is watched from its first call on (`streamrl.services.controller.health.watched_process`)
     update    what a part says of itself; the last of that is what it was doing
     explain   the error for whoever called it: of the very process that died, told in a report beside the logs, once
 
@@ -15,15 +15,15 @@ from typing import Any
 
 from ray.actor import ActorHandle
 
-from services.actors.deaths import death_in, explain_death, lacked_memory, ray_error_text
-from services.controller.health.report_files import DEATH, write_report
-from services.controller.health.watched_process import WatchedProcess
-from services.run.folder import RunFolder
-from services.run.layout import STACKS_FOLDER
-from services.run.read_logs import last_lines, readable
 from streamrl.clock import Clock
 from streamrl.errors import ProcessDiedError, StreamRLError
 from streamrl.observability.death_report import LAST_LINES, Death, doing_of
+from streamrl.services.actors.deaths import death_in, explain_death, lacked_memory, ray_error_text
+from streamrl.services.controller.health.report_files import DEATH, write_report
+from streamrl.services.controller.health.watched_process import WatchedProcess
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.layout import STACKS_FOLDER
+from streamrl.services.run.read_logs import last_lines, readable
 
 LEARNER = "learner-"
 """Before the number of a rank."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.actor import ActorHandle
 
-from services.actors.deaths import DIED
+from streamrl.services.actors.deaths import DIED
 
 
 async def report_quarantined(queue: ActorHandle, opened: asyncio.Event, tell: Callable[[str], None]) -> None:
@@ -25,7 +25,7 @@ async def report_quarantined(queue: ActorHandle, opened: asyncio.Event, tell: Ca
 
 
 def sentence(one: dict[str, Any]) -> str:
-    """What a person should know of a prompt, as `services.queue.actor` tells of it."""
+    """What a person should know of a prompt, as `streamrl.services.queue.actor` tells of it."""
     groups = "group" if one["failures"] == 1 else "groups"
     return (
         f"prompt {one['prompt_id']} (item {one['item']}) is quarantined and will not be started again: "

@@ -9,7 +9,7 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from services.run.folder import write_whole
+from streamrl.services.run.folder import write_whole
 
 STACKS, DEATH = "stacks", "death"
 """Kinds of report."""

@@ -3,7 +3,8 @@
     keep    asks every part what it is at, each for itself and for two seconds at most; knows the time; ends nothing
 
 Apart from the controller's other loops, each of which may be what stands still. What counts as movement, and what is
-said, is decided by `streamrl.observability.stall_detector`; how stacks are had by `services.actors.stack_dump`.
+said, is decided by `streamrl.observability.stall_detector`; how stacks are had by
+`streamrl.services.actors.stack_dump`.
 """
 
 import asyncio
@@ -12,17 +13,17 @@ from typing import Any
 
 from ray.actor import ActorHandle
 
-from services.actors.short_call import short_call
-from services.actors.stack_dump import dump, find_py_spy
-from services.controller.health.report_files import STACKS, write_report
-from services.run.folder import RunFolder
-from services.run.layout import STACKS_FOLDER
 from streamrl.clock import Clock
 from streamrl.config import Config
 from streamrl.config.estimates.log_budget import log_shares
 from streamrl.config.schema.streams import TASK, Share
 from streamrl.errors import StreamRLError
 from streamrl.observability.stall_detector import Change, Parts, StallWatch, wait_line
+from streamrl.services.actors.short_call import short_call
+from streamrl.services.actors.stack_dump import dump, find_py_spy
+from streamrl.services.controller.health.report_files import STACKS, write_report
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.layout import STACKS_FOLDER
 from streamrl.types import Version
 
 LOOK_EVERY_S = 5.0

@@ -5,7 +5,7 @@
     restart_or_raise  a part's process died: counted, told with its cause and its cost, and started again unless that
                       was once too often
 
-`Supervision` is the `Supervisor` of every keeper of parts (`services.controller.replicas`).
+`Supervision` is the `Supervisor` of every keeper of parts (`streamrl.services.controller.replicas`).
 """
 
 import asyncio
@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import ray
 
-from services.actors.deadline import within
-from services.actors.deaths import process_died, trace_of
-from services.actors.restarts import RestartBudget, back_off_s
-from services.controller.books import RunBook
-from services.controller.health.death_monitor import DeathMonitor
-from services.run.arithmetic import EVENT, ArithmeticRecord
-from services.run.folder import RunFolder
 from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.config.estimates.log_budget import log_shares
 from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError, StreamRLError
 from streamrl.observability.failure import FailureReport, report_failure
+from streamrl.services.actors.deadline import within
+from streamrl.services.actors.deaths import process_died, trace_of
+from streamrl.services.actors.restarts import RestartBudget, back_off_s
+from streamrl.services.controller.books import RunBook
+from streamrl.services.controller.health.death_monitor import DeathMonitor
+from streamrl.services.run.arithmetic import EVENT, ArithmeticRecord
+from streamrl.services.run.folder import RunFolder
 from streamrl.types import Arithmetic
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
 """The routes of each dialect: what its clients send becomes one internal request, and its answer their words.
-It imports `services.gateway` and `streamrl`.
+It imports `streamrl.services.gateway` and `streamrl`.
 No translation that needs no socket: `streamrl.gateway` has these.
 """

@@ -6,14 +6,14 @@ import secrets
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from services.gateway.answering import answer, head_of
-from services.gateway.dialects.openai import SEED_BITS
-from services.gateway.gateway_services import GatewayServices
-from services.gateway.refusals import REFUSALS, STREAMS
 from streamrl.gateway.anthropic.answers import MessageForm
 from streamrl.gateway.anthropic.messages import CountRequest, MessagesRequest
 from streamrl.gateway.refusal import json_bytes
 from streamrl.gateway.sessions.session_body import session_of
+from streamrl.services.gateway.answering import answer, head_of
+from streamrl.services.gateway.dialects.openai import SEED_BITS
+from streamrl.services.gateway.gateway_services import GatewayServices
+from streamrl.services.gateway.refusals import REFUSALS, STREAMS
 
 
 def add_anthropic(app: FastAPI, services: GatewayServices) -> None:

@@ -7,13 +7,13 @@ from typing import Final
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from services.gateway.answering import answer, head_of
-from services.gateway.gateway_services import GatewayServices
-from services.gateway.refusals import REFUSALS, STREAMS
 from streamrl.gateway.openai.answers import ChatForm, CompletionForm, models
 from streamrl.gateway.openai.requests import ChatRequest, CompletionRequest
 from streamrl.gateway.refusal import Refusal, json_bytes
 from streamrl.gateway.sessions.session_body import session_of
+from streamrl.services.gateway.answering import answer, head_of
+from streamrl.services.gateway.gateway_services import GatewayServices
+from streamrl.services.gateway.refusals import REFUSALS, STREAMS
 
 SEED_BITS: Final = 62
 

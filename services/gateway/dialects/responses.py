@@ -7,15 +7,15 @@ from typing import Final
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from services.gateway.answering import answer, head_of
-from services.gateway.dialects.openai import SEED_BITS
-from services.gateway.gateway_services import GatewayServices
-from services.gateway.refusals import STREAMS
 from streamrl.conversations.tool_calls import ParsedMessage
 from streamrl.gateway.responses.answers import ResponseForm, said_as_message
 from streamrl.gateway.responses.items import ResponsesRequest
 from streamrl.gateway.responses.past import PastResponses
 from streamrl.gateway.sessions.session_body import session_of
+from streamrl.services.gateway.answering import answer, head_of
+from streamrl.services.gateway.dialects.openai import SEED_BITS
+from streamrl.services.gateway.gateway_services import GatewayServices
+from streamrl.services.gateway.refusals import STREAMS
 
 PAST_BYTES: Final = 2**26
 """Of responses that may be named as the one before."""

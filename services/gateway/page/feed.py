@@ -16,10 +16,10 @@ from typing import Any
 
 import ray
 
-from services.run.control import finite
 from streamrl.errors import StreamRLError
 from streamrl.gateway.openai.answers import event
 from streamrl.gateway.page.backlog import Backlog
+from streamrl.services.run.control import finite
 
 EVERY_S = 1.0
 """Seconds between two pictures."""

@@ -5,12 +5,12 @@ from typing import Annotated
 from fastapi import FastAPI, Query
 from starlette.responses import Response
 
-from services.gateway.answering import EventStream
-from services.gateway.page.watch import RunWatch
-from services.gateway.refusals import REFUSALS
 from streamrl.gateway.page.files import PAGE, PAGE_FILES, PAGE_HEADERS, page_file
 from streamrl.gateway.page.history import LEAST_POINTS
 from streamrl.gateway.refusal import json_bytes
+from streamrl.services.gateway.answering import EventStream
+from streamrl.services.gateway.page.watch import RunWatch
+from streamrl.services.gateway.refusals import REFUSALS
 
 MOST_POINTS = 10_000
 MOST_FIGURES = 256

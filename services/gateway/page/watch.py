@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from services.gateway.page.feed import RunFeed
-from services.inspect.metrics_tail import MetricsTail
-from services.inspect.why import WINDOW, explain
-from services.run.folder import RunFolder
 from streamrl.config import Config
 from streamrl.errors import DataError
 from streamrl.gateway.page import picture
 from streamrl.gateway.page.history import History
 from streamrl.observability.failure import read_failure
 from streamrl.observability.metrics import skipped_lines
+from streamrl.services.gateway.page.feed import RunFeed
+from streamrl.services.inspect.metrics_tail import MetricsTail
+from streamrl.services.inspect.why import WINDOW, explain
+from streamrl.services.run.folder import RunFolder
 
 T = TypeVar("T")
 

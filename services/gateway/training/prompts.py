@@ -16,14 +16,14 @@ from typing import Any
 from ray.actor import ActorHandle
 from starlette.responses import Response
 
-from buffers.index.submitted.submissions import Outcome, SubmissionState
-from services.gateway.answering import ClientGone
-from services.gateway.guard import Receive, Scope, Send
-from services.gateway.training.queue import CALLS_AT_ONCE, PromptEndings, answer_of_queue
-from services.gateway.training.rows import GatewayRows
+from streamrl.buffers.index.submitted.submissions import Outcome, SubmissionState
 from streamrl.gateway.prompts import answers as prompt_answers
 from streamrl.gateway.prompts.lines import Lines, PromptReader, key_of
 from streamrl.gateway.refusal import Refusal
+from streamrl.services.gateway.answering import ClientGone
+from streamrl.services.gateway.guard import Receive, Scope, Send
+from streamrl.services.gateway.training.queue import CALLS_AT_ONCE, PromptEndings, answer_of_queue
+from streamrl.services.gateway.training.rows import GatewayRows
 from streamrl.tasks.base import SubmittedPrompt
 
 UNSENT = 1000

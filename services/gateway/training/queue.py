@@ -14,10 +14,10 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from buffers.index.submitted.submissions import Outcome
-from services.actors.deaths import cause_of
+from streamrl.buffers.index.submitted.submissions import Outcome
 from streamrl.errors import StreamRLError
 from streamrl.gateway.refusal import Refusal
+from streamrl.services.actors.deaths import cause_of
 
 CALLS_AT_ONCE = 32
 """Of one kind, at the queue; further ones wait here. An answer waits for the disk, and a full disk may keep it long."""

@@ -11,13 +11,13 @@ from typing import TypeVar
 import numpy as np
 from ray.actor import ActorHandle
 
-from buffers.index.submitted.submissions import Outcome, ScoredRow
-from buffers.rows.shown_rows import ShownRow, shown_rows
-from buffers.segments.reader import SegmentReader
-from services.queue.far_rows import FarRows
+from streamrl.buffers.index.submitted.submissions import Outcome, ScoredRow
+from streamrl.buffers.rows.shown_rows import ShownRow, shown_rows
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.errors import DataError
 from streamrl.gateway.prompts.answers import Rollout
 from streamrl.models.tokenizer import TextTokenizer
+from streamrl.services.queue.far_rows import FarRows
 from streamrl.types import FrameRef
 
 T = TypeVar("T")

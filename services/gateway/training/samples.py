@@ -1,6 +1,7 @@
 """A page of the newest rollouts that were sampled and scored: asked of the queue, read from the log, decoded.
 
-Rows that the run has let go are left out; what one page holds is bounded by the queue (`buffers.index.groups.recent`).
+Rows that the run has let go are left out; what one page holds is bounded by the queue
+(`streamrl.buffers.index.groups.recent`).
 """
 
 from typing import Any
@@ -8,13 +9,13 @@ from typing import Any
 import numpy as np
 from ray.actor import ActorHandle
 
-from buffers.index.groups.recent import RecentGroup, RecentRow
-from buffers.rows.shown_rows import ShownRow
-from services.gateway.training.queue import answer_of_queue
-from services.gateway.training.rows import GatewayRows
+from streamrl.buffers.index.groups.recent import RecentGroup, RecentRow
+from streamrl.buffers.rows.shown_rows import ShownRow
 from streamrl.config import Config
 from streamrl.gateway.page.samples import cursor_of, group_advantages, place_of
 from streamrl.models.tokenizer import TextTokenizer
+from streamrl.services.gateway.training.queue import answer_of_queue
+from streamrl.services.gateway.training.rows import GatewayRows
 from streamrl.types import Version
 
 MOST = 200

@@ -7,7 +7,6 @@ is as durable as any trajectory's.
 from dataclasses import replace
 from typing import Any, Final
 
-from services.gateway.training.trajectories import TrajectoryService
 from streamrl.conversations.memory import NOTHING, Memory
 from streamrl.conversations.tool_calls import MessageReader
 from streamrl.gateway.openai.requests import ChatRequest, CompletionRequest, ParsedRequest
@@ -16,6 +15,7 @@ from streamrl.gateway.sessions.capture import Capture
 from streamrl.gateway.sessions.session_body import RewardBody, as_rollouts, key_of
 from streamrl.gateway.sessions.sessions import Sessions
 from streamrl.models.tokenizer import TextTokenizer
+from streamrl.services.gateway.training.trajectories import TrajectoryService
 from streamrl.types import SamplingParams
 
 SESSION: Final = "session/"

@@ -12,17 +12,17 @@ from weakref import WeakValueDictionary
 
 from ray.actor import ActorHandle
 
-from buffers.index.submitted.offered import Standing
-from buffers.ledger.records import Offered
-from buffers.queue.gathering import TOO_MANY_WAIT, TOO_STALE, Objection
-from services.actors.deadline import within_or_paused
-from services.gateway.training.queue import answer_of_queue
-from services.queue.trajectory_log import WRITER, TrajectoryLog
 from streamrl.algorithms.group_sampling import GroupSampling
+from streamrl.buffers.index.submitted.offered import Standing
+from streamrl.buffers.ledger.records import Offered
+from streamrl.buffers.queue.gathering import TOO_MANY_WAIT, TOO_STALE, Objection
 from streamrl.config import Config
 from streamrl.errors import ConfigError
 from streamrl.gateway.refusal import Refusal
 from streamrl.gateway.sessions.trajectory import Trajectory
+from streamrl.services.actors.deadline import within_or_paused
+from streamrl.services.gateway.training.queue import answer_of_queue
+from streamrl.services.queue.trajectory_log import WRITER, TrajectoryLog
 
 T = TypeVar("T")
 

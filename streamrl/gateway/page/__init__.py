@@ -1,4 +1,4 @@
 """What the page of a run shows: history, samples, the state of its parts, Prometheus figures.
 It imports `streamrl.gateway`, `streamrl.observability`, `streamrl.algorithms` and `streamrl.config`.
-No socket: `services.gateway.page` serves it, and the files in `static`.
+No socket: `streamrl.services.gateway.page` serves it, and the files in `static`.
 """

@@ -1,4 +1,4 @@
 """Sessions and trajectories: the calls of an agent as branches of exact ids.
 It imports `streamrl.conversations`, `streamrl.gateway` and `streamrl.models`.
-No storage: `services.gateway.training` keeps and writes them.
+No storage: `streamrl.services.gateway.training` keeps and writes them.
 """

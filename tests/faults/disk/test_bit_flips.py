@@ -21,10 +21,10 @@ from support.queue.run_files import (
     write_segment,
 )
 
-from buffers.ledger.frames import read_frames
-from buffers.ledger.ledger import read_ledger
-from buffers.segments.format import ENTRY_BYTES, MAGIC
-from buffers.segments.reader import SegmentReader
+from streamrl.buffers.ledger.frames import read_frames
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.segments.format import ENTRY_BYTES, MAGIC
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.errors import DataError
 from streamrl.learner.checkpoint import checkpoint
 from streamrl.types import FrameRef, Version

@@ -21,11 +21,11 @@ from support.queue.run_files import (
     write_segment,
 )
 
-from buffers.ledger.frames import read_frames
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Accepted, Record
-from buffers.segments.format import ENTRY_BYTES, MAGIC
-from buffers.segments.reader import SegmentReader
+from streamrl.buffers.ledger.frames import read_frames
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Accepted, Record
+from streamrl.buffers.segments.format import ENTRY_BYTES, MAGIC
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.errors import DataError
 from streamrl.types import FrameRef
 
@@ -186,7 +186,7 @@ def test_a_block_that_was_lost_before_a_good_commit_is_loud(tmp_path):
 def test_a_segment_commit_whose_blocks_did_not_all_arrive_takes_nothing_from_those_before_it(tmp_path, folder, over):
     """First the data is unsynced, with no entry of it in the index; then the entries are, over synced data.
 
-    over: what lay there before: a segment may be written over an older one (`buffers.segments.spare_files`).
+    over: what lay there before: a segment may be written over an older one (`streamrl.buffers.segments.spare_files`).
     """
     refs = write_segment(tmp_path, folder, alone=3, together=40, seal=False)
     acked, later = refs[:3], refs[3:]

@@ -15,9 +15,9 @@ from support.repository import TESTS
 from support.runs.finished_run import Finished, run
 from transformers import AutoModelForCausalLM
 
-from services.commands.replay import replay
-from services.run.folder import RunFolder
 from streamrl.models.tokenizer import load_tokenizer
+from streamrl.services.commands.replay import replay
+from streamrl.services.run.folder import RunFolder
 from streamrl.types import TokenOrigin
 
 pytestmark = pytest.mark.ray

@@ -17,13 +17,13 @@ import pytest
 from support.gateway.local_gateway import TEMPLATE
 from support.runs.live_run import LiveRun, live_run
 
-from services.commands.page_link import page_link
-from services.commands.run_verbs import status
-from services.run.folder import RunFolder
-from services.run.gateway_tokens import token_path
 from streamrl.config.schema.run import ModelConfig
 from streamrl.gateway.auth import Scope
 from streamrl.models.load import prepare_model_folder
+from streamrl.services.commands.page_link import page_link
+from streamrl.services.commands.run_verbs import status
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.gateway_tokens import token_path
 
 pytestmark = pytest.mark.ray
 

@@ -10,8 +10,8 @@ import pytest
 from support.runs.live_run import LiveRun, live_run
 
 import streamrl
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Issued, Step, Submitted
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Issued, Step, Submitted
 from streamrl.client import Result
 
 pytestmark = pytest.mark.ray

@@ -15,16 +15,16 @@ import pytest
 from support.runs.live_run import LiveRun, live_run
 
 import streamrl
-from buffers.ledger.facts import ledger_facts
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Declined, Gathered, Issued, Offered, Step
-from buffers.recovery.verify import verify_queue
-from buffers.segments.reader import SegmentReader
-from services.run.folder import RunFolder
-from services.run.gateway_tokens import token_path
+from streamrl.buffers.ledger.facts import ledger_facts
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Declined, Gathered, Issued, Offered, Step
+from streamrl.buffers.recovery.verify import verify_queue
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.config.schema.streams import OFFERED_STREAM
 from streamrl.errors import ComponentError, RequestError
 from streamrl.gateway.sessions.session_body import HEADER
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.gateway_tokens import token_path
 from streamrl.types import TokenOrigin
 
 pytestmark = pytest.mark.ray

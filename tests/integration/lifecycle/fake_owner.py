@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from services.launch.owner import own
-from services.run.folder import SHARED_MEMORY, RunFolder
 from streamrl.config import Config
 from streamrl.errors import ComponentError
+from streamrl.services.launch.owner import own
+from streamrl.services.run.folder import SHARED_MEMORY, RunFolder
 
 STEP_S = 0.02
 

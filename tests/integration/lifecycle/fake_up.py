@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from services.commands.up import up
 from streamrl.config import load_args
 from streamrl.errors import StreamRLError
+from streamrl.services.commands.up import up
 
 OWNER = (sys.executable, "-P", str(Path(__file__).with_name("fake_owner.py")))
 

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from services.run.folder import RunFolder
+from streamrl.services.run.folder import RunFolder
 
 pytestmark = pytest.mark.ray
 

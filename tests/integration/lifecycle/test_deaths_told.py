@@ -17,7 +17,7 @@ import pytest
 from support.repository import TESTS
 from support.runs.live_run import LiveRun, live_run
 
-from services.run.folder import RunFolder
+from streamrl.services.run.folder import RunFolder
 
 pytestmark = pytest.mark.ray
 

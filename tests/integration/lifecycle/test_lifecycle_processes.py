@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.run.folder import RunFolder, RunState
+from streamrl.services.run.folder import RunFolder, RunState
 
 pytestmark = pytest.mark.ray
 HERE = Path(__file__).parent
@@ -100,7 +100,7 @@ def running(folder: Path, *flags: str, **script: object) -> Iterator[Up]:
 
 def streamrl(*arguments: str) -> dict[str, object]:
     """One command of the real command line, as JSON."""
-    command = [sys.executable, "-P", "-m", "services.cli.main", *arguments, "--json"]
+    command = [sys.executable, "-P", "-m", "streamrl.services.cli.main", *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

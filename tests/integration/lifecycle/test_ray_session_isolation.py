@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.launch import ray_session
-from services.run.folder import RunFolder
 from streamrl.errors import ConfigError
+from streamrl.services.launch import ray_session
+from streamrl.services.run.folder import RunFolder
 
 pytestmark = pytest.mark.ray
 # A Ray as anybody starts it, with Ray's own defaults; it answers for as long as its stdin lives.
@@ -30,8 +30,8 @@ for _ in sys.stdin:
 OURS = """
 import sys, json
 from pathlib import Path
-from services.launch import ray_session
-from services.run.folder import RunFolder
+from streamrl.services.launch import ray_session
+from streamrl.services.run.folder import RunFolder
 from streamrl.config.schema.run import RayConfig
 run = RunFolder.open(Path(sys.argv[1]))
 session = ray_session.start(run, RayConfig(num_cpus=1), Path(sys.argv[2]))

@@ -10,7 +10,7 @@ from support.rewards import reward_gate
 from support.runs.live_run import live_run, prepare
 from support.runs.ray_cluster import ray_cluster
 
-from services.actors.stack_dump import dump
+from streamrl.services.actors.stack_dump import dump
 
 pytestmark = pytest.mark.ray
 

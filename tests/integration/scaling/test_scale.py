@@ -10,10 +10,10 @@ import pytest
 from support.queue.trained_groups import trained_groups
 from support.runs.live_run import LiveRun, live_run
 
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Scored
-from buffers.rows.records import SCORED, unpack
-from services.run.folder import RunFolder
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Scored
+from streamrl.buffers.rows.records import SCORED, unpack
+from streamrl.services.run.folder import RunFolder
 
 pytestmark = pytest.mark.ray
 

@@ -17,8 +17,8 @@ import pytest
 from support.runs.live_run import live_run
 
 import streamrl
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Cancelled, Issued, Step, Submitted
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Cancelled, Issued, Step, Submitted
 from streamrl.client.client import Client
 
 pytestmark = pytest.mark.ray

@@ -9,7 +9,7 @@ from support.engines.calling_model import write_calling_tokenizer
 from support.gateway.local_gateway import LocalGateway
 from support.gateway.sent_trajectories import gateway_of as fresh_gateway
 
-from buffers.ledger.records import Step
+from streamrl.buffers.ledger.records import Step
 from streamrl.gateway.auth import Scope
 from streamrl.gateway.sessions.session_body import HEADER
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.run.folder import RunFolder
-from services.run.gateway_tokens import token_path
 from streamrl.errors import RunFolderError
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.gateway_tokens import token_path
 
 CLIENTS = 4
 BREAK_S = 0.05

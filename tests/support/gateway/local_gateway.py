@@ -18,20 +18,20 @@ from support.runs.local_owner import LocalOwner, local_owner
 from support.runs.probe_parts import Handle
 from support.runs.scripted_owner import ScriptedOwner
 
-from services.gateway.actor import GatewayActor
-from services.gateway.guard import PATIENCE, Patience
-from services.queue.actor import QueueActor
-from services.reward.actor import RewardActor
-from services.rollout.actor import RolloutReplica
-from services.run.folder import RunFolder
-from services.run.gateway_tokens import token_path, write_tokens
-from services.weights.actor import WeightStoreActor
 from streamrl.config import Config
 from streamrl.config.schema.rollout import RolloutConfig, SamplingConfig, ScriptedConfig
 from streamrl.config.schema.run import GatewayConfig, ModelConfig, QueueConfig
 from streamrl.gateway.auth import Scope
 from streamrl.models.load import prepare_model_folder
 from streamrl.observability.logs import release
+from streamrl.services.gateway.actor import GatewayActor
+from streamrl.services.gateway.guard import PATIENCE, Patience
+from streamrl.services.queue.actor import QueueActor
+from streamrl.services.reward.actor import RewardActor
+from streamrl.services.rollout.actor import RolloutReplica
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.gateway_tokens import token_path, write_tokens
+from streamrl.services.weights.actor import WeightStoreActor
 from streamrl.types import Version
 from streamrl.weights.manifest import encode
 from streamrl.weights.shm.shm import ShmPublisher

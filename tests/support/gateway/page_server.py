@@ -18,10 +18,10 @@ from starlette.routing import Route
 from support.gateway.local_gateway import LONGEST_PROMPT, LocalGateway, local_gateway
 from support.runs.scripted_owner import ScriptedOwner
 
-from services.gateway.actor import GatewayActor
 from streamrl.gateway.auth import Scope
 from streamrl.gateway.refusal import Refusal
 from streamrl.observability.metrics import MetricsWriter
+from streamrl.services.gateway.actor import GatewayActor
 
 T = TypeVar("T")
 LIMIT_S = 60.0

@@ -10,12 +10,6 @@ import msgspec
 from support.learner.probe_learner import open_run
 from support.runs.probe_parts import Handle
 
-from services.actors.restarts import RestartBudget
-from services.controller.gateway_keeper import GatewayKeeper
-from services.controller.health.death_monitor import DeathMonitor
-from services.gateway.actor import GatewayActor, server_settings
-from services.gateway.training.prompts import PromptService
-from services.run.gateway_address import listen
 from streamrl.clock import VirtualClock
 from streamrl.config import Config
 from streamrl.config.estimates.log_budget import log_shares
@@ -26,6 +20,12 @@ from streamrl.gateway.page.prometheus import GatewayCounts
 from streamrl.gateway.refusal import Refusal
 from streamrl.observability.logs import release
 from streamrl.scheduling.fair_share import StreamShares
+from streamrl.services.actors.restarts import RestartBudget
+from streamrl.services.controller.gateway_keeper import GatewayKeeper
+from streamrl.services.controller.health.death_monitor import DeathMonitor
+from streamrl.services.gateway.actor import GatewayActor, server_settings
+from streamrl.services.gateway.training.prompts import PromptService
+from streamrl.services.run.gateway_address import listen
 
 
 def shares(config: Config, folder: Path) -> Any:

@@ -11,11 +11,7 @@ import msgspec
 import numpy as np
 import torch
 
-from buffers.rows.records import Lease
-from services.learner.core import LearnerCore
-from services.rollout.completions import CompletionLog
-from services.rollout.rows import Finished, Issued
-from services.run.folder import RunFolder
+from streamrl.buffers.rows.records import Lease
 from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.config.schema.run import ModelConfig
@@ -24,6 +20,10 @@ from streamrl.learner.checkpoint.digest import weight_digest
 from streamrl.learner.optim.schedule import learning_rate
 from streamrl.models.load import prepare_model_folder
 from streamrl.observability.timeline import StepTimer
+from streamrl.services.learner.core import LearnerCore
+from streamrl.services.rollout.completions import CompletionLog
+from streamrl.services.rollout.rows import Finished, Issued
+from streamrl.services.run.folder import RunFolder
 from streamrl.types import FinishReason, FrameRef, GenerationResult, Ticket, Version, VersionSpan
 from streamrl.weights.folder import shm_folder
 

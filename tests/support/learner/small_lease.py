@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from buffers.rows.records import Lease
+from streamrl.buffers.rows.records import Lease
 from streamrl.types import FrameRef
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from hypothesis.stateful import RuleBasedStateMachine
 
-from buffers.queue.replay_queue import ReplayQueue
-from buffers.rows.arrow import scores_batch
-from buffers.rows.records import AcceptedRows, QueueSettings, ScoredRows, UnscoredFrame
-from buffers.rows.schema import SCORES
-from buffers.segments.places import COMPLETIONS_DIR, SCORES_DIR
-from buffers.segments.writer import SegmentWriter
+from streamrl.buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.rows.arrow import scores_batch
+from streamrl.buffers.rows.records import AcceptedRows, QueueSettings, ScoredRows, UnscoredFrame
+from streamrl.buffers.rows.schema import SCORES
+from streamrl.buffers.segments.places import COMPLETIONS_DIR, SCORES_DIR
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.clock import VirtualClock
 from streamrl.types import FrameRef, Score
 

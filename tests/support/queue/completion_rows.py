@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from buffers.segments.places import COMPLETIONS_DIR
-from buffers.segments.reader import SegmentReader
+from streamrl.buffers.segments.places import COMPLETIONS_DIR
+from streamrl.buffers.segments.reader import SegmentReader
 
 
 def rows_of(folder: Path) -> Iterator[dict[str, Any]]:

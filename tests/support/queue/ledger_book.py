@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Accepted, Dropped, Issued, Step
-from buffers.rows.records import ACCEPTED, unpack
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Accepted, Dropped, Issued, Step
+from streamrl.buffers.rows.records import ACCEPTED, unpack
 
 
 class Book:

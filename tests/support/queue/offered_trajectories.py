@@ -6,16 +6,16 @@ from pathlib import Path
 
 import xxhash
 
-from buffers.index.submitted.offered import Standing
-from buffers.queue.gathering import Objection
-from buffers.queue.replay_queue import ReplayQueue
-from services.queue.trajectory_log import WRITER, TrajectoryLog
+from streamrl.buffers.index.submitted.offered import Standing
+from streamrl.buffers.queue.gathering import Objection
+from streamrl.buffers.queue.replay_queue import ReplayQueue
 from streamrl.config import Config
 from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import LearnerConfig
 from streamrl.config.schema.run import ModelConfig, QueueConfig
 from streamrl.conversations.branches import Branch, Turn
 from streamrl.gateway.sessions.trajectory import Trajectory
+from streamrl.services.queue.trajectory_log import WRITER, TrajectoryLog
 
 
 def turn(*, prompt: Sequence[int] = (1, 2), ids: Sequence[int] = (3, 4, 5), step: int = 0) -> Turn:

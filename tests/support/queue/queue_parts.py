@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from buffers.ledger.ledger import Ledger
-from buffers.queue.replay_queue import ReplayQueue
-from buffers.rows.arrow import scores_batch
-from buffers.rows.records import AcceptedRows, QueueSettings, ScoredRows
-from buffers.rows.schema import SCORES
-from buffers.segments.places import COMPLETIONS_DIR, SCORES_DIR
-from buffers.segments.writer import SegmentWriter
+from streamrl.buffers.ledger.ledger import Ledger
+from streamrl.buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.rows.arrow import scores_batch
+from streamrl.buffers.rows.records import AcceptedRows, QueueSettings, ScoredRows
+from streamrl.buffers.rows.schema import SCORES
+from streamrl.buffers.segments.places import COMPLETIONS_DIR, SCORES_DIR
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.clock import VirtualClock
 from streamrl.rewards.base import component_columns
 from streamrl.types import FrameRef, Score, Version

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from buffers.ledger.ledger import Ledger
-from buffers.ledger.records import Accepted, Issued, Record, RunHeader, Step
-from buffers.rows.arrow import CompletionRows, completions_batch, scores_batch, token_columns
-from buffers.rows.records import AcceptedRows
-from buffers.rows.schema import COMPLETIONS, SCORES
-from buffers.segments.places import on_node
-from buffers.segments.writer import SegmentWriter
+from streamrl.buffers.ledger.ledger import Ledger
+from streamrl.buffers.ledger.records import Accepted, Issued, Record, RunHeader, Step
+from streamrl.buffers.rows.arrow import CompletionRows, completions_batch, scores_batch, token_columns
+from streamrl.buffers.rows.records import AcceptedRows
+from streamrl.buffers.rows.schema import COMPLETIONS, SCORES
+from streamrl.buffers.segments.places import on_node
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.types import FinishReason, FrameRef, GenerationResult, SamplingParams, Score, Ticket, Version, VersionSpan
 
 COMPLETIONS_FOLDER, SCORES_FOLDER = "queue/completions", "queue/scores"

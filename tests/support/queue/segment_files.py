@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from buffers.rows.arrow import scores_batch
-from buffers.rows.schema import SCORES
-from buffers.segments.writer import SegmentWriter
+from streamrl.buffers.rows.arrow import scores_batch
+from streamrl.buffers.rows.schema import SCORES
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.types import FrameRef, Score
 
 FOLDER = "queue/scores"

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from buffers.index.replay_index import ReplayIndex
-from buffers.rows.records import ACCEPTED, SCORED, QueueSettings
+from streamrl.buffers.index.replay_index import ReplayIndex
+from streamrl.buffers.rows.records import ACCEPTED, SCORED, QueueSettings
 from streamrl.clock import VirtualClock
 from streamrl.types import FrameRef
 

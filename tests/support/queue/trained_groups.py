@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from buffers.recovery.recorded import recorded_leases
-from services.queue.actor import queue_settings
+from streamrl.buffers.recovery.recorded import recorded_leases
 from streamrl.config import load
+from streamrl.services.queue.actor import queue_settings
 from streamrl.tasks.order import PromptOrder
 from streamrl.tasks.resolve import resolve_task
 

@@ -8,12 +8,12 @@ import msgspec
 from support.rewards.reward_models import item_of, random_reward_model
 from support.runs.probe_parts import _with_reward
 
-from services.reward.actor import RewardActor
 from streamrl.config import Config
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.rewards.base import RewardItem
 from streamrl.rewards.build import make_scorer
 from streamrl.rewards.model import RewardModel
+from streamrl.services.reward.actor import RewardActor
 
 
 def scored_by_the_stage(config: Config, folder: Path) -> list[Any]:

@@ -44,6 +44,14 @@ class Condition:
         return ""
 
 
+SHADOWED = """
+for name in services buffers tests configs; do mkdir -p mine/$name && touch mine/$name/__init__.py; done
+mv dense.py mine/services/scores.py
+export PYTHONPATH=$PWD/mine
+exec "$@"
+"""
+"""Before it: a user's folder. The command gets a path that begins with packages of his."""
+
 NOWHERE = "http://127.0.0.1:9"
 PROXIES = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), NOWHERE)
 UNSHARE = ("unshare", "root")
@@ -93,6 +101,9 @@ CONDITIONS: Mapping[str, Condition] = {
         told=["a local Ray did not start", "its processes said", "ulimit -v"],
     ),
     # what fell
+    "the user has packages of our folders' names": Condition(
+        lambda command: in_shell(SHADOWED)([*command, "--reward.function", "services.scores:reward"])
+    ),
     "standard input is closed": Condition(in_shell('exec "$@" <&-')),
     "all descriptors but output are closed": Condition(in_shell('exec "$@" <&- 2>&-')),
     "output is closed": Condition(in_shell('exec "$@" >&-')),

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from services.run.folder import RunFolder
+from streamrl.services.run.folder import RunFolder
 
 LIMIT_S = 240
 STREAMRL = Path(sys.executable).with_name("streamrl")

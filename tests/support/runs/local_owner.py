@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.launch.owner import Owner
-from services.launch.start import LaunchOrder
-from services.run.control import ControlServer, EventHub
-from services.run.folder import Launch, RunFolder
-from services.run.liveness import ProcessId
 from streamrl.config import Config, dump
+from streamrl.services.launch.owner import Owner
+from streamrl.services.launch.start import LaunchOrder
+from streamrl.services.run.control import ControlServer, EventHub
+from streamrl.services.run.folder import Launch, RunFolder
+from streamrl.services.run.liveness import ProcessId
 
 
 class SmallSystem:

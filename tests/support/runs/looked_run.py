@@ -7,9 +7,9 @@ from typing import Any
 
 from support.runs.small_run import GROUP_SIZE, GROUPS_PER_STEP, STEPS, SmallRun
 
-from services.launch.claim import claim
-from services.run.folder import RunFolder
 from streamrl.config import load_args
+from streamrl.services.launch.claim import claim
+from streamrl.services.run.folder import RunFolder
 
 CONFIG = f"""
 [model]

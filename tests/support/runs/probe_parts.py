@@ -16,23 +16,7 @@ import torch
 from support.learner.probe_learner import finished, open_run
 from support.queue.small_index import accept, score
 
-from buffers.index.replay_index import ReplayIndex
-from services.actors.actor_slot import ActorSlot
-from services.actors.answers import encode
-from services.actors.observe import Observer
-from services.controller.actor import Controller
-from services.controller.books import RunBook
-from services.controller.evaluator import Evaluator
-from services.controller.health.disk_watch import DiskWatch
-from services.controller.health.stall_monitor import StallMonitor
-from services.controller.parts import Parts
-from services.learner.actor import LearnerRank
-from services.queue.actor import QueueActor, queue_settings
-from services.reward.actor import RewardActor
-from services.rollout.actor import RolloutReplica
-from services.rollout.completions import CompletionLog
-from services.rollout.evaluations import HeldOut
-from services.run.folder import RunFolder
+from streamrl.buffers.index.replay_index import ReplayIndex
 from streamrl.clock import SystemClock, VirtualClock
 from streamrl.config import Config
 from streamrl.engines.build import build_engine
@@ -43,6 +27,22 @@ from streamrl.models.tokenizer import load_tokenizer
 from streamrl.observability.logs import release
 from streamrl.observability.stall_detector import Parts as Says
 from streamrl.rewards.base import RewardItem
+from streamrl.services.actors.actor_slot import ActorSlot
+from streamrl.services.actors.answers import encode
+from streamrl.services.actors.observe import Observer
+from streamrl.services.controller.actor import Controller
+from streamrl.services.controller.books import RunBook
+from streamrl.services.controller.evaluator import Evaluator
+from streamrl.services.controller.health.disk_watch import DiskWatch
+from streamrl.services.controller.health.stall_monitor import StallMonitor
+from streamrl.services.controller.parts import Parts
+from streamrl.services.learner.actor import LearnerRank
+from streamrl.services.queue.actor import QueueActor, queue_settings
+from streamrl.services.reward.actor import RewardActor
+from streamrl.services.rollout.actor import RolloutReplica
+from streamrl.services.rollout.completions import CompletionLog
+from streamrl.services.rollout.evaluations import HeldOut
+from streamrl.services.run.folder import RunFolder
 from streamrl.tasks.order import PromptOrder
 from streamrl.tasks.resolve import resolve_task
 from streamrl.types import GenerationRequest, SamplingParams, Score, Version

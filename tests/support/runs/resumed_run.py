@@ -15,14 +15,14 @@ from typing import Literal
 
 import numpy as np
 
-from buffers.queue.replay_queue import ReplayQueue
-from buffers.rows.arrow import scores_batch
-from buffers.rows.records import AcceptedRows, Found, QueueSettings, ScoredRows, UnscoredFrame
-from buffers.rows.schema import SCORES
-from buffers.segments.places import COMPLETIONS_DIR, SCORES_DIR, SPARE_DIR
-from buffers.segments.removal import SegmentRemover
-from buffers.segments.spare_files import sizes
-from buffers.segments.writer import SegmentWriter
+from streamrl.buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.rows.arrow import scores_batch
+from streamrl.buffers.rows.records import AcceptedRows, Found, QueueSettings, ScoredRows, UnscoredFrame
+from streamrl.buffers.rows.schema import SCORES
+from streamrl.buffers.segments.places import COMPLETIONS_DIR, SCORES_DIR, SPARE_DIR
+from streamrl.buffers.segments.removal import SegmentRemover
+from streamrl.buffers.segments.spare_files import sizes
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.clock import SystemClock
 from streamrl.tasks.order import PromptOrder
 from streamrl.types import FrameRef, Score, Ticket, Version

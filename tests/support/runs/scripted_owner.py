@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from services.run.control import ControlServer, EventHub
-from services.run.folder import Launch, RunFolder
-from services.run.liveness import ProcessId
+from streamrl.services.run.control import ControlServer, EventHub
+from streamrl.services.run.folder import Launch, RunFolder
+from streamrl.services.run.liveness import ProcessId
 
 
 class ScriptedOwner:

@@ -14,16 +14,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from buffers.queue.replay_queue import ReplayQueue
-from buffers.recovery.verify import verify_queue
-from buffers.rows.arrow import CompletionRows, completions_batch, scores_batch, token_columns
-from buffers.rows.gather import rollout_rows
-from buffers.rows.records import AcceptedRows, Lease, QueueSettings, ScoredRows, UnscoredFrame
-from buffers.rows.schema import COMPLETIONS, SCORES
-from buffers.segments.places import COMPLETIONS_DIR, SCORES_DIR
-from buffers.segments.reader import SegmentReader
-from buffers.segments.removal import SegmentRemover
-from buffers.segments.writer import SegmentWriter
+from streamrl.buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.recovery.verify import verify_queue
+from streamrl.buffers.rows.arrow import CompletionRows, completions_batch, scores_batch, token_columns
+from streamrl.buffers.rows.gather import rollout_rows
+from streamrl.buffers.rows.records import AcceptedRows, Lease, QueueSettings, ScoredRows, UnscoredFrame
+from streamrl.buffers.rows.schema import COMPLETIONS, SCORES
+from streamrl.buffers.segments.places import COMPLETIONS_DIR, SCORES_DIR
+from streamrl.buffers.segments.reader import SegmentReader
+from streamrl.buffers.segments.removal import SegmentRemover
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.clock import SystemClock
 from streamrl.learner.checkpoint import checkpoint
 from streamrl.types import FinishReason, GenerationResult, SamplingParams, Score, Ticket, Version, VersionSpan

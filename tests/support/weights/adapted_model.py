@@ -8,11 +8,11 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from buffers.segments.places import COMPLETIONS_DIR
-from buffers.segments.reader import SegmentReader
-from services.commands.run_verbs import export
-from services.run.folder import RunFolder
+from streamrl.buffers.segments.places import COMPLETIONS_DIR
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.learner.checkpoint.checkpoint import verify
+from streamrl.services.commands.run_verbs import export
+from streamrl.services.run.folder import RunFolder
 
 # peft 0.21 reads an attribute that transformers 5.23 calls by another name.
 IGNORED = "ignore:.*is_gradient_checkpointing.*:FutureWarning"

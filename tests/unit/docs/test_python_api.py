@@ -20,7 +20,7 @@ from streamrl.config.schema.run import ModelConfig
 from streamrl.models.load import prepare_model_folder
 from streamrl.reference import Reference
 
-PACKAGES = ("streamrl", "buffers", "services")
+FOLDERS = ("streamrl", "streamrl/buffers", "streamrl/services")
 SHOWN = "\n".join(re.findall(r"members: \[(.*)\]", (DOCS / "python.md").read_text()))
 HEAD = "import asyncio\nimport openai\nimport streamrl\nURL = 'http://127.0.0.1:8000'\n"
 
@@ -33,7 +33,7 @@ def example_of(documented: Any) -> str | None:
 
 def modules_with_prompts() -> list[str]:
     """Modules whose docstrings have examples of the interpreter's form."""
-    files = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    files = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     return sorted(
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for path in files

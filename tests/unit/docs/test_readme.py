@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.repository import ROOT
 
-from services.cli.main import app
 from streamrl.config.loading.load import load_args
+from streamrl.services.cli.main import app
 
 README = (ROOT / "README.md").read_text()
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

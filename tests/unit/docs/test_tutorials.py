@@ -10,10 +10,10 @@ import pytest
 from support.runs.finished_run import run
 from support.runs.tutorials import TUTORIALS, Tutorial
 
-from services.cli.main import app
 from streamrl.config import load
 from streamrl.config.estimates.gpus import gpus_for, gpus_on_run_node, replica_demand
 from streamrl.config.loading.load import load_args
+from streamrl.services.cli.main import app
 
 NAMES = sorted(path.stem for path in TUTORIALS.glob("*.md"))
 STAND_IN = ("--model.path", "none", "--model.preset", "tiny-qwen3", "--rollout.sampling.max_new_tokens", "5")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from support.learner.probe_learner import GROUP_SIZE, built, lease, train, write_rows
 
-from services.learner.step_plan import shares_of
 from streamrl.config import Config
 from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import LearnerConfig, OptimizerConfig, OverlongConfig
@@ -16,6 +15,7 @@ from streamrl.config.schema.rollout import RolloutConfig, SamplingConfig
 from streamrl.config.schema.run import ModelConfig
 from streamrl.models.load import prepare_model_folder
 from streamrl.reference import Reference
+from streamrl.services.learner.step_plan import shares_of
 from streamrl.weights.tensors import weights_digest
 
 OVERLONG = {

@@ -21,7 +21,8 @@ def test_the_sentence_about_imports_names_modules() -> None:
         ("streamrl.types", True),
         ("streamrl.engines.server.contract", False),
         ("streamrl.weightsmith", False),
-        ("services.run", False),
+        ("streamrl.services.run", False),
+        ("streamrl.buffers", False),
     ],
 )
 def test_a_name_stands_for_what_is_below_it(target: str, may: bool) -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buffers.index.groups.group import Group
-from buffers.index.groups.ready import ReadyGroups
+from streamrl.buffers.index.groups.group import Group
+from streamrl.buffers.index.groups.ready import ReadyGroups
 from streamrl.errors import ComponentError
 from streamrl.scheduling.staleness import Candidate, select_batch
 

@@ -4,8 +4,8 @@ import random
 
 from support.queue.small_index import accept, both, finish, make_index, score
 
-from buffers.index.groups.group import Group, Row
-from buffers.index.groups.recent import RecentGroup, RecentGroups
+from streamrl.buffers.index.groups.group import Group, Row
+from streamrl.buffers.index.groups.recent import RecentGroup, RecentGroups
 from streamrl.types import FrameRef
 
 FRAME = FrameRef("queue/completions/rollout-0-0-0.arrow", 0, 10, 64, 0, 0)

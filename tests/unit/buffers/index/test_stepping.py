@@ -12,8 +12,8 @@ from support.queue.small_index import (
     score,
 )
 
-from buffers.index.groups.group import Group, Row
-from buffers.index.groups.leasing import build_lease
+from streamrl.buffers.index.groups.group import Group, Row
+from streamrl.buffers.index.groups.leasing import build_lease
 from streamrl.clock import VirtualClock
 from streamrl.errors import ComponentError, StartAgainError
 

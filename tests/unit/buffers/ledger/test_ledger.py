@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.queue.queue_parts import leave
 
-from buffers.ledger.frames import FRAME_BYTES, HEADER_BYTES, MAGIC, pack_frame
-from buffers.ledger.ledger import Ledger, read_ledger
-from buffers.ledger.records import Accepted, Covered, Dropped, Issued, Record, RunHeader, Scored, Step, Writer
+from streamrl.buffers.ledger.frames import FRAME_BYTES, HEADER_BYTES, MAGIC, pack_frame
+from streamrl.buffers.ledger.ledger import Ledger, read_ledger
+from streamrl.buffers.ledger.records import Accepted, Covered, Dropped, Issued, Record, RunHeader, Scored, Step, Writer
 from streamrl.errors import ComponentError, DataError, FencedError, ResourceError
 from streamrl.types import FrameRef, Ticket
 
@@ -250,7 +250,7 @@ def test_an_empty_file_of_a_process_that_died_at_once_is_no_obstacle(tmp_path):
 
 def test_two_processes_that_open_one_ledger_do_not_share_a_file(tmp_path, monkeypatch):
     write(tmp_path, SOME)
-    monkeypatch.setattr("buffers.ledger.ledger.ledger_files", lambda folder: [])
+    monkeypatch.setattr("streamrl.buffers.ledger.ledger.ledger_files", lambda folder: [])
     with pytest.raises(FencedError, match=r"000000.log exists"):
         write(tmp_path, SOME)
 

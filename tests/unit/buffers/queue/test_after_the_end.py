@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from support.queue.queue_parts import Order, Parts, both, groups_of, kill, open_queue
 
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Step
-from buffers.queue.replay_queue import ReplayQueue
-from buffers.segments.places import LEDGER_DIR, SCORES_DIR
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Step
+from streamrl.buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.segments.places import LEDGER_DIR, SCORES_DIR
 from streamrl.errors import DataError, RunFolderError, StartAgainError
 from streamrl.types import Version
 

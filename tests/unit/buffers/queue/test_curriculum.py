@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from support.queue.queue_parts import Parts, both, kill, open_queue
 
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Issued, Measured
-from buffers.ledger.table import ledger_table
-from buffers.segments.places import LEDGER_DIR
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Issued, Measured
+from streamrl.buffers.ledger.table import ledger_table
+from streamrl.buffers.segments.places import LEDGER_DIR
 from streamrl.config.schema.data import CurriculumConfig
 from streamrl.types import Ticket, Version
 

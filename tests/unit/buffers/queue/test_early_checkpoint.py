@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffers.index.replay_index import ReplayIndex
-from buffers.rows.records import ACCEPTED, SCORED, QueueSettings
+from streamrl.buffers.index.replay_index import ReplayIndex
+from streamrl.buffers.rows.records import ACCEPTED, SCORED, QueueSettings
 from streamrl.clock import VirtualClock
 from streamrl.types import FrameRef
 

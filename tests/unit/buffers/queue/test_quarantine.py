@@ -7,16 +7,16 @@ from collections import Counter
 import pytest
 from support.queue.queue_parts import Order, Parts, both, kill, open_queue, queue_settings, turn
 
-from buffers.index.submitted.submissions import SubmissionState
-from buffers.ledger.ledger import Ledger, read_ledger
-from buffers.ledger.records import Dropped, Failed, Issued, Quarantined, Record, Scored
-from buffers.ledger.table import ledger_table
-from buffers.queue.replay_queue import ReplayQueue
-from buffers.segments.places import LEDGER_DIR
-from services.actors.restarts import RestartBudget
-from services.controller.health.quarantine_notices import sentence
+from streamrl.buffers.index.submitted.submissions import SubmissionState
+from streamrl.buffers.ledger.ledger import Ledger, read_ledger
+from streamrl.buffers.ledger.records import Dropped, Failed, Issued, Quarantined, Record, Scored
+from streamrl.buffers.ledger.table import ledger_table
+from streamrl.buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.segments.places import LEDGER_DIR
 from streamrl.config.schema.streams import TASK, Share
 from streamrl.errors import ComponentError, DataError
+from streamrl.services.actors.restarts import RestartBudget
+from streamrl.services.controller.health.quarantine_notices import sentence
 from streamrl.tasks.base import SubmittedPrompt
 from streamrl.types import Ticket, Version
 

@@ -7,10 +7,10 @@ import os
 import pytest
 from support.queue.queue_parts import Order, Parts, both, groups_of, kill, open_queue, queue_settings, turn
 
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Dropped, Issued
-from buffers.queue.replay_queue import ReplayQueue
-from buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Dropped, Issued
+from streamrl.buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR
 from streamrl.clock import VirtualClock
 from streamrl.errors import ComponentError, DataError, FencedError
 from streamrl.types import FrameRef, Version

@@ -9,13 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from buffers.index.replay_index import ReplayIndex
-from buffers.rows.arrow import scores_batch
-from buffers.rows.schema import SCORES
-from buffers.segments.writer import SegmentWriter
-from services.queue.actor import queue_settings
-from services.rollout.completions import CompletionLog
-from services.rollout.rows import Finished, Issued
+from streamrl.buffers.index.replay_index import ReplayIndex
+from streamrl.buffers.rows.arrow import scores_batch
+from streamrl.buffers.rows.schema import SCORES
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.config.estimates import sizes as limits
@@ -23,6 +20,9 @@ from streamrl.config.schema.learner import LearnerConfig
 from streamrl.config.schema.rollout import RolloutConfig, SamplingConfig
 from streamrl.config.schema.run import QueueConfig
 from streamrl.rewards.base import REASON_LENGTH
+from streamrl.services.queue.actor import queue_settings
+from streamrl.services.rollout.completions import CompletionLog
+from streamrl.services.rollout.rows import Finished, Issued
 from streamrl.tasks.base import Prompt
 from streamrl.tasks.order import PromptOrder
 from streamrl.tasks.prompts import longest_text

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from support.runs.resumed_run import ResumedRun, Shape
 
-from buffers.ledger.records import Accepted, Dropped, Lost, Record, Step
-from buffers.rows.records import AcceptedRows, QueueSettings
-from buffers.segments.places import COMPLETIONS_DIR, PARTIALS_DIR, SCORES_DIR, SPARE_DIR
-from buffers.segments.retention import Retention
+from streamrl.buffers.ledger.records import Accepted, Dropped, Lost, Record, Step
+from streamrl.buffers.rows.records import AcceptedRows, QueueSettings
+from streamrl.buffers.segments.places import COMPLETIONS_DIR, PARTIALS_DIR, SCORES_DIR, SPARE_DIR
+from streamrl.buffers.segments.retention import Retention
 from streamrl.types import FrameRef
 
 SHAPE = Shape(prompts=11, steps=40, retain="covered")

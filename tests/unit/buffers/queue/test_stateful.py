@@ -27,11 +27,11 @@ from support.queue.booked_queue import (
     packed_rows,
 )
 
-from buffers.ledger.facts import RowState, ledger_facts
-from buffers.ledger.frames import pack_frame, read_frames
-from buffers.ledger.ledger import read_ledger
-from buffers.recovery.last_books import last_books
-from buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR
+from streamrl.buffers.ledger.facts import RowState, ledger_facts
+from streamrl.buffers.ledger.frames import pack_frame, read_frames
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.recovery.last_books import last_books
+from streamrl.buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR
 from streamrl.errors import ComponentError, DataError, FencedError, StartAgainError
 from streamrl.types import FrameRef, Version
 

@@ -7,12 +7,12 @@ import pytest
 from support.faults.fault_scale import SEED, replay
 from support.queue.queue_parts import Parts, both, groups_of, kill, open_queue, turn
 
-from buffers.index.submitted.submissions import Outcome, SubmissionState
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Issued, Submitted
-from buffers.ledger.table import ledger_table
-from buffers.queue.replay_queue import ReplayQueue
-from buffers.segments.places import LEDGER_DIR
+from streamrl.buffers.index.submitted.submissions import Outcome, SubmissionState
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Issued, Submitted
+from streamrl.buffers.ledger.table import ledger_table
+from streamrl.buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.segments.places import LEDGER_DIR
 from streamrl.config.schema.streams import TASK, Share
 from streamrl.errors import ComponentError, DataError
 from streamrl.tasks.base import Prompt, SubmittedPrompt

@@ -14,24 +14,24 @@ from support.queue.offered_trajectories import Offering, trajectory, turn
 from support.queue.queue_parts import Parts, both, groups_of, kill, open_queue
 from support.queue.queue_parts import turn as let_run
 
-from buffers.index.submitted.offered import OfferedTrajectories, OfferState, Standing, num_bytes
-from buffers.index.submitted.submissions import SubmissionState
-from buffers.ledger.facts import ledger_facts
-from buffers.ledger.frames import read_frames
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Accepted, Declined, Gathered, Issued, Offered, Scored, Step, Writer
-from buffers.ledger.table import ledger_table
-from buffers.queue.gathering import TOO_MANY_WAIT, TOO_STALE, UNKNOWN_VERSION, Objection
-from buffers.queue.replay_queue import ReplayQueue
-from buffers.recovery.row_tables import logged_completions, logged_scores, rollouts_table
-from buffers.recovery.verify import verify_queue
-from buffers.rows.gather import rollout_rows
-from buffers.segments.places import LEDGER_DIR
-from buffers.segments.reader import SegmentReader
-from services.queue.trajectory_log import WRITER
+from streamrl.buffers.index.submitted.offered import OfferedTrajectories, OfferState, Standing, num_bytes
+from streamrl.buffers.index.submitted.submissions import SubmissionState
+from streamrl.buffers.ledger.facts import ledger_facts
+from streamrl.buffers.ledger.frames import read_frames
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Accepted, Declined, Gathered, Issued, Offered, Scored, Step, Writer
+from streamrl.buffers.ledger.table import ledger_table
+from streamrl.buffers.queue.gathering import TOO_MANY_WAIT, TOO_STALE, UNKNOWN_VERSION, Objection
+from streamrl.buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.recovery.row_tables import logged_completions, logged_scores, rollouts_table
+from streamrl.buffers.recovery.verify import verify_queue
+from streamrl.buffers.rows.gather import rollout_rows
+from streamrl.buffers.segments.places import LEDGER_DIR
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.config.schema.streams import OFFERED_STREAM
 from streamrl.conversations.branches import Branch
 from streamrl.errors import ComponentError, DataError, FencedError
+from streamrl.services.queue.trajectory_log import WRITER
 from streamrl.types import FrameRef, Version
 
 ONE_A_STEP = {"groups_per_step": 1}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from support.queue.queue_parts import Order, Parts, both, queue_settings, turn
 
-from buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.queue.replay_queue import ReplayQueue
 from streamrl.clock import VirtualClock
 from streamrl.scheduling.utilization import Waited
 from streamrl.types import Version

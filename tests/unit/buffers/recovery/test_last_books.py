@@ -9,10 +9,10 @@ from support.queue.booked_queue import STOP, Order, frame_of, packed_rows
 from support.runs.looked_run import finished_run, interrupted_run, run_folder
 from support.runs.small_run import GROUP_SIZE, GROUPS, STEPS, queue_settings
 
-from buffers.index.replay_index import ReplayIndex
-from services.cli.main import run_app
-from services.inspect.queue import as_lines, queue_facts
+from streamrl.buffers.index.replay_index import ReplayIndex
 from streamrl.clock import VirtualClock
+from streamrl.services.cli.main import run_app
+from streamrl.services.inspect.queue import as_lines, queue_facts
 
 
 def test_a_finished_run_has_trained_everything_and_nothing_waits(tmp_path: Path) -> None:

@@ -12,23 +12,23 @@ from support.queue.run_files import write_ledger
 from support.runs.looked_run import finished_run, interrupted_run, run_folder
 from support.runs.small_run import GROUP_SIZE, GROUPS, STEPS, completion_rows
 
-from buffers.ledger.facts import ledger_facts
-from buffers.ledger.frames import pack_frame, read_frames
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.live_files import LOOKS, read_again
-from buffers.ledger.records import Covered, RunHeader
-from buffers.recovery.verify import Damage
-from buffers.rows.arrow import completions_batch
-from buffers.rows.partial_rows import Piece, partials_batch
-from buffers.rows.schema import COMPLETIONS, PARTIALS
-from buffers.segments.format import ENTRY_BYTES, MAGIC, read_index
-from buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR, PARTIALS_DIR, SCORES_DIR
-from buffers.segments.writer import SegmentWriter
-from services.cli.main import run_app
-from services.inspect.verify import verify_run
-from services.run.folder import RunFolder
+from streamrl.buffers.ledger.facts import ledger_facts
+from streamrl.buffers.ledger.frames import pack_frame, read_frames
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.live_files import LOOKS, read_again
+from streamrl.buffers.ledger.records import Covered, RunHeader
+from streamrl.buffers.recovery.verify import Damage
+from streamrl.buffers.rows.arrow import completions_batch
+from streamrl.buffers.rows.partial_rows import Piece, partials_batch
+from streamrl.buffers.rows.schema import COMPLETIONS, PARTIALS
+from streamrl.buffers.segments.format import ENTRY_BYTES, MAGIC, read_index
+from streamrl.buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR, PARTIALS_DIR, SCORES_DIR
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.errors import DataError
 from streamrl.learner.checkpoint import format as checkpoint_format
+from streamrl.services.cli.main import run_app
+from streamrl.services.inspect.verify import verify_run
+from streamrl.services.run.folder import RunFolder
 from streamrl.types import PartialTokens, Ticket, Version, VersionSpan
 
 SEED = int(os.environ.get("SEED", "0"))

@@ -16,14 +16,14 @@ from support.queue.run_files import (
     write_segment,
 )
 
-from buffers.index.fence import WriterFence
-from buffers.ledger.ledger import read_ledger
-from buffers.queue.replay_queue import ReplayQueue
-from buffers.rows.checks import RowGate
-from buffers.rows.records import AcceptedRows, QueueSettings, ScoredRows
-from buffers.rows.schema import COMPLETIONS, SCORES
-from buffers.segments.reader import SegmentReader
-from buffers.segments.writer import SegmentWriter
+from streamrl.buffers.index.fence import WriterFence
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.rows.checks import RowGate
+from streamrl.buffers.rows.records import AcceptedRows, QueueSettings, ScoredRows
+from streamrl.buffers.rows.schema import COMPLETIONS, SCORES
+from streamrl.buffers.segments.reader import SegmentReader
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.clock import VirtualClock
 from streamrl.errors import ConfigError, DataError, NonFiniteError
 from streamrl.types import FrameRef, Version

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffers.rows.by_group import ByGroup
+from streamrl.buffers.rows.by_group import ByGroup
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5), min_size=1, max_size=30))

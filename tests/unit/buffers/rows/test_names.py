@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffers.rows.names import NUMBERED, PLAIN, all_numbered, all_plain
+from streamrl.buffers.rows.names import NUMBERED, PLAIN, all_numbered, all_plain
 
 PIECES = st.sampled_from(
     ["g", "Z", "_", ".", "-", "@", "+", "=", ":", "/", "0", "9", "12", "\n", "\0", " ", "é", "\x7f"]

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buffers.rows.arrow import CompletionRows, TokenColumns, completions_batch, scores_batch, token_columns
-from buffers.rows.checks import RowGate
-from buffers.rows.gather import rollout_rows, score_columns, scoring_rows
-from buffers.rows.records import AcceptedRows
-from buffers.rows.schema import COMPLETIONS, SCORES, check_readable
+from streamrl.buffers.rows.arrow import CompletionRows, TokenColumns, completions_batch, scores_batch, token_columns
+from streamrl.buffers.rows.checks import RowGate
+from streamrl.buffers.rows.gather import rollout_rows, score_columns, scoring_rows
+from streamrl.buffers.rows.records import AcceptedRows
+from streamrl.buffers.rows.schema import COMPLETIONS, SCORES, check_readable
 from streamrl.errors import DataError, NonFiniteError
 from streamrl.types import FinishReason, GenerationResult, SamplingParams, Score, Version, VersionSpan
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from support.queue.run_files import completions, write_far_segment
 
-from buffers.segments.copies import SegmentCopies, SegmentHead, read_head, read_range
-from buffers.segments.format import MAGIC
-from buffers.segments.places import HOME, node_of, on_node, resolve
-from buffers.segments.reader import SegmentReader
+from streamrl.buffers.segments.copies import SegmentCopies, SegmentHead, read_head, read_range
+from streamrl.buffers.segments.format import MAGIC
+from streamrl.buffers.segments.places import HOME, node_of, on_node, resolve
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.errors import DataError
 from streamrl.types import FrameRef
 

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 from support.queue.segment_files import FOLDER, flip, scores, write, writer
 
-from buffers.rows.columns import flat
-from buffers.rows.schema import SCORES
-from buffers.segments.format import END_OF_STREAM, ENTRY_BYTES, MAGIC
-from buffers.segments.reader import SegmentReader
-from buffers.segments.writer import SegmentWriter
+from streamrl.buffers.rows.columns import flat
+from streamrl.buffers.rows.schema import SCORES
+from streamrl.buffers.segments.format import END_OF_STREAM, ENTRY_BYTES, MAGIC
+from streamrl.buffers.segments.reader import SegmentReader
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.errors import DataError
 from streamrl.types import FrameRef
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffers.segments.fetch_plan import Fetch, FetchPlan
+from streamrl.buffers.segments.fetch_plan import Fetch, FetchPlan
 from streamrl.types import FrameRef
 
 NODE = "nodes/0123456789ab/queue/completions"

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.queue.run_files import COMPLETIONS_FOLDER, write_segment
 
-from buffers.rows.partial_rows import Piece, partials_batch, pieces_of
-from buffers.rows.schema import PARTIALS
-from buffers.segments.partial_log import SEALED_KEPT, EarlierJournals, PartialFiles, PartialLog, read_partials
-from buffers.segments.reader import SegmentReader
+from streamrl.buffers.rows.partial_rows import Piece, partials_batch, pieces_of
+from streamrl.buffers.rows.schema import PARTIALS
+from streamrl.buffers.segments.partial_log import SEALED_KEPT, EarlierJournals, PartialFiles, PartialLog, read_partials
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.errors import DataError, NonFiniteError
 from streamrl.types import PartialTokens, Version, VersionSpan
 
@@ -205,7 +205,7 @@ def test_a_foreign_file_and_a_file_without_an_index_are_no_journals(tmp_path: Pa
     ],
 )
 def test_a_row_that_is_no_piece_is_not_written(tmp_path: Path, column: str, value, error, message: str) -> None:
-    from buffers.rows.checks import RowGate
+    from streamrl.buffers.rows.checks import RowGate
 
     batch = partials_batch([piece(1)])
     place = PARTIALS.get_field_index(column)

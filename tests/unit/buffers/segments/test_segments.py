@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from support.queue.segment_files import FOLDER, scores, write, writer
 
-from buffers.rows.schema import SCORES
-from buffers.segments.reader import SegmentReader
-from buffers.segments.writer import SegmentWriter
+from streamrl.buffers.rows.schema import SCORES
+from streamrl.buffers.segments.reader import SegmentReader
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.errors import ComponentError, ConfigError, FencedError, ResourceError
 from streamrl.types import FrameRef
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from support.queue.segment_files import FOLDER, scores, write, writer
 
-from buffers.segments import removal
-from buffers.segments.places import SPARE_DIR
-from buffers.segments.reader import SegmentReader
-from buffers.segments.removal import SegmentRemover
-from buffers.segments.spare_files import SpareFiles, take_spare
+from streamrl.buffers.segments import removal
+from streamrl.buffers.segments.places import SPARE_DIR
+from streamrl.buffers.segments.reader import SegmentReader
+from streamrl.buffers.segments.removal import SegmentRemover
+from streamrl.buffers.segments.spare_files import SpareFiles, take_spare
 from streamrl.errors import ComponentError, FencedError
 from streamrl.system.disk import create_empty
 from streamrl.types import FrameRef

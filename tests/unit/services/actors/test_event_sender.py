@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.actors.event_sender import Event, EventSender
 from streamrl.errors import DataError
+from streamrl.services.actors.event_sender import Event, EventSender
 
 
 class Deliveries:

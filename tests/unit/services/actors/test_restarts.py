@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import ray
 
-from services.actors.actor_slot import ActorSlot
-from services.actors.deaths import death_in, explain_death, process_died, trace_of
-from services.actors.restarts import RestartBudget, back_off_s
 from streamrl.errors import ComponentError, DataError, ProcessDiedError
+from streamrl.services.actors.actor_slot import ActorSlot
+from streamrl.services.actors.deaths import death_in, explain_death, process_died, trace_of
+from streamrl.services.actors.restarts import RestartBudget, back_off_s
 
 
 def test_a_part_that_dies_each_time_before_it_serves_is_given_up() -> None:

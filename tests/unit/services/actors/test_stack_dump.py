@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.actors.stack_dump import dump, find_py_spy
 from streamrl.rewards.base import RewardItem
 from streamrl.rewards.pool import RewardPool
+from streamrl.services.actors.stack_dump import dump, find_py_spy
 from streamrl.system.stacks import SHOW
 
 STUCK = """

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from services.actors.deadline import within
-from services.actors.named_tasks import run_all, run_until
-from services.controller.events import KEPT, EventLog
 from streamrl.errors import ComponentError, DeadlineError
+from streamrl.services.actors.deadline import within
+from streamrl.services.actors.named_tasks import run_all, run_until
+from streamrl.services.controller.events import KEPT, EventLog
 
 
 async def test_invariant_7_a_wait_past_its_deadline_names_who_and_what() -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from services.cli.main import run_app
-from services.commands import run_verbs
-from services.launch.claim import claim
-from services.run.folder import RunFolder
-from services.run.read_logs import Tail, last_lines, log_files, readable
 from streamrl.config import load_args
 from streamrl.errors import RunFolderError
+from streamrl.services.cli.main import run_app
+from streamrl.services.commands import run_verbs
+from streamrl.services.launch.claim import claim
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.read_logs import Tail, last_lines, log_files, readable
 
 HEAVY = ("torch", "ray", "pyarrow", "numpy", "transformers", "asyncio")
 CONFIG = '[model]\npreset = "tiny-qwen3"\n[rollout]\nengine = "scripted"\n'
@@ -46,7 +46,7 @@ def test_light_commands_import_nothing_heavy(arguments: list[str], config: Path,
     write_rows(run, {"step": 1, "time/step": 0.1, "time/wait": 0.0})
     places = {"CONFIG": str(config), "RUN": str(run.path)}
     script = (
-        "import sys; from services.cli.main import run_app\n"
+        "import sys; from streamrl.services.cli.main import run_app\n"
         f"code = run_app({[places.get(argument, argument) for argument in arguments]!r})\n"
         f"heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
         "sys.exit(f'imported {heavy}' if heavy else code)"
@@ -114,17 +114,6 @@ def test_up_on_a_folder_in_use_is_exit_code_2_with_the_pid(
     assert f"in use by process {os.getpid()}" in capsys.readouterr().err
     assert taken.lock is not None
     taken.lock.abandon()
-
-
-def test_a_package_that_shadows_one_of_ours_is_named(tmp_path: Path) -> None:
-    (tmp_path / "buffers").mkdir()
-    (tmp_path / "buffers" / "__init__.py").write_text("raise SystemExit('it ran')")
-    script = "from services.launch.origins import check_origins; check_origins()"
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path}
-    command = [sys.executable, "-P", "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert f"'buffers' comes from {tmp_path}, not from" in done.stderr
 
 
 def test_status_of_a_run_that_is_not_up_comes_from_its_files(run: RunFolder) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.rewards.reward_models import copies, write_pairs
 
-from services.cli.main import run_app
+from streamrl.services.cli.main import run_app
 
 COMMANDS = ["reward-model", "dpo"]
 LONG = {"prompt": "1=", "chosen": "1" * 66, "rejected": "2"}

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from services.commands.doctor import parity
 from streamrl.config import Config, load_args
 from streamrl.errors import ConfigError
+from streamrl.services.commands.doctor import parity
 
 PROMPTS = 16
 

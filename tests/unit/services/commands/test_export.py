@@ -7,12 +7,12 @@ import torch
 from safetensors import safe_open
 from support.learner.probe_learner import built, change
 
-from services.commands.export import export_newest
-from services.learner.core import LearnerCore
-from services.run.folder import RunFolder
 from streamrl.config import dump
 from streamrl.config.schema.learner import LearnerConfig, LoraConfig, OptimizerConfig
 from streamrl.config.schema.run import Config, ModelConfig
+from streamrl.services.commands.export import export_newest
+from streamrl.services.learner.core import LearnerCore
+from streamrl.services.run.folder import RunFolder
 from streamrl.weights.served import ServedVersions
 
 

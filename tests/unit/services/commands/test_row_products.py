@@ -2,13 +2,13 @@
 
 import pytest
 
-from services.commands.row_products import product_lines, product_shapes
 from streamrl.config.estimates.model_of import run_facts
 from streamrl.config.schema.rollout import RolloutConfig
 from streamrl.config.schema.run import Config, ModelConfig
 from streamrl.engines.torch.families import describe
 from streamrl.engines.torch.weights import product_shapes as shapes_of_the_engine
 from streamrl.models.load import build_model
+from streamrl.services.commands.row_products import product_lines, product_shapes
 
 MODEL = ModelConfig(preset="tiny-qwen3")
 

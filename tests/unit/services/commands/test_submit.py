@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.gateway.submitted_prompts import gateway_of
 
-from services.commands.submit import read_prompts, submit_file
 from streamrl.errors import RequestError
+from streamrl.services.commands.submit import read_prompts, submit_file
 
 LINES = [
     '{"prompt": "1+1=", "answer": "2"}',

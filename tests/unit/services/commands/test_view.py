@@ -7,11 +7,11 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
-from services.commands.view import JsonView, PlainView, choose_view, page, summary_text
-from services.run.view_state import ViewState, human_bytes, human_seconds, number
 from streamrl.config.schema.learner import LearnerConfig
 from streamrl.config.schema.rollout import RolloutConfig
 from streamrl.config.schema.run import Config, QueueConfig
+from streamrl.services.commands.view import JsonView, PlainView, choose_view, page, summary_text
+from streamrl.services.run.view_state import ViewState, human_bytes, human_seconds, number
 
 SECOND = 10**9
 

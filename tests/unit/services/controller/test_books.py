@@ -4,8 +4,8 @@ from pathlib import Path
 
 from support.learner.probe_learner import open_run
 
-from services.controller.books import RunBook
 from streamrl.config import Config
+from streamrl.services.controller.books import RunBook
 
 
 def step(number: int) -> dict[str, float]:

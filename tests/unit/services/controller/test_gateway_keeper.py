@@ -10,13 +10,13 @@ import ray
 from support.learner.probe_learner import open_run
 from support.runs.probe_parts import Handle
 
-from services.actors.restarts import RestartBudget
-from services.controller.gateway_keeper import GatewayKeeper
-from services.controller.health.death_monitor import DeathMonitor
 from streamrl.clock import VirtualClock
 from streamrl.config import Config
 from streamrl.config.schema.run import GatewayConfig
 from streamrl.errors import ResourceError
+from streamrl.services.actors.restarts import RestartBudget
+from streamrl.services.controller.gateway_keeper import GatewayKeeper
+from streamrl.services.controller.health.death_monitor import DeathMonitor
 
 DEATH = ray.exceptions.ActorDiedError()
 

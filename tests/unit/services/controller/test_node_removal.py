@@ -9,12 +9,12 @@ import ray
 from support.learner.probe_learner import open_run
 from support.runs.probe_parts import Handle
 
-from buffers.segments.removal import remove_segments
-from buffers.segments.spare_files import SpareFiles
-from services.controller.nodes import Nodes
-from services.controller.parts import Parts
-from services.weights.node import NodeSlot, remove_on
+from streamrl.buffers.segments.removal import remove_segments
+from streamrl.buffers.segments.spare_files import SpareFiles
 from streamrl.config.schema.run import Config, ModelConfig
+from streamrl.services.controller.nodes import Nodes
+from streamrl.services.controller.parts import Parts
+from streamrl.services.weights.node import NodeSlot, remove_on
 
 NODE = "0123456789ab"
 GOING = [f"nodes/{NODE}/completions/1.arrow"]

@@ -10,11 +10,11 @@ import ray
 from support.learner.probe_learner import open_run
 from support.runs.probe_parts import Handle
 
-from services.controller.nodes import Nodes
-from services.controller.parts import Parts
-from services.controller.replicas import ReplicaPool
 from streamrl.config.schema.run import Config, ModelConfig
 from streamrl.errors import DeadlineError, ProcessDiedError
+from streamrl.services.controller.nodes import Nodes
+from streamrl.services.controller.parts import Parts
+from streamrl.services.controller.replicas import ReplicaPool
 
 
 class Owner:

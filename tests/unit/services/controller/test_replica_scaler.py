@@ -9,14 +9,14 @@ import pytest
 from support.learner.probe_learner import open_run
 from support.runs.probe_parts import Handle
 
-from services.controller.nodes import Nodes
-from services.controller.parts import Parts
-from services.controller.replica_scaler import ReplicaScaler
-from services.controller.replicas import ReplicaPool
 from streamrl.clock import VirtualClock
 from streamrl.config.schema.rollout import AutoscalingConfig, RolloutConfig
 from streamrl.config.schema.run import Config, ModelConfig
 from streamrl.scheduling.utilization import LOOK_BACK_S, Waited
+from streamrl.services.controller.nodes import Nodes
+from streamrl.services.controller.parts import Parts
+from streamrl.services.controller.replica_scaler import ReplicaScaler
+from streamrl.services.controller.replicas import ReplicaPool
 
 STATUS = {"guests": 0, "running": 60, "waiting": 10}
 AUTOSCALING = AutoscalingConfig(max_replicas=4, upscale_delay_s=5.0, downscale_delay_s=5.0)

@@ -8,8 +8,8 @@ import pytest
 import ray
 from support.runs.probe_parts import Handle
 
-from services.controller.reward_keeper import RewardKeeper
 from streamrl.errors import ComponentError
+from streamrl.services.controller.reward_keeper import RewardKeeper
 
 DEATH = ray.exceptions.ActorDiedError()
 

@@ -7,12 +7,12 @@ import pytest
 from support.learner.probe_learner import open_run
 from support.runs.probe_parts import Handle
 
-from services.controller.nodes import Nodes
-from services.controller.parts import Parts
 from streamrl.config.schema.rollout import RolloutConfig
 from streamrl.config.schema.run import Config, DeadlineConfig, ModelConfig, RayConfig
 from streamrl.errors import DeadlineError
 from streamrl.scheduling.placement import Supply
+from streamrl.services.controller.nodes import Nodes
+from streamrl.services.controller.parts import Parts
 
 NODE = Supply("abcdefgh12345678", "gpu-1", {"GPU": 2.0}, {"GPU": 0.0})
 

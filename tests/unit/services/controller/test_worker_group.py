@@ -12,16 +12,16 @@ import ray
 from support.learner.probe_learner import open_run
 from support.runs.probe_parts import Handle
 
-from services.controller.learners import LEARNER_CALLS, Learners
-from services.controller.parts import Parts
-from services.controller.worker_group import WorkerGroup
-from services.learner.actor import LearnerRank
 from streamrl.config import Config
 from streamrl.config.schema.learner import LearnerConfig
 from streamrl.errors import ComponentError, DataError, NonFiniteError, ProcessDiedError
 from streamrl.learner.batch.balance import split_rows
 from streamrl.learner.parallel.dispatch import Dispatch, DispatchTable
 from streamrl.learner.parallel.rank_mesh import RankMesh
+from streamrl.services.controller.learners import LEARNER_CALLS, Learners
+from streamrl.services.controller.parts import Parts
+from streamrl.services.controller.worker_group import WorkerGroup
+from streamrl.services.learner.actor import LearnerRank
 
 TABLE = DispatchTable(
     "scorer", {"score": Dispatch.DATA_PARALLEL, "run": Dispatch.ONE_TO_ALL, "end": Dispatch.RANK_ZERO}

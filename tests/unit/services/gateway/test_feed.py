@@ -10,9 +10,9 @@ from typing import Any
 
 from support.gateway.local_gateway import until
 
-from services.gateway.page.feed import KEEP_ALIVE, MOST, RunFeed
-from services.run.control import ControlServer, EventHub
 from streamrl.errors import ComponentError
+from streamrl.services.gateway.page.feed import KEEP_ALIVE, MOST, RunFeed
+from streamrl.services.run.control import ControlServer, EventHub
 
 SOON = 0.001
 LATE = 3600.0

@@ -5,8 +5,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from services.gateway.guard import Guard, Patience
 from streamrl.gateway.auth import Doorkeeper, all_scopes_token
+from streamrl.services.gateway.guard import Guard, Patience
 
 KEY = b"k" * 32
 SHORT = 0.01

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import ray
 
-from services.gateway.pool import Begun, Pool, Replaced
 from streamrl.gateway.token_updates import TokenUpdate
+from streamrl.services.gateway.pool import Begun, Pool, Replaced
 from streamrl.types import GenerationRequest, SamplingParams, Version
 
 

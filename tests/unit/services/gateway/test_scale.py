@@ -9,12 +9,12 @@ from support.gateway.local_gateway import LocalGateway, local_gateway
 from support.learner.probe_learner import open_run
 from support.runs.local_owner import local_owner
 
-from services.run import scaling
-from services.run.folder import RunFolder
 from streamrl.config import Config
 from streamrl.config.estimates.resources import Problem
 from streamrl.config.schema.rollout import RolloutConfig
 from streamrl.config.schema.run import ModelConfig
+from streamrl.services.run import scaling
+from streamrl.services.run.folder import RunFolder
 
 
 async def scale(gateway: LocalGateway, body: Any) -> tuple[int, Any]:

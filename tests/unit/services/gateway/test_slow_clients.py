@@ -11,9 +11,9 @@ import pytest
 from support.gateway.local_gateway import ENDLESS, LocalGateway, local_gateway, until
 from support.gateway.raw_http import answers, exchange
 
-from services.gateway.guard import Patience
-from services.gateway.heads import HEAD_BYTES
 from streamrl.config.schema.run import GatewayConfig
+from streamrl.services.gateway.guard import Patience
+from streamrl.services.gateway.heads import HEAD_BYTES
 
 SHORT = 0.1
 """Seconds of a deadline that passes: nothing else ends what is waited for."""

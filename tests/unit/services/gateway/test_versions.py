@@ -9,10 +9,10 @@ import torch
 from support.gateway.local_gateway import Direct, local_gateway, until
 from support.learner.probe_learner import open_run
 
-from services.gateway.versions import VersionService
-from services.weights.actor import WeightStoreActor
 from streamrl.config import Config
 from streamrl.gateway.refusal import Refusal
+from streamrl.services.gateway.versions import VersionService
+from streamrl.services.weights.actor import WeightStoreActor
 from streamrl.types import Version
 from streamrl.weights.manifest import encode
 from streamrl.weights.shm.shm import ShmPublisher

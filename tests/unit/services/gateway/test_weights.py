@@ -15,10 +15,10 @@ from support.weights.adapted_model import IGNORED, logprobs
 from support.weights.adapter_versions import ALPHA, RANK, adapter_tensors, base_tensors
 
 import streamrl
-from services.gateway.weights import HOLDER
 from streamrl.client.weights import downloaded
 from streamrl.errors import ComponentError, ConfigError, DataError, RequestError
 from streamrl.models.adapter_names import adapter_of
+from streamrl.services.gateway.weights import HOLDER
 from streamrl.types import Version
 from streamrl.weights.folder import version_file
 from streamrl.weights.manifest import AdapterFacts, WeightManifest, base_version, encode

@@ -14,12 +14,12 @@ from support.repository import ROOT
 from support.runs.looked_run import finished_run
 from support.runs.small_run import GROUP_SIZE, GROUPS, STEPS
 
-from services.cli.main import run_app
-from services.inspect.sql import Answer, query_run, query_tables
-from services.inspect.sql_output import as_csv, as_json, as_text
-from services.inspect.sql_tables import TABLES
-from services.run.folder import RunFolder
 from streamrl.errors import ConfigError
+from streamrl.services.cli.main import run_app
+from streamrl.services.inspect.sql import Answer, query_run, query_tables
+from streamrl.services.inspect.sql_output import as_csv, as_json, as_text
+from streamrl.services.inspect.sql_tables import TABLES
+from streamrl.services.run.folder import RunFolder
 
 DOCS = ROOT / "docs" / "guides" / "sql.md"
 ROWS = GROUPS * GROUP_SIZE

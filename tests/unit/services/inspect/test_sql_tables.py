@@ -20,22 +20,32 @@ from support.runs.small_run import (
     token_ids,
 )
 
-from buffers.ledger.facts import RowState, ledger_facts
-from buffers.ledger.ledger import LedgerFile
-from buffers.ledger.records import Accepted, Dropped, Incarnation, Issued, Record, RunHeader, Scored, Step, Withdrawn
-from buffers.ledger.table import LEDGER, ledger_table
-from buffers.recovery.recorded import recorded_leases
-from buffers.recovery.row_tables import LoggedRows, rollouts_table
-from buffers.rows.arrow import completions_batch
-from buffers.rows.records import ACCEPTED, SCORED
-from buffers.rows.schema import COMPLETIONS, SCORES
-from buffers.segments.places import COMPLETIONS_DIR, SCORES_DIR
-from buffers.segments.writer import SegmentWriter
-from services.inspect.sql_tables import TABLES, ledger_of, steps_table, tables_for, weights
-from services.learner.step_plan import make_plan, shares_of
-from services.run.folder import RunFolder
+from streamrl.buffers.ledger.facts import RowState, ledger_facts
+from streamrl.buffers.ledger.ledger import LedgerFile
+from streamrl.buffers.ledger.records import (
+    Accepted,
+    Dropped,
+    Incarnation,
+    Issued,
+    Record,
+    RunHeader,
+    Scored,
+    Step,
+    Withdrawn,
+)
+from streamrl.buffers.ledger.table import LEDGER, ledger_table
+from streamrl.buffers.recovery.recorded import recorded_leases
+from streamrl.buffers.recovery.row_tables import LoggedRows, rollouts_table
+from streamrl.buffers.rows.arrow import completions_batch
+from streamrl.buffers.rows.records import ACCEPTED, SCORED
+from streamrl.buffers.rows.schema import COMPLETIONS, SCORES
+from streamrl.buffers.segments.places import COMPLETIONS_DIR, SCORES_DIR
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.config import Config, load
 from streamrl.errors import DataError
+from streamrl.services.inspect.sql_tables import TABLES, ledger_of, steps_table, tables_for, weights
+from streamrl.services.learner.step_plan import make_plan, shares_of
+from streamrl.services.run.folder import RunFolder
 from streamrl.types import FrameRef, Ticket
 
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from support.learner.small_lease import lease
 
-from buffers.ledger.facts import LedgerFacts
-from buffers.recovery.row_tables import ROLLOUTS_TABLE
-from buffers.rows.records import ACCEPTED, Lease
-from services.inspect.sql_tables import weights
-from services.learner.step_plan import StepPlan, make_plan
 from streamrl.algorithms.aggregation import AGGREGATIONS, Denominators
+from streamrl.buffers.ledger.facts import LedgerFacts
+from streamrl.buffers.recovery.row_tables import ROLLOUTS_TABLE
+from streamrl.buffers.rows.records import ACCEPTED, Lease
 from streamrl.config import Config
 from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import LearnerConfig, OverlongConfig
 from streamrl.config.schema.rollout import RolloutConfig, SamplingConfig
+from streamrl.services.inspect.sql_tables import weights
+from streamrl.services.learner.step_plan import StepPlan, make_plan
 
 SEEDS = range(8)
 STEPS = 3

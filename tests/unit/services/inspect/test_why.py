@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from services.inspect.why import WINDOW, explain
 from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.environment import EnvironmentConfig
 from streamrl.config.schema.learner import CriticConfig, LearnerConfig
 from streamrl.config.schema.rollout import AutoscalingConfig, RolloutConfig
 from streamrl.config.schema.run import Config
+from streamrl.services.inspect.why import WINDOW, explain
 
 
 def config() -> Config:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from services.launch.bounded_log import open_bounded
+from streamrl.services.launch.bounded_log import open_bounded
 
 BOUND = 4096
 

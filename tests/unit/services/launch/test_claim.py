@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.launch.claim import Claim, claim
-from services.run import run_lock
-from services.run.folder import Launch, RunFolder, RunState, explained, find_run, write_whole
-from services.run.liveness import ProcessId
-from services.run.run_lock import RunLock
 from streamrl.config.schema.data import DataConfig
 from streamrl.config.schema.learner import LearnerConfig
 from streamrl.config.schema.run import Config, ModelConfig, RewardConfig, RewardModelConfig, TaskConfig
 from streamrl.errors import ResourceError, RunFolderError
+from streamrl.services.launch.claim import Claim, claim
+from streamrl.services.run import run_lock
+from streamrl.services.run.folder import Launch, RunFolder, RunState, explained, find_run, write_whole
+from streamrl.services.run.liveness import ProcessId
+from streamrl.services.run.run_lock import RunLock
 
 NOBODY = ProcessId(2**22 - 1, 1)
 

@@ -1,6 +1,6 @@
 """What a run's processes inherit, and what a person is told does not reach them."""
 
-from services.launch.environment import LEFT_OUT, launch_environment, left_out
+from streamrl.services.launch.environment import LEFT_OUT, launch_environment, left_out
 from streamrl.system.child_process import USERS_WARNINGS, child_environment
 
 

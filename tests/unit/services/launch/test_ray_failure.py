@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.launch.ray_failure import (
+from streamrl.services.launch.ray_failure import (
     LINES,
     TAIL_BYTES,
     Surroundings,

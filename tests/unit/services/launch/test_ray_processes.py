@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.launch.ray_processes import unless_ray_dies
 from streamrl.errors import ProcessDiedError
+from streamrl.services.launch.ray_processes import unless_ray_dies
 
 LIMIT_S = 60
 WAITS = "import sys; sys.stdin.read()"
@@ -21,7 +21,7 @@ subprocess.run([sys.executable, "-c", sys.argv[1], sys.argv[2], str(os.getpid())
 """
 OWNER = """
 import os, subprocess, sys, psutil
-from services.launch.ray_processes import end_orphans
+from streamrl.services.launch.ray_processes import end_orphans
 quiet = "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
 sleeper = f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], {quiet})"
 leave = f"import subprocess, sys; print({sleeper}.pid)"

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.launch import watcher
+from streamrl.services.launch import watcher
 
 WAIT_S = 10.0
 # Says who it is, and starts a child that no signal to a group reaches and that ignores the polite one.

@@ -8,8 +8,6 @@ import pytest
 from support.learner import probe_learner
 from support.learner.probe_learner import GROUP_SIZE, GROUPS, REWARDS, built, lease, write_rows
 
-from services.launch.preflight import check
-from services.learner.step_plan import shares_of
 from streamrl.algorithms.advantages.outcome import advantage_of
 from streamrl.config import Config
 from streamrl.config.schema.algorithm import AlgorithmConfig, ReferenceConfig
@@ -23,6 +21,8 @@ from streamrl.models.load import load_model, prepare_model_folder
 from streamrl.models.tokenizer import load_tokenizer, write_character_tokenizer
 from streamrl.models.vocabulary import require_same_vocabulary
 from streamrl.observability.timeline import StepTimer
+from streamrl.services.launch.preflight import check
+from streamrl.services.learner.step_plan import shares_of
 
 
 @pytest.fixture(scope="module")

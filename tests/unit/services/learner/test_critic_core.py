@@ -10,10 +10,6 @@ from msgspec.structs import replace
 from support.learner.probe_learner import built, open_run, rows_in, train
 from support.learner.turns import make_model
 
-from services.commands.export import export_newest
-from services.launch.preflight import check
-from services.learner.core import LearnerCore
-from services.run.folder import RunFolder
 from streamrl.config import dump
 from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import CriticConfig, ExecutionConfig, LearnerConfig, OptimizerConfig
@@ -24,6 +20,10 @@ from streamrl.learner.checkpoint.digest import tensor_digest
 from streamrl.learner.model.value_model import HEAD
 from streamrl.models.load import load_model, prepare_model_folder
 from streamrl.models.tokenizer import write_character_tokenizer
+from streamrl.services.commands.export import export_newest
+from streamrl.services.launch.preflight import check
+from streamrl.services.learner.core import LearnerCore
+from streamrl.services.run.folder import RunFolder
 from streamrl.types import FrameRef
 
 RATE = OptimizerConfig(lr=1e-3, warmup_steps=1)

@@ -10,8 +10,6 @@ import pytest
 import torch
 from support.learner.probe_learner import REWARDS, built, lease, rows_in, train
 
-from services.learner.core import LearnerCore
-from services.learner.step_plan import make_plan
 from streamrl.clock import SystemClock
 from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import LearnerConfig, OptimizerConfig, OverlongConfig, PrimeConfig
@@ -20,6 +18,8 @@ from streamrl.errors import ConfigError, DataError
 from streamrl.learner.checkpoint.checkpoint import CheckpointInfo, find_newest
 from streamrl.learner.checkpoint.digest import tensor_digest
 from streamrl.observability.timeline import StepTimer
+from streamrl.services.learner.core import LearnerCore
+from streamrl.services.learner.step_plan import make_plan
 from streamrl.types import FrameRef
 
 NORM = "prime/model/model.norm.weight"

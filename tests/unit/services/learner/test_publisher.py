@@ -14,13 +14,13 @@ import torch
 from support.learner.probe_learner import STEPS, built, change
 from support.runs.probe_parts import Handle
 
-from services.actors.observe import Observer
-from services.learner.core import LearnerCore
-from services.learner.publisher import Publisher
 from streamrl.config.schema.learner import LearnerConfig, OptimizerConfig
 from streamrl.config.schema.run import Config, EvalConfig, ModelConfig, ObserveConfig
 from streamrl.errors import NonFiniteError
 from streamrl.observability.logs import release
+from streamrl.services.actors.observe import Observer
+from streamrl.services.learner.core import LearnerCore
+from streamrl.services.learner.publisher import Publisher
 from streamrl.types import Version
 from streamrl.weights.manifest import decode
 

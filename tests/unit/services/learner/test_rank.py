@@ -12,9 +12,7 @@ import torch
 from support.learner.probe_learner import REWARDS, STEPS, finished, lease, open_run
 from support.runs.probe_parts import Handle
 
-from buffers.rows.records import Lease
-from services.learner.actor import PHASES, LearnerRank
-from services.rollout.completions import CompletionLog
+from streamrl.buffers.rows.records import Lease
 from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.config.schema.learner import LearnerConfig, OptimizerConfig
@@ -23,6 +21,8 @@ from streamrl.errors import NonFiniteError
 from streamrl.models.load import prepare_model_folder
 from streamrl.observability.logs import release
 from streamrl.observability.timeline import StepTimer
+from streamrl.services.learner.actor import PHASES, LearnerRank
+from streamrl.services.rollout.completions import CompletionLog
 from streamrl.types import FrameRef, Version
 from streamrl.weights.manifest import decode
 

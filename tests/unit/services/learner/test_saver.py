@@ -14,15 +14,15 @@ import pytest
 from support.learner.probe_learner import STEPS, built, change
 from support.runs.probe_parts import Handle
 
-from services.actors.observe import Observer
-from services.learner.core import LearnerCore
-from services.learner.saver import Saver
 from streamrl.config.schema.learner import LearnerConfig, OptimizerConfig
 from streamrl.config.schema.run import CheckpointConfig, Config, ModelConfig, ObserveConfig
 from streamrl.errors import ComponentError, DeadlineError
 from streamrl.learner.checkpoint.checkpoint import CheckpointInfo, find_newest
 from streamrl.learner.checkpoint.digest import tensor_digest
 from streamrl.observability.logs import release
+from streamrl.services.actors.observe import Observer
+from streamrl.services.learner.core import LearnerCore
+from streamrl.services.learner.saver import Saver
 
 CONFIG = Config(
     model=ModelConfig(preset="tiny-qwen3"),

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from support.learner.small_lease import lease
 
-from services.learner.step_plan import STOP, decode, encode, make_plan, share_of, shares_of
-from services.reward.actor import FailureShare
-from services.rollout.rows import finite
 from streamrl.config import Config
 from streamrl.config.schema.learner import LearnerConfig
 from streamrl.errors import ComponentError
+from streamrl.services.learner.step_plan import STOP, decode, encode, make_plan, share_of, shares_of
+from streamrl.services.reward.actor import FailureShare
+from streamrl.services.rollout.rows import finite
 from streamrl.types import FinishReason, GenerationResult, Score, Version, VersionSpan
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from buffers.segments.places import PARTIALS_DIR
-from services.queue.actor import QueueActor
+from streamrl.buffers.segments.places import PARTIALS_DIR
 from streamrl.config import Config
 from streamrl.config.schema.learner import LearnerConfig
 from streamrl.config.schema.rollout import RolloutConfig
 from streamrl.config.schema.run import QueueConfig
+from streamrl.services.queue.actor import QueueActor
 from streamrl.types import Version
 
 AT_ONCE = -1.0

@@ -12,15 +12,15 @@ import torch
 from support.learner.probe_learner import lease, open_run
 from support.runs.probe_parts import Handle
 
-from buffers.rows.records import UnscoredFrame
-from services.learner.actor import LearnerRank
-from services.queue.far_rows import FarRows
-from services.reward.actor import RewardActor
+from streamrl.buffers.rows.records import UnscoredFrame
 from streamrl.config import Config
 from streamrl.config.schema.run import ModelConfig, QueueConfig
 from streamrl.errors import DeadlineError
 from streamrl.models.load import prepare_model_folder
 from streamrl.observability.logs import release
+from streamrl.services.learner.actor import LearnerRank
+from streamrl.services.queue.far_rows import FarRows
+from streamrl.services.reward.actor import RewardActor
 from streamrl.types import FrameRef
 
 HERE = FrameRef("queue/completions/rollout-0-0-0.arrow", 0, 10, 12, 1, 2)

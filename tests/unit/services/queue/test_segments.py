@@ -9,13 +9,13 @@ import pytest
 import ray
 from support.queue.run_files import completions, write_far_segment
 
-from buffers.segments.copies import SegmentCopies, read_head, read_range
-from buffers.segments.fetch_plan import FetchPlan
-from buffers.segments.reader import SegmentReader
-from services.queue.segments import Segments
-from services.run.folder import RunFolder
-from services.weights.node_folder import NODE_RUNS, Visit, enter, id_here
+from streamrl.buffers.segments.copies import SegmentCopies, read_head, read_range
+from streamrl.buffers.segments.fetch_plan import FetchPlan
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.errors import ConfigError, DataError
+from streamrl.services.queue.segments import Segments
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.weights.node_folder import NODE_RUNS, Visit, enter, id_here
 
 NODE = "0123456789ab"
 

@@ -11,13 +11,10 @@ import pytest
 from support.learner.probe_learner import finished, open_run
 from support.runs.probe_parts import Handle
 
-from buffers.rows.columns import map_columns
-from buffers.rows.gather import score_columns
-from buffers.rows.records import ScoredRows, UnscoredFrame
-from buffers.segments.reader import SegmentReader
-from services.reward.actor import RewardActor
-from services.rollout.completions import CompletionLog
-from services.rollout.rows import Finished, Issued
+from streamrl.buffers.rows.columns import map_columns
+from streamrl.buffers.rows.gather import score_columns
+from streamrl.buffers.rows.records import ScoredRows, UnscoredFrame
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.config import Config
 from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import LearnerConfig
@@ -27,6 +24,9 @@ from streamrl.config.schema.streams import TASK
 from streamrl.errors import ComponentError
 from streamrl.models.load import prepare_model_folder
 from streamrl.observability.logs import release
+from streamrl.services.reward.actor import RewardActor
+from streamrl.services.rollout.completions import CompletionLog
+from streamrl.services.rollout.rows import Finished, Issued
 from streamrl.types import FrameRef
 
 MODULE = '''

@@ -20,28 +20,28 @@ from support.runs.small_run import (
     token_ids,
 )
 
-from buffers.ledger.facts import ledger_facts
-from buffers.ledger.ledger import read_ledger
-from buffers.ledger.records import Dropped, Scored, Step
-from buffers.queue.replay_queue import ReplayQueue
-from buffers.recovery.recorded import recorded_leases
-from buffers.recovery.verify import verify_queue
-from buffers.rows.arrow import completions_batch, scores_batch
-from buffers.rows.records import SCORED, AcceptedRows, ScoredRows, unpack
-from buffers.rows.schema import COMPLETIONS, SCORES
-from buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR, SCORES_DIR
-from buffers.segments.retention import Retention
-from buffers.segments.writer import SegmentWriter
-from services.commands.rescore import main
-from services.inspect.sql_tables import tables_for
-from services.run.folder import RunFolder
-from services.run.run_lock import RunLock
+from streamrl.buffers.ledger.facts import ledger_facts
+from streamrl.buffers.ledger.ledger import read_ledger
+from streamrl.buffers.ledger.records import Dropped, Scored, Step
+from streamrl.buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.recovery.recorded import recorded_leases
+from streamrl.buffers.recovery.verify import verify_queue
+from streamrl.buffers.rows.arrow import completions_batch, scores_batch
+from streamrl.buffers.rows.records import SCORED, AcceptedRows, ScoredRows, unpack
+from streamrl.buffers.rows.schema import COMPLETIONS, SCORES
+from streamrl.buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR, SCORES_DIR
+from streamrl.buffers.segments.retention import Retention
+from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.clock import SystemClock
 from streamrl.config import load
 from streamrl.config.schema.learner import FilterConfig
 from streamrl.errors import ComponentError, ConfigError, RunFolderError
 from streamrl.learner.checkpoint import checkpoint
 from streamrl.models.load import prepare_model_folder
+from streamrl.services.commands.rescore import main
+from streamrl.services.inspect.sql_tables import tables_for
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.run_lock import RunLock
 from streamrl.types import Score, Version
 
 LAST_STEP, SAVED = 3, 2

@@ -12,14 +12,14 @@ import torch
 from support.learner.probe_learner import finished
 from support.runs.probe_parts import Handle, with_replica
 
-from services.rollout.actor import RolloutReplica
-from services.run.folder import RunFolder
-from services.weights.node import NodeSlot
 from streamrl.config import Config
 from streamrl.config.schema.rollout import RolloutConfig
 from streamrl.config.schema.run import ModelConfig, QueueConfig
 from streamrl.errors import DataError, DeadlineError, FencedError, ProcessDiedError, ResourceError, StreamRLError
 from streamrl.models.load import prepare_model_folder
+from streamrl.services.rollout.actor import RolloutReplica
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.weights.node import NodeSlot
 from streamrl.types import FinishReason, GenerationResult, Version
 from streamrl.weights.manifest import WeightManifest
 from streamrl.weights.shm.shm import ShmPublisher

@@ -17,11 +17,6 @@ from support.learner.probe_learner import STEPS, built, change, learn
 from support.runs.probe_parts import with_replica
 from transformers import AutoModelForCausalLM
 
-from services.cli.main import run_app
-from services.commands.run_verbs import export
-from services.learner.core import LearnerCore
-from services.rollout.actor import RolloutReplica
-from services.run.folder import RunFolder
 from streamrl.config import dump
 from streamrl.config.schema.learner import LearnerConfig, LoraConfig, OptimizerConfig
 from streamrl.config.schema.run import Config, ModelConfig, QueueConfig
@@ -33,6 +28,11 @@ from streamrl.models.adapter_names import adapter_of
 from streamrl.models.load import load_model, prepare_model_folder
 from streamrl.models.merge import merged
 from streamrl.reference import Reference
+from streamrl.services.cli.main import run_app
+from streamrl.services.commands.run_verbs import export
+from streamrl.services.learner.core import LearnerCore
+from streamrl.services.rollout.actor import RolloutReplica
+from streamrl.services.run.folder import RunFolder
 from streamrl.types import GenerationRequest, RolloutRows, SamplingParams, UpdateMode, Version
 from streamrl.weights.folder import shm_folder
 from streamrl.weights.manifest import AdapterFacts, WeightManifest, sign

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from support.gateway.local_gateway import ENDLESS, LocalGateway, local_gateway, until
 
-from services.rollout import client_requests
 from streamrl.errors import FencedError
+from streamrl.services.rollout import client_requests
 from streamrl.types import GenerationRequest, SamplingParams
 
 PROMPT = np.array([1, 4, 5], np.int32)

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.learner.probe_learner import learn
 
-from buffers.rows.records import AcceptedRows
-from buffers.segments.reader import SegmentReader
-from services.rollout.completions import CompletionLog
-from services.rollout.rows import Finished, Issued
+from streamrl.buffers.rows.records import AcceptedRows
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.config import Config
 from streamrl.config.schema.run import ModelConfig, QueueConfig
 from streamrl.models.load import prepare_model_folder
+from streamrl.services.rollout.completions import CompletionLog
+from streamrl.services.rollout.rows import Finished, Issued
 from streamrl.types import (
     FinishReason,
     GenerationResult,

@@ -7,10 +7,10 @@ from concurrent.futures import CancelledError
 import numpy as np
 import pytest
 
-from services.rollout.engine_thread import SPARE_EVERY, EngineThread
 from streamrl.config.schema.rollout import ScriptedConfig
 from streamrl.engines.scripted import ScriptedEngine
 from streamrl.errors import ComponentError
+from streamrl.services.rollout.engine_thread import SPARE_EVERY, EngineThread
 from streamrl.types import GenerationRequest, GenerationResult, SamplingParams, UpdateMode, Version
 
 LIMIT_S = 20.0

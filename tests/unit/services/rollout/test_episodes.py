@@ -11,14 +11,14 @@ from support.engines.calling_model import prepare_calling_model
 from support.gateway.local_gateway import until
 from support.runs.probe_parts import with_replica
 
-from services.rollout.actor import RolloutReplica
-from services.rollout.rows import FinishedEpisode
-from services.run.folder import RunFolder
 from streamrl.config import Config
 from streamrl.config.schema.data import DataConfig
 from streamrl.config.schema.environment import EnvironmentConfig
 from streamrl.config.schema.rollout import RolloutConfig, SamplingConfig, ScriptedConfig
 from streamrl.config.schema.run import ModelConfig, QueueConfig
+from streamrl.services.rollout.actor import RolloutReplica
+from streamrl.services.rollout.rows import FinishedEpisode
+from streamrl.services.run.folder import RunFolder
 from streamrl.types import FinishReason, Ticket, Version
 
 GROUP_SIZE = 2

@@ -10,12 +10,8 @@ from support.learner.probe_learner import finished
 from support.learner.small_lease import lease
 from support.runs.probe_parts import with_replica
 
-from buffers.segments.reader import SegmentReader
-from services.learner.step_plan import make_plan, shares_of
-from services.rollout.actor import RolloutReplica
-from services.rollout.completions import CompletionLog
-from services.run.folder import RunFolder
 from streamrl.algorithms.group_sampling import GroupSampling
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.config import Config
 from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import LearnerConfig, OverlongConfig
@@ -23,6 +19,10 @@ from streamrl.config.schema.rollout import RolloutConfig, SamplingConfig
 from streamrl.config.schema.run import ModelConfig, QueueConfig
 from streamrl.engines.torch.engine import TorchEngine
 from streamrl.models.load import load_model, prepare_model_folder
+from streamrl.services.learner.step_plan import make_plan, shares_of
+from streamrl.services.rollout.actor import RolloutReplica
+from streamrl.services.rollout.completions import CompletionLog
+from streamrl.services.run.folder import RunFolder
 from streamrl.types import GenerationRequest, SamplingParams, Ticket, Version
 
 GROUP_SIZE = 4

@@ -10,13 +10,13 @@ import torch
 from msgspec.structs import replace
 from support.runs.probe_parts import Handle, with_replica
 
-from services.rollout.actor import RolloutReplica
-from services.run.folder import RunFolder
 from streamrl.config import Config
 from streamrl.config.schema.rollout import RolloutConfig, ScriptedConfig
 from streamrl.config.schema.run import ModelConfig, QueueConfig
 from streamrl.config.schema.streams import TASK
 from streamrl.models.load import prepare_model_folder
+from streamrl.services.rollout.actor import RolloutReplica
+from streamrl.services.run.folder import RunFolder
 from streamrl.tasks.base import Prompt, StreamPrompt
 from streamrl.types import FinishReason, GenerationResult, Ticket, Version
 from streamrl.weights.shm.shm import ShmPublisher

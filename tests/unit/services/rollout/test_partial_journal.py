@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from buffers.segments.partial_log import SEALED_KEPT, read_partials
-from services.rollout.partial_journal import JournalFigures, PartialJournal
-from services.rollout.rows import Issued
+from streamrl.buffers.segments.partial_log import SEALED_KEPT, read_partials
 from streamrl.config import Config
 from streamrl.config.schema.learner import LearnerConfig
 from streamrl.config.schema.rollout import RolloutConfig, SamplingConfig
 from streamrl.config.schema.run import QueueConfig
 from streamrl.scheduling.partial_rollouts import PartialChains
+from streamrl.services.rollout.partial_journal import JournalFigures, PartialJournal
+from streamrl.services.rollout.rows import Issued
 from streamrl.types import GenerationRequest, PartialTokens, SamplingParams, Ticket, Version, VersionSpan
 
 FOLDER = "queue/partials"

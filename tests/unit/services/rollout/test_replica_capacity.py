@@ -8,11 +8,11 @@ import numpy as np
 from fake_vllm_program import write_program
 from support.runs.probe_parts import LONGEST_PROMPT, finished, with_replica
 
-from services.rollout.actor import RolloutReplica
-from services.run.folder import RunFolder
 from streamrl.config import Config
 from streamrl.config.schema.run import ModelConfig
 from streamrl.models.load import prepare_model_folder
+from streamrl.services.rollout.actor import RolloutReplica
+from streamrl.services.run.folder import RunFolder
 from streamrl.types import GenerationRequest, Version
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from services.rollout.rows import Issued, RunningRollouts
 from streamrl.config.schema.rollout import ScriptedConfig
 from streamrl.engines.base import Engine
 from streamrl.engines.scripted import ScriptedEngine
+from streamrl.services.rollout.rows import Issued, RunningRollouts
 from streamrl.types import (
     FinishReason,
     GenerationRequest,

@@ -11,8 +11,8 @@ import torch
 from support.engines.fake_server import token
 from support.engines.fake_vllm import FakeVllm, fake_engine
 
-from services.rollout.engine_thread import EngineThread
 from streamrl.errors import ProcessDiedError
+from streamrl.services.rollout.engine_thread import EngineThread
 from streamrl.types import GenerationRequest, SamplingParams, UpdateMode, Version, VersionSpan
 
 LIMIT_S = 20.0

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.run.arithmetic import FILE, MOST, ArithmeticRecord
+from streamrl.services.run.arithmetic import FILE, MOST, ArithmeticRecord
 from streamrl.types import Arithmetic
 
 HERE = Arithmetic("plain", "the library keeps rows independent from 4 on", "A")

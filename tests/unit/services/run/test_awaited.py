@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from services.run.awaited import GATEWAY_READY, Awaited
 from streamrl.clock import VirtualClock
 from streamrl.config import Config
 from streamrl.config.schema.run import DeadlineConfig, GatewayConfig
+from streamrl.services.run.awaited import GATEWAY_READY, Awaited
 
 STEP: dict[str, Any] = {"kind": "step", "step": 1}
 READY: dict[str, Any] = {"kind": GATEWAY_READY, "url": "http://127.0.0.1:8000"}

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from services.run import control
-from services.run.control import ControlServer, EventHub
-from services.run.control_client import ControlClient
-from services.run.control_socket import listen_at
 from streamrl.errors import ComponentError, DeadlineError, ResourceError
+from streamrl.services.run import control
+from streamrl.services.run.control import ControlServer, EventHub
+from streamrl.services.run.control_client import ControlClient
+from streamrl.services.run.control_socket import listen_at
 
 
 async def answer() -> dict[str, Any]:

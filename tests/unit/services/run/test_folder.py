@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.run.folder import Launch, RunFolder, RunState
-from services.run.liveness import ProcessId
-from services.run.run_lock import RunLock
 from streamrl.errors import ResourceError
+from streamrl.services.run.folder import Launch, RunFolder, RunState
+from streamrl.services.run.liveness import ProcessId
+from streamrl.services.run.run_lock import RunLock
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 from support.gateway.local_gateway import local_gateway
 
-from services.run.gateway_address import url_of
 from streamrl.config.schema.run import GatewayConfig
+from streamrl.services.run.gateway_address import url_of
 
 CLIENT = """
 import asyncio, os, sys, streamrl

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from support.runs.resumed_run import ResumedRun, Shape, Trained, kill, length_of
 
-from buffers.ledger.frames import read_frames
-from buffers.segments.places import LEDGER_DIR
-from services.run.resumed import resumed_event, worth_telling
+from streamrl.buffers.ledger.frames import read_frames
+from streamrl.buffers.segments.places import LEDGER_DIR
 from streamrl.errors import RunFolderError
+from streamrl.services.run.resumed import resumed_event, worth_telling
 
 FOUND = {
     "step": 40,

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from services.controller.replicas import changes
-from services.run.folder import RunRecord
-from services.run.scaling import KEYS, outcome, remembered, requested_sizes, sizes
 from streamrl.config import Config
 from streamrl.config.estimates.resources import Estimate, growth
 from streamrl.config.schema.rollout import RolloutConfig
 from streamrl.config.schema.run import RewardConfig
 from streamrl.errors import ConfigError, ResourceError
+from streamrl.services.controller.replicas import changes
+from streamrl.services.run.folder import RunRecord
+from streamrl.services.run.scaling import KEYS, outcome, remembered, requested_sizes, sizes
 
 NOW = {"rollout": 1, "reward": 1}
 RUN = '[model]\npreset = "tiny-qwen3"\n[rollout]\nengine = "scripted"\n'

@@ -8,17 +8,17 @@ import pytest
 from support.queue.queue_parts import Parts, both, groups_of, kill, open_queue, turn
 from support.queue.small_index import Order, accept, accepted, assert_books_close, frame, queue_settings, score
 
-from buffers.index.groups.group import Group, Row
-from buffers.index.groups.group_filter import GroupFilter
-from buffers.index.replay_index import ReplayIndex
-from buffers.ledger.ledger import Ledger, read_ledger
-from buffers.ledger.records import Dropped
-from buffers.segments.places import LEDGER_DIR
-from services.actors.filtered_share import FilteredShare
 from streamrl.algorithms.group_filter import reason_to_filter
+from streamrl.buffers.index.groups.group import Group, Row
+from streamrl.buffers.index.groups.group_filter import GroupFilter
+from streamrl.buffers.index.replay_index import ReplayIndex
+from streamrl.buffers.ledger.ledger import Ledger, read_ledger
+from streamrl.buffers.ledger.records import Dropped
+from streamrl.buffers.segments.places import LEDGER_DIR
 from streamrl.clock import VirtualClock
 from streamrl.config.schema.learner import FilterConfig
 from streamrl.errors import ComponentError
+from streamrl.services.actors.filtered_share import FilteredShare
 from streamrl.types import Version
 
 ZERO_VARIANCE = FilterConfig(zero_variance=True)

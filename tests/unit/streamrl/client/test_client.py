@@ -12,7 +12,6 @@ from support.gateway.local_gateway import ENDLESS, LocalGateway, local_gateway, 
 from support.gateway.submitted_prompts import GROUP_SIZE, gateway_of
 
 import streamrl
-from services.run import scaling
 from streamrl.client import Client, Result
 from streamrl.config.estimates.resources import Problem
 from streamrl.errors import (
@@ -24,6 +23,7 @@ from streamrl.errors import (
     RunFolderError,
 )
 from streamrl.gateway.auth import Scope
+from streamrl.services.run import scaling
 from streamrl.types import Version
 
 

@@ -24,16 +24,6 @@ from support.runs import probe_autoscaling as autoscaling
 from support.runs import probe_parts as parts
 from support.sandbox import probe_sandbox as sandbox
 
-from services.actors.step_schedule import checkpoint_due, evaluation_due, target_reached
-from services.controller.supply import Placer
-from services.launch.claim import claim
-from services.launch.ray_session import local_options
-from services.launch.start import owner_grace_s
-from services.learner.step_plan import num_shares
-from services.queue.actor import queue_settings
-from services.queue.segments import fetch_plan
-from services.run.layout import model_folder
-from services.weights.transports import RunNode, make_sender, make_transport
 from streamrl.config import Config
 from streamrl.config.estimates.gpus import gpus_of_a_rank, gpus_of_a_replica
 from streamrl.config.estimates.machine import Machine
@@ -50,6 +40,16 @@ from streamrl.learner.model.fused_layers import ops_for
 from streamrl.models.load import prepare_model_folder
 from streamrl.scheduling.off_policy_guard import PATIENCE, ShareGuard
 from streamrl.scheduling.placement import Supply
+from streamrl.services.actors.step_schedule import checkpoint_due, evaluation_due, target_reached
+from streamrl.services.controller.supply import Placer
+from streamrl.services.launch.claim import claim
+from streamrl.services.launch.ray_session import local_options
+from streamrl.services.launch.start import owner_grace_s
+from streamrl.services.learner.step_plan import num_shares
+from streamrl.services.queue.actor import queue_settings
+from streamrl.services.queue.segments import fetch_plan
+from streamrl.services.run.layout import model_folder
+from streamrl.services.weights.transports import RunNode, make_sender, make_transport
 from streamrl.tasks.resolve import resolve_task
 from streamrl.types import FrameRef
 from streamrl.weights.transport.shelf import VersionShelf

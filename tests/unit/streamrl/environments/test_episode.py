@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.environments.spoken import REWRITING, RUN_SEED, TEMPLATE, TOOLS, Model, chat_of, rollout_of
 
-from buffers.rows.trajectory_rows import branch_columns
+from streamrl.buffers.rows.trajectory_rows import branch_columns
 from streamrl.clock import VirtualClock
 from streamrl.environments.episode import Episode, EpisodeLimits, Limit
 from streamrl.environments.outcomes import EnvironmentFault

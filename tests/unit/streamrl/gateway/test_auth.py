@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.run.folder import RunFolder
-from services.run.gateway_tokens import token_path, write_tokens
 from streamrl.gateway.auth import Doorkeeper, Scope, all_scopes_token, scope_token, session_token
 from streamrl.gateway.refusal import Refusal
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.gateway_tokens import token_path, write_tokens
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 HOST = "127.0.0.1:8000"

@@ -14,10 +14,10 @@ from support.gateway.local_gateway import LocalGateway, local_gateway, until
 from support.gateway.raw_http import Answer, answers, begins_events, exchange, taken_lines
 from support.gateway.request_mutations import LEAVES, MOST_BYTES, WHOLE, Sent, mutated
 
-from services.gateway.guard import Patience
 from streamrl.config.schema.run import GatewayConfig
 from streamrl.gateway.auth import Scope, all_scopes_token
 from streamrl.gateway.refusal import CODES
+from streamrl.services.gateway.guard import Patience
 
 COUNT = scaled(20_000)
 AT_ONCE = 8

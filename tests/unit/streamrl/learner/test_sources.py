@@ -9,13 +9,13 @@ import pytest
 import torch
 from support.learner.probe_learner import GROUP_SIZE, GROUPS, built, finished, train
 
-from buffers.segments.places import writer_of
-from services.rollout.completions import CompletionLog
+from streamrl.buffers.segments.places import writer_of
 from streamrl.config.schema.learner import LearnerConfig, OptimizerConfig
 from streamrl.config.schema.run import Config, ModelConfig
 from streamrl.errors import DataError
 from streamrl.learner.batch.token_facts import TokenFacts
 from streamrl.learner.sources import SOURCES, Sources, by_source, source_means
+from streamrl.services.rollout.completions import CompletionLog
 from streamrl.types import FrameRef
 
 BIAS = -3.0

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from services.run.control import described
-from services.run.ending import failure_of
-from services.run.folder import RunFolder
 from streamrl.errors import ComponentError, ConfigError, NonFiniteError, ResourceError, StreamRLError
 from streamrl.observability.failure import FailureReport, report_failure
+from streamrl.services.run.control import described
+from streamrl.services.run.ending import failure_of
+from streamrl.services.run.folder import RunFolder
 
 MISTAKE = "task 'mine': prompt 7 has 81 tokens, and 58 fit"
 

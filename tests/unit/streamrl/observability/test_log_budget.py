@@ -9,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.learner.probe_learner import open_run
 
-from services.actors.observe import Observer
-from services.controller.books import RunBook
 from streamrl.config.estimates.log_budget import log_shares
 from streamrl.config.schema.learner import LearnerConfig
 from streamrl.config.schema.rollout import RolloutConfig
@@ -20,6 +18,8 @@ from streamrl.observability.failure import FailureReport, first_cause
 from streamrl.observability.logs import release
 from streamrl.observability.metrics import STANDS_FOR, MetricsWriter, read_metrics
 from streamrl.observability.timeline import TraceWriter
+from streamrl.services.actors.observe import Observer
+from streamrl.services.controller.books import RunBook
 from streamrl.system.append_file import AppendFile
 
 TRACE_GROWTH = 2.5

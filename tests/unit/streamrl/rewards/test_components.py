@@ -12,21 +12,21 @@ from support.learner.small_lease import lease
 from support.queue.queue_parts import Parts, both, kill, open_queue
 from support.queue.small_index import Order, accept, queue_settings, score, scored
 
-from buffers.index.replay_index import ReplayIndex
-from buffers.rows.arrow import scores_batch
-from buffers.rows.columns import map_columns
-from services.inspect.queue import _settings as books_settings
-from services.learner.actor import _zero_variance_share
-from services.learner.step_plan import make_plan
-from services.queue.actor import queue_settings as queue_settings_of
 from streamrl.algorithms.advantages.gdpo import gdpo
 from streamrl.algorithms.group_filter import reason_to_filter
+from streamrl.buffers.index.replay_index import ReplayIndex
+from streamrl.buffers.rows.arrow import scores_batch
+from streamrl.buffers.rows.columns import map_columns
 from streamrl.clock import VirtualClock
 from streamrl.config import Config
 from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import FilterConfig, LearnerConfig
 from streamrl.errors import DataError, RunFolderError
 from streamrl.rewards.base import component_columns, to_score, with_components
+from streamrl.services.inspect.queue import _settings as books_settings
+from streamrl.services.learner.actor import _zero_variance_share
+from streamrl.services.learner.step_plan import make_plan
+from streamrl.services.queue.actor import queue_settings as queue_settings_of
 from streamrl.tasks.resolve import resolve_task
 from streamrl.types import Score, Version
 

@@ -20,10 +20,7 @@ from support.rewards.reward_models import item_of, policy_folder, random_reward_
 from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
-from buffers.rows.gather import ScoringRows
-from services.cli.main import run_app
-from services.launch.preflight import check
-from services.reward.items import reward_items
+from streamrl.buffers.rows.gather import ScoringRows
 from streamrl.config import Config, load_args
 from streamrl.config.schema.run import RewardModelConfig
 from streamrl.errors import ConfigError, DataError, NonFiniteError
@@ -34,6 +31,9 @@ from streamrl.rewards.base import RewardItem, component_columns, with_components
 from streamrl.rewards.build import make_scorer
 from streamrl.rewards.model import RewardModel
 from streamrl.rewards.pool import RewardPool
+from streamrl.services.cli.main import run_app
+from streamrl.services.launch.preflight import check
+from streamrl.services.reward.items import reward_items
 from streamrl.types import Score, ScoreStatus
 
 SEEDS = range(3)

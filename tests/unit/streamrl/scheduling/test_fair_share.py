@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from support.faults.fault_scale import SEED, replay
 
-from buffers.rows.names import PLAIN
+from streamrl.buffers.rows.names import PLAIN
 from streamrl.config.schema.streams import STREAM_NAME, TASK, Share
 from streamrl.scheduling.fair_share import StreamShares
 

@@ -9,21 +9,21 @@ import pytest
 from support.learner.probe_learner import open_run
 from support.runs.probe_parts import Handle
 
-from buffers.queue.replay_queue import ReplayQueue
-from buffers.rows.records import QueueSettings
-from services.actors.deadline import within_or_paused
-from services.controller.actor import Controller
-from services.controller.evaluator import Evaluator
-from services.controller.health.disk_watch import DiskWatch
-from services.controller.replica_scaler import ReplicaScaler
-from services.controller.replicas import ReplicaPool
-from services.controller.reward_keeper import RewardKeeper
+from streamrl.buffers.queue.replay_queue import ReplayQueue
+from streamrl.buffers.rows.records import QueueSettings
 from streamrl.clock import SystemClock, VirtualClock
 from streamrl.config.schema.run import Config, ModelConfig, QueueConfig
 from streamrl.errors import ComponentError, DeadlineError, ResourceError
 from streamrl.observability.logs import release
 from streamrl.observability.metrics import MetricsWriter, read_metrics
 from streamrl.observability.timeline import TraceWriter
+from streamrl.services.actors.deadline import within_or_paused
+from streamrl.services.controller.actor import Controller
+from streamrl.services.controller.evaluator import Evaluator
+from streamrl.services.controller.health.disk_watch import DiskWatch
+from streamrl.services.controller.replica_scaler import ReplicaScaler
+from streamrl.services.controller.replicas import ReplicaPool
+from streamrl.services.controller.reward_keeper import RewardKeeper
 from streamrl.system.append_file import AppendFile
 from streamrl.system.disk import free_bytes
 from streamrl.system.disk_space import DiskSpace, LowDisk

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from support.queue.run_files import COMPLETIONS_FOLDER, SCORES_FOLDER, write_segment
 
-from buffers.segments import removal as segment_removal
-from buffers.segments.reader import SegmentReader
-from buffers.segments.removal import SegmentRemover
+from streamrl.buffers.segments import removal as segment_removal
+from streamrl.buffers.segments.reader import SegmentReader
+from streamrl.buffers.segments.removal import SegmentRemover
 from streamrl.errors import ComponentError
 from streamrl.system import file_removal as removal
 from streamrl.system.file_removal import PIECE_BYTES, free, has_other_user, remove_folder, take_name

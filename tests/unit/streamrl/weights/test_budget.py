@@ -12,12 +12,12 @@ import torch
 from support.learner.probe_learner import built, open_run
 from support.runs.probe_parts import Handle
 
-from services.learner.actor import LearnerRank
-from services.run.folder import RunFolder
-from services.weights.actor import WeightStoreActor
 from streamrl.config.schema.run import Config, ModelConfig, WeightsConfig
 from streamrl.errors import DeadlineError, ResourceError
 from streamrl.observability.logs import release
+from streamrl.services.learner.actor import LearnerRank
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.weights.actor import WeightStoreActor
 from streamrl.types import Version
 from streamrl.weights.folder import shm_folder
 from streamrl.weights.manifest import encode

@@ -9,13 +9,13 @@ import torch
 from support.learner.probe_learner import open_run
 from support.runs.probe_parts import Handle, with_replica
 
-from services.rollout.actor import RolloutReplica
-from services.run.folder import RunFolder
-from services.weights.actor import WeightStoreActor
 from streamrl.config import Config
 from streamrl.config.schema.rollout import RolloutConfig, SamplingConfig, ScriptedConfig
 from streamrl.config.schema.run import ModelConfig
 from streamrl.models.load import prepare_model_folder
+from streamrl.services.rollout.actor import RolloutReplica
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.weights.actor import WeightStoreActor
 from streamrl.types import GenerationRequest, Version
 from streamrl.weights.manifest import encode
 from streamrl.weights.shm.shm import ShmPublisher

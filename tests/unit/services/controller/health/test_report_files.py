@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from services.controller.health.report_files import DEATH, STACKS, write_report
+from streamrl.services.controller.health.report_files import DEATH, STACKS, write_report
 
 
 def test_reports_of_all_kinds_stay_within_their_share_and_the_newest_is_whole(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import pytest
 from support.learner.probe_learner import open_run
 from support.runs.probe_parts import Handle
 
-from services.controller.health.stall_monitor import StallMonitor, part_statuses
 from streamrl.clock import VirtualClock
 from streamrl.config import Config
 from streamrl.config.schema.run import DeadlineConfig, GatewayConfig, ModelConfig
 from streamrl.observability.stall_detector import Parts
+from streamrl.services.controller.health.stall_monitor import StallMonitor, part_statuses
 
 BOOKS = {"learner_waits": True, "groups_ready": 0, "groups_running": 1, "rows_complete": 0, "prompts_waiting": 0}
 
@@ -110,7 +110,7 @@ async def test_a_run_without_data_of_its_own_waits_for_prompts_as_long_as_it_tak
 
 
 async def test_parts_are_asked_for_themselves_and_one_that_is_silent_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.actors.short_call.QUICK_S", 0.05)
+    monkeypatch.setattr("streamrl.services.actors.short_call.QUICK_S", 0.05)
     queue = Handle(movement=lambda: BOOKS)
     store = Handle(kept=lambda: [(0, 2), (1, 1)])
     replicas = {"rollout-0": Handle(status=lambda: {"name": "rollout-0"}), "rollout-1": Handle()}

@@ -10,7 +10,7 @@ import pytest
 from support.gateway.local_gateway import ENDLESS, local_gateway, until
 from support.gateway.submitted_prompts import GROUP_SIZE, answers, gateway_of, line, submission, told
 
-from services.gateway.training.prompts import UNSENT, PromptStream
+from streamrl.services.gateway.training.prompts import UNSENT, PromptStream
 
 
 async def test_each_prompt_is_accepted_then_answered_with_its_scored_rollouts(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from support.gateway.local_gateway import Direct, until
 from support.queue.queue_parts import open_queue
 
-from buffers.queue.replay_queue import ReplayQueue
-from services.gateway.training.queue import CALLS_AT_ONCE, PromptEndings
+from streamrl.buffers.queue.replay_queue import ReplayQueue
 from streamrl.config.schema.streams import TASK, Share
 from streamrl.gateway.refusal import Refusal
+from streamrl.services.gateway.training.queue import CALLS_AT_ONCE, PromptEndings
 from streamrl.tasks.base import SubmittedPrompt
 
 PROMPTS = 3 * CALLS_AT_ONCE

@@ -6,16 +6,16 @@ import pytest
 from support.learner.small_lease import lease
 from support.queue.small_index import LENGTH, STOP, Order, accept, queue_settings, score
 
-from buffers.index.replay_index import ReplayIndex
-from services.learner.step_plan import make_plan, penalised, shares_of
 from streamrl.algorithms.advantages.outcome import advantage_of
 from streamrl.algorithms.advantages.overlong import overlong_penalty
+from streamrl.buffers.index.replay_index import ReplayIndex
 from streamrl.clock import VirtualClock
 from streamrl.config import Config
 from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import FilterConfig, LearnerConfig, OverlongConfig
 from streamrl.config.schema.rollout import RolloutConfig, SamplingConfig
 from streamrl.errors import ComponentError
+from streamrl.services.learner.step_plan import make_plan, penalised, shares_of
 
 
 def configured(**overlong) -> Config:

@@ -7,12 +7,12 @@ import pytest
 from support.repository import ROOT
 from support.runs.probe_parts import Handle
 
-from services.controller.parts import Parts
-from services.controller.supply import cannot_be_placed
 from streamrl.config import Config, load_args
 from streamrl.config.estimates.gpus import GpuDemand, gpus_for, gpus_of_a_rank, gpus_of_a_replica
 from streamrl.config.estimates.machine import read_machine, visible_gpus
 from streamrl.scheduling.placement import Supply
+from streamrl.services.controller.parts import Parts
+from streamrl.services.controller.supply import cannot_be_placed
 
 QUICKSTART = ROOT / "configs" / "quickstart.toml"
 ON_GPUS = ("--learner.device=cuda", "--rollout.device=cuda", "--rollout.deterministic=false")

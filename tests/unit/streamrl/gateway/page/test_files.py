@@ -8,15 +8,15 @@ import pytest
 from support.gateway.local_gateway import LocalGateway, events, local_gateway
 from support.runs.scripted_owner import ScriptedOwner
 
-from services.cli.main import run_app
-from services.run.folder import Launch
-from services.run.gateway_tokens import token_path
-from services.run.liveness import ProcessId
 from streamrl.gateway.auth import Scope
 from streamrl.gateway.page import files as page_files
 from streamrl.gateway.page.files import PAGE, PAGE_FILES, PAGE_HEADERS, page_file
 from streamrl.observability.failure import FailureReport, report_failure
 from streamrl.observability.metrics import MetricsWriter
+from streamrl.services.cli.main import run_app
+from streamrl.services.run.folder import Launch
+from streamrl.services.run.gateway_tokens import token_path
+from streamrl.services.run.liveness import ProcessId
 
 FOLDER = Path(page_files.__file__).with_name("static")
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.inspect.metrics_tail import MetricsTail
 from streamrl.gateway.page.history import LEAST_POINTS, History, chosen
 from streamrl.observability.metrics import MetricsWriter
+from streamrl.services.inspect.metrics_tail import MetricsTail
 
 
 def history_of(*rows: dict[str, Any]) -> History:

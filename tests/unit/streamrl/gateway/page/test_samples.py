@@ -9,13 +9,13 @@ import pytest
 from support.gateway.local_gateway import LocalGateway, local_gateway
 from support.gateway.submitted_prompts import GROUP_SIZE, answers, gateway_of, line
 
-from services.gateway.training.samples import MOST
 from streamrl.config import Config
 from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import LearnerConfig, OverlongConfig
 from streamrl.config.schema.rollout import RolloutConfig, SamplingConfig
 from streamrl.gateway.page.samples import cursor_of, group_advantages, place_of
 from streamrl.gateway.refusal import Refusal
+from streamrl.services.gateway.training.samples import MOST
 
 FIELDS = {
     *("group", "sample", "branch", "stream", "step", "version_spans", "prompt", "completion", "token_ids", "tokens"),

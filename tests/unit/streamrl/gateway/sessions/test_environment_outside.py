@@ -11,7 +11,6 @@ from support.gateway.agent_sessions import CALLS, gateway_of
 from support.gateway.local_gateway import LocalGateway
 from support.repository import TESTS
 
-from services.rollout.actor import RolloutReplica
 from streamrl.clock import SystemClock
 from streamrl.conversations.branches import Branch
 from streamrl.engines.build import build_engine
@@ -24,6 +23,7 @@ from streamrl.environments.processes.worker import WorkerSettings
 from streamrl.gateway.sessions.session_body import HEADER
 from streamrl.models.chat_template import load_chat_template
 from streamrl.models.tokenizer import load_tokenizer
+from streamrl.services.rollout.actor import RolloutReplica
 from streamrl.types import FinishReason, GenerationRequest, SamplingParams, UpdateMode, turn_seed
 
 MOST = 12

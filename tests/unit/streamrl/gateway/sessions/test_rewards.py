@@ -12,10 +12,10 @@ from support.gateway.agent_sessions import PROMPT, call, gateway_of, ids_of, rew
 from support.gateway.local_gateway import ENDLESS, LocalGateway, events, until
 from support.gateway.sent_trajectories import GROUP_SIZE, offer, status_of
 
-from buffers.rows.gather import rollout_rows
-from buffers.segments.reader import SegmentReader
-from services.gateway.actor import GatewayActor
+from streamrl.buffers.rows.gather import rollout_rows
+from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.gateway.sessions.session_body import HEADER
+from streamrl.services.gateway.actor import GatewayActor
 
 
 def rows_of(gateway: LocalGateway) -> Any:

@@ -10,7 +10,6 @@ import torch
 from support.rewards.reward_models import copies, policy_folder, write_pairs
 from transformers import AutoModelForCausalLM
 
-from services.cli.main import run_app
 from streamrl.learner.supervised.dpo_training import DpoTraining, trainer
 from streamrl.learner.supervised.pair_training import PairProgress
 from streamrl.learner.supervised.preference_pairs import (
@@ -23,6 +22,7 @@ from streamrl.learner.supervised.preference_pairs import (
 )
 from streamrl.models.load import load_model
 from streamrl.models.tokenizer import load_tokenizer
+from streamrl.services.cli.main import run_app
 from streamrl.types import TokenOrigin
 
 QUICK = DpoTraining(steps=60, batch_size=64, lr=1e-3, eval_every=20)

@@ -18,9 +18,9 @@ import xxhash
 from support.weights.delta_versions import RUN
 from support.weights.published_versions import KEY, publish_steps
 
-from services.weights.collective import CollectiveSender, CollectiveTransport, Meeting
-from services.weights.endpoints import RunNode
 from streamrl.errors import ComponentError, ConfigError, DataError
+from streamrl.services.weights.collective import CollectiveSender, CollectiveTransport, Meeting
+from streamrl.services.weights.endpoints import RunNode
 from streamrl.types import Version
 from streamrl.weights.delta.files import Content
 from streamrl.weights.transport.pair import PIECE_BYTES, Place

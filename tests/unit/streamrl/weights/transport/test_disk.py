@@ -12,9 +12,9 @@ import pytest
 from support.weights.delta_versions import RUN
 from support.weights.published_versions import KEY, Published, publish_steps, wrong_copies
 
-from services.weights.endpoints import RunNode
-from services.weights.shared_folder import FolderSender, FolderTransport
 from streamrl.errors import DataError, ResourceError
+from streamrl.services.weights.endpoints import RunNode
+from streamrl.services.weights.shared_folder import FolderSender, FolderTransport
 from streamrl.types import Version
 from streamrl.weights.manifest import encode
 from streamrl.weights.transport.disk import DiskShelf, pieces
@@ -141,7 +141,7 @@ def test_the_folder_goes_away_with_a_process_that_is_killed(made: Published, tmp
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from services.weights.shared_folder import FolderSender\n"
+        "from streamrl.services.weights.shared_folder import FolderSender\n"
         "from streamrl.weights.transport.shelf import VersionShelf\n"
         "made = FolderSender(VersionShelf('run', b'', Path(sys.argv[1])), Path(sys.argv[2]))\n"
         "print(made._cleaner.pid, flush=True)\n"

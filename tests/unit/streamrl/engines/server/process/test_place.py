@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.launch.preflight import check
 from streamrl.config import Config
 from streamrl.engines.server.process.place import engine_python
 from streamrl.errors import ConfigError
+from streamrl.services.launch.preflight import check
 
 
 def config(**server: object) -> Config:
