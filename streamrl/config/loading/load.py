@@ -6,7 +6,6 @@ what is allowed, and the nearest name that is valid.
 
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
-from pathlib import Path
 
 from streamrl.config.estimates.capacity import check_capacity
 from streamrl.config.estimates.model_of import run_facts
@@ -14,6 +13,7 @@ from streamrl.config.estimates.sizes import longest_prompt
 from streamrl.config.loading.command_line import override_layer, parse_arguments
 from streamrl.config.loading.convert import convert
 from streamrl.config.loading.layers import Layer, Sources
+from streamrl.config.loading.shipped import find_configuration, unknown_name
 from streamrl.config.loading.toml_lines import SyntaxProblem, parse_toml
 from streamrl.config.problems import ConfigProblems, Problem
 from streamrl.config.rules.run import check_rules
@@ -67,9 +67,9 @@ def _hangs_on(problem: Problem, wrong: set[str]) -> bool:
 
 def _read_layer(file: str, problems: list[Problem]) -> Layer | None:
     try:
-        tree, lines = parse_toml(Path(file).read_bytes().decode())
+        tree, lines = parse_toml(find_configuration(file).read_bytes().decode())
     except OSError as error:
-        problems.append(Problem(key="", what=f"cannot read it: {error.strerror}", file=file))
+        problems.append(Problem(key="", what=f"cannot read it: {error.strerror}{unknown_name(file)}", file=file))
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         problems.append(Problem(key="", what="not UTF-8 text", file=file, line=line))

@@ -32,6 +32,21 @@ def test_every_file_in_configs_loads(path):
     assert load(path).name == path.stem
 
 
+def test_one_that_comes_with_streamrl_is_found_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load("quickstart") == load(ROOT / "configs/quickstart.toml")
+    write(tmp_path, MODEL + 'name = "mine"\n', "quickstart")
+    assert load("quickstart").name == "mine"
+
+
+@pytest.mark.parametrize(("given", "told"), [("quickstar", True), ("quickstar.toml", False), ("a/quickstart", False)])
+def test_a_name_that_none_has_is_told_with_those_that_there_are(given, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigProblems, match="cannot read it: No such file or directory") as raised:
+        load(given)
+    assert ("; by name there are dapo-math, " in str(raised.value)) is told
+
+
 def test_a_later_source_wins_and_tables_merge_key_by_key(tmp_path):
     first = write(tmp_path, MODEL + "[learner]\nsteps = 5\ngroups_per_step = 3\n")
     second = write(tmp_path, "[learner]\nsteps = 6\n[learner.optimizer]\nlr = 1e-4\n", "more.toml")
