@@ -43,7 +43,7 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	PYTHONPATH=tests $(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/unit -m 'not long' -n auto --maxprocesses 4 --dist loadfile --durations=10
-	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/integration -m 'not long' --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/integration -m 'not long' -n 2 --dist loadfile --durations=10
 
 test-long: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 FAULT_SCALE=0.02 KILLS=1 $(BIN)/python $(PYTEST) tests/unit tests/integration tests/faults -m long $(ARGS)
