@@ -12,7 +12,7 @@ of replicas only names; the clock only dates issues.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
 
@@ -27,6 +27,7 @@ from streamrl.buffers.index.groups.quarantine import Quarantine, fault_of
 from streamrl.buffers.index.groups.recent import RecentGroups
 from streamrl.buffers.index.groups.suspects import REPLICA_DIED
 from streamrl.buffers.index.issuing import Issuing
+from streamrl.buffers.index.lost_groups import LostGroups
 from streamrl.buffers.index.measuring import MeasuredPrompts
 from streamrl.buffers.index.prompt_sources import PromptSources
 from streamrl.buffers.index.revisions import Revisions
@@ -84,7 +85,7 @@ class ReplayIndex:
         """Groups dropped by a rule of its own, with the reason, of which no record is known yet."""
         self.rows_withdrawn = 0
         """Rows discarded because the data set was changed."""
-        self._lost: Counter[str] = Counter()
+        self.lost = LostGroups(self._running, self._steps, self._admission, self.submissions)
 
     @property
     def next_step(self) -> int:
@@ -234,35 +235,6 @@ class ReplayIndex:
             self.withdraw(number, step)
         return begun
 
-    def lost_groups(self, frames: Collection[FrameRef], leased: bool) -> list[int]:
-        """Groups that are not trained and have a row in one of these frames; those of the lease only if `leased`."""
-        everyone = (*self._running.groups.values(), *self._steps.untrained(leased))
-        return sorted(one.number for one in everyone if any(row.frame in frames for row in one.rows.values()))
-
-    def lose(self, numbers: Collection[int], step: int) -> tuple[int, int]:
-        """Discard what running, ready, leased or planned groups have, and have them issued again, as if under the
-        version of `step`.
-
-        Returns (rows discarded, first step that will not take the groups again that it had, or -1).
-        """
-        unplanned = self._steps.give_up(numbers)
-        last_step, rows = self._admission.last_step(step), 0
-        for number in numbers:
-            group = self._steps.take_out(number)
-            if group is not None:
-                rows += len(group.rows)
-                self._running.begin_again(group, last_step)
-                if group.submitted:
-                    self.submissions.begins_again(group.position)
-            elif number in self._running.groups:
-                rows += len(self._running.groups[number].rows)
-                self._running.withdraw(number, last_step)
-        return rows, unplanned
-
-    def note_lost(self, groups: int, rows: int) -> None:
-        """Count what was lost with a node."""
-        self._lost.update(groups=groups, rows=rows)
-
     def release(self, replica: str) -> list[int]:
         """Take back what a lost replica has not finished."""
         return self._running.release(replica)
@@ -375,7 +347,7 @@ class ReplayIndex:
             groups_trained=groups[state.TRAINED],
             groups_dropped=dict(self._dropped),
             groups_reissued=running.num_reissued,
-            groups_lost=self._lost["groups"],
+            groups_lost=self.lost.groups,
             rows_pending=groups[state.RUNNING] * self._settings.group_size - running.num_samples,
             rows_complete=rows[state.RUNNING] - running.num_scored,
             rows_scored=running.num_scored,
@@ -384,7 +356,7 @@ class ReplayIndex:
             rows_trained=rows[state.TRAINED],
             rows_dropped=rows[state.DROPPED],
             rows_ignored=running.ignored["rows"],
-            rows_lost=self._lost["rows"],
+            rows_lost=self.lost.rows,
             rows_unscored=self._running.board.num_waiting,
             scores_ok=running.scores[True],
             scores_failed=running.scores[False],

@@ -343,11 +343,11 @@ class ReplayQueue:
         anew then. Groups that are trained stay so. Returns (groups, rows of theirs that are discarded), durable.
         """
         self._journal.check()
-        numbers, rows = self._index.lost_groups(set(frames), leased), 0
+        numbers, rows = self._index.lost.find(set(frames), leased), 0
         if numbers:
             step = self._index.next_step
-            rows, unplanned = self._index.lose(numbers, step)
-            self._index.note_lost(len(numbers), rows)
+            rows, unplanned = self._index.lost.begin_again(numbers, step)
+            self._index.lost.note(len(numbers), rows)
             self._journal.write(Lost(numbers, step, rows, unplanned))
             self._wake()
         await self._journal.settled()

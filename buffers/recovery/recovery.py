@@ -236,8 +236,8 @@ class _Replay:
             case Declined(items, reason):
                 self.index.offered.declined(items, reason)
             case Lost(numbers, step, rows):
-                self.index.lose(numbers, step)
-                self.index.note_lost(len(numbers), rows)
+                self.index.lost.begin_again(numbers, step)
+                self.index.lost.note(len(numbers), rows)
             case _:
                 pass
 

@@ -59,7 +59,7 @@ def dpo(
     as_json
         Print every look as a line of JSON.
     """
-    from streamrl.services.commands.dpo_training import train
+    from streamrl.services.commands.training.dpo_training import train
 
     course = {"steps": steps, "batch_size": batch_size, "lr": lr, "eval_every": eval_every, "threads": threads}
     options = {**course, "beta": beta, "label_smoothing": label_smoothing, "held_out": held_out, "seed": seed}

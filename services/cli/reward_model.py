@@ -52,7 +52,7 @@ def reward_model(
     as_json
         Print every look as a line of JSON.
     """
-    from streamrl.services.commands.reward_training import train
+    from streamrl.services.commands.training.reward_training import train
 
     options = {
         "steps": steps,

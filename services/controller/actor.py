@@ -2,10 +2,10 @@
 
     learner    consumes nothing here; waits for the learner's last step; the finite clock of the run. Ranks that die are
                replaced: the newest checkpoint, a new incarnation, the same batches again
-    reward     keeps the reward stage, with as many children as are wanted (`controller.reward_keeper`)
-    rollout    keeps the replicas, as many as are wanted (`controller.replicas`)
-    evaluation see `controller.evaluator`
-    quarantine tells of prompts that the queue starts no more (`controller.health.quarantine_notices`)
+    reward     keeps the reward stage, with as many children as wanted (`streamrl.services.controller.reward_keeper`)
+    rollout    keeps the replicas, as many as are wanted (`streamrl.services.controller.replicas`)
+    evaluation see `streamrl.services.controller.evaluator`
+    quarantine tells of prompts that the queue starts no more (`streamrl.services.controller.health.quarantine_notices`)
     gateway    keeps the door for clients, if the run has one; waits for the queue to open; never ends a run that had it
     controller asks, once a second, the store and the queue who is past a deadline, and fences who is; has the queue
                give out no groups while the disk is nearly full; has autoscaling look

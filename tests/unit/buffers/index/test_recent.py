@@ -101,5 +101,5 @@ def test_going_back_takes_the_step_back_and_rows_that_are_lost_are_told_no_more(
     assert [one.step for one in index.recent.page(None, 9)[0]] == [None, 0]
     index.go_to(0)
     assert [one.step for one in index.recent.page(None, 9)[0]] == [None, None]
-    index.lose([1], 0)
+    index.lost.begin_again([1], 0)
     assert [one.number for one in index.recent.page(None, 9)[0]] == [0]

@@ -212,8 +212,8 @@ def test_a_ready_group_whose_row_is_lost_is_issued_again_and_its_bytes_are_free(
     index.issue("r", 0, 2)
     finish(index, 0)
     before = index.counts()
-    assert index.lost_groups({frame(rows=2)}, leased=False) == [0]
-    assert index.lose([0], 0) == (2, -1)
+    assert index.lost.find({frame(rows=2)}, leased=False) == [0]
+    assert index.lost.begin_again([0], 0) == (2, -1)
     counts = index.counts()
     assert_books_close(counts)
     assert (counts.groups_ready, counts.groups_running, counts.groups_orphaned) == (0, 2, 1)
@@ -233,10 +233,10 @@ def test_a_lease_with_lost_rows_is_given_up_only_by_who_has_it():
     finish(index, 0)
     finish(index, 1)
     lease = index.lease(0)
-    assert index.lost_groups(set(lease.frames), leased=False) == []
+    assert index.lost.find(set(lease.frames), leased=False) == []
     assert index.lease(0) is lease
-    assert index.lost_groups(set(lease.frames), leased=True) == [0]
-    assert index.lose([0], 0) == (2, -1)
+    assert index.lost.find(set(lease.frames), leased=True) == [0]
+    assert index.lost.begin_again([0], 0) == (2, -1)
     assert index.lease(0).group.tolist() == [1, 1]
 
 
@@ -248,7 +248,7 @@ def test_a_step_that_cannot_take_its_groups_again_frees_those_of_the_steps_behin
         index.lease(step)
         index.commit(step)
     index.go_to(0)
-    assert index.lose([1], 0) == (2, 1)
+    assert index.lost.begin_again([1], 0) == (2, 1)
     assert index.lease(0).group.tolist() == [0, 0]
     index.commit(0)
     (again,) = index.issue("r", 1, 1)

@@ -9,8 +9,8 @@ from streamrl.learner.supervised.dpo_training import DpoTraining, trainer
 from streamrl.models.export import export_hf
 from streamrl.models.folders import require_ours
 from streamrl.models.load import DTYPES, load_model
-from streamrl.services.commands.pair_training import Sides, run_and_print, settings_of, source_of
 from streamrl.services.commands.printed import print_facts
+from streamrl.services.commands.training.pair_training import Sides, run_and_print, settings_of, source_of
 
 
 def train(

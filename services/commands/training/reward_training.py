@@ -8,8 +8,8 @@ from streamrl.learner.supervised.reward_training import RewardTraining, trainer
 from streamrl.models.classifier import write_classifier
 from streamrl.models.folders import require_ours
 from streamrl.models.load import load_model
-from streamrl.services.commands.pair_training import Sides, run_and_print, settings_of, source_of
 from streamrl.services.commands.printed import print_facts
+from streamrl.services.commands.training.pair_training import Sides, run_and_print, settings_of, source_of
 
 
 def train(
