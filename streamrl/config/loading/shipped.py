@@ -14,7 +14,7 @@ def find_configuration(file: str) -> Path:
     """The file itself, where there is one or `file` is a path; else that which comes under this name."""
     path = Path(file)
     is_name = path.name == file and not path.suffix
-    return FOLDER / f"{file}.toml" if is_name and not path.exists() and file in shipped_names() else path
+    return FOLDER / f"{file}.toml" if is_name and not path.is_file() and file in shipped_names() else path
 
 
 def unknown_name(file: str) -> str:

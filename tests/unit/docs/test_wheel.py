@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -48,6 +49,12 @@ def files_of(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in found if "__pycache__" not in path.parts}
 
 
+def contents_of(wheel: Path) -> dict[str, int]:
+    """What is in it, with the checksum of each file."""
+    with zipfile.ZipFile(wheel) as opened:
+        return {file.filename: file.CRC for file in opened.infolist()}
+
+
 def test_the_wheel_has_every_file_of_the_package_and_no_other_name(installed: Path) -> None:
     assert files_of(installed) == files_of(ROOT)
     for name in ("py.typed", "services/cli/main.py", "buffers/rows/schema.py", "configs/quickstart.toml"):
@@ -55,6 +62,16 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other_name(installed: Pa
     assert any(name.endswith(".html") for name in files_of(installed))
     names = {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")}
     assert names == {"bin", "streamrl"}
+
+
+def test_a_source_distribution_gives_the_same_wheel(installed: Path, tmp_path: Path) -> None:
+    run(*PIP, "install", "--target", tmp_path / "hatchling", "hatchling")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "hatchling")}
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT, env=env)
+    (source,) = tmp_path.glob("streamrl-*.tar.gz")
+    run(*PIP, "wheel", "--no-deps", "--wheel-dir", tmp_path, source)
+    checkouts, sources = (next(folder.glob("streamrl-*.whl")) for folder in (installed.parent, tmp_path))
+    assert contents_of(sources) == contents_of(checkouts)
 
 
 def test_its_modules_are_those_of_the_wheel(installed: Path) -> None:

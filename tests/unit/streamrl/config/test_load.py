@@ -35,6 +35,9 @@ def test_every_file_in_configs_loads(path):
 def test_one_that_comes_with_streamrl_is_found_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load("quickstart") == load(ROOT / "configs/quickstart.toml")
+    (tmp_path / "quickstart").mkdir()
+    assert load("quickstart") == load(ROOT / "configs/quickstart.toml"), "a folder is no configuration"
+    (tmp_path / "quickstart").rmdir()
     write(tmp_path, MODEL + 'name = "mine"\n', "quickstart")
     assert load("quickstart").name == "mine"
 
