@@ -15,7 +15,9 @@ def listen(gateway: GatewayConfig, port: int, unread_s: float) -> socket.socket:
     """
     host = "127.0.0.1" if gateway.host == "localhost" else gateway.host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # By its protocol asyncio knows that small writes are to be sent at once (TCP_NODELAY): else the body of each answer
+    # waits 40 ms for a client to acknowledge its head.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it; connections take it from the socket that accepts them

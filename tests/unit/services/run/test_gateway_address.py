@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import ssl
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from support.gateway.local_gateway import local_gateway
 
 from streamrl.config.schema.run import GatewayConfig
-from streamrl.services.run.gateway_address import url_of
+from streamrl.services.run.gateway_address import listen, url_of
 
 CLIENT = """
 import asyncio, os, sys, streamrl
@@ -24,6 +25,22 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_what_is_written_to_a_client_is_sent_at_once(host: str) -> None:
+    seen: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    listener = listen(GatewayConfig(enabled=True, host=host), 0, unread_s=1.0)
+    async with await asyncio.start_server(serve, sock=listener):
+        _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+        assert await seen == 1
+        writer.close()
+        await writer.wait_closed()
 
 
 @pytest.fixture
