@@ -27,7 +27,7 @@ from streamrl.gateway.sessions.sessions import Sessions
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
 from streamrl.services.actors.observe import Observer
 from streamrl.services.gateway.answering import Answering
-from streamrl.services.gateway.app import describe_truly, make_app
+from streamrl.services.gateway.app import make_app
 from streamrl.services.gateway.controls import ControlService
 from streamrl.services.gateway.gateway_services import GatewayServices
 from streamrl.services.gateway.guard import PATIENCE, Guard, Patience
@@ -90,7 +90,6 @@ class GatewayActor:
         self._watch = RunWatch(self._run, config, self._status)
         app = make_app(self._services(longest_prompt, counts))
         add_page(app, self._watch)
-        describe_truly(app)
         guard = Guard(
             app,
             Doorkeeper(self._run.key(), config.gateway.names),

@@ -67,9 +67,29 @@ _CODES = {400: "invalid_body", 404: "not_found", 405: "method_not_allowed"}
 """Of the statuses that the framework gives by itself."""
 
 
+class GatewayApp(FastAPI):
+    """Its specification is made when it is asked for: to make it takes longer than all else of a start."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Two things that the framework says otherwise: a wrong body is answered by 400 and not by 422; refusals are
+        JSON, whatever else a route answers in."""
+        if self.openapi_schema is not None:
+            return self.openapi_schema
+        spec = super().openapi()
+        for operation in (one for path in spec["paths"].values() for one in path.values()):
+            operation["responses"].pop("422", None)
+            for status, told in operation["responses"].items():
+                if status != "200":
+                    (schema,) = told["content"].values()
+                    told["content"] = {"application/json": schema}
+        for name in ("HTTPValidationError", "ValidationError"):
+            spec["components"]["schemas"].pop(name, None)
+        return spec
+
+
 def make_app(services: GatewayServices) -> FastAPI:
     """The application, without its guard."""
-    app = FastAPI(
+    app = GatewayApp(
         title="streamrl gateway",
         description="Completions of a model while it is trained. Send `Authorization: Bearer` with the run's token.",
         docs_url=None,
@@ -89,20 +109,6 @@ def make_app(services: GatewayServices) -> FastAPI:
     _add_controls(app, services)
     _add_weights(app, services)
     return app
-
-
-def describe_truly(app: FastAPI) -> None:
-    """Called once all routes are there. Two things that the framework says otherwise: a wrong body is answered by 400
-    and not by 422; refusals are JSON, whatever else a route answers in."""
-    spec = app.openapi()
-    for operation in (one for path in spec["paths"].values() for one in path.values()):
-        operation["responses"].pop("422", None)
-        for status, told in operation["responses"].items():
-            if status != "200":
-                (schema,) = told["content"].values()
-                told["content"] = {"application/json": schema}
-    for name in ("HTTPValidationError", "ValidationError"):
-        spec["components"]["schemas"].pop(name, None)
 
 
 class CancelRequest(BaseModel):
