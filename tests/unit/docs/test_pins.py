@@ -2,8 +2,10 @@
 
 import re
 import tomllib
+from typing import Any
 
-import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from support.repository import ROOT
 
 LOCK = ROOT / "uv.lock"
@@ -20,10 +22,35 @@ def constraints() -> dict[str, str]:
     return {canonical(name): version for name, version in pins}
 
 
-@pytest.mark.skipif(not LOCK.exists(), reason="there is no uv.lock")
+def locked() -> list[dict[str, Any]]:
+    packages: list[dict[str, Any]] = tomllib.loads(LOCK.read_text())["package"]
+    return packages
+
+
 def test_the_lock_has_every_pin_in_the_same_version() -> None:
-    locked = {package["name"]: package.get("version") for package in tomllib.loads(LOCK.read_text())["package"]}
-    assert {name: locked.get(name) for name in constraints()} == constraints()
+    versions: dict[str, set[str]] = {}
+    for package in locked():
+        versions.setdefault(package["name"], set()).add(package["version"])
+    assert {name: version for name, version in constraints().items() if version not in versions.get(name, ())} == {}
+    # Where two extras exclude each other, each has its own: uv asks for one at a time.
+    assert {name for name, several in versions.items() if len(several) > 1} == {"openai"}
+
+
+def test_the_lock_is_of_what_the_project_asks_for_today() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = {(Requirement(line), "") for line in project["dependencies"]}
+    for extra, lines in project["optional-dependencies"].items():
+        asked |= {(Requirement(line.partition(";")[0]), extra) for line in lines}
+    (streamrl,) = (package for package in locked() if package["name"] == "streamrl")
+    given = streamrl["metadata"]["requires-dist"]
+    assert {(canonical(one.name), str(one.specifier), extra) for one, extra in asked} == {
+        (one["name"], str(SpecifierSet(one.get("specifier", ""))), extra_of(one.get("marker", ""))) for one in given
+    }
+
+
+def extra_of(marker: str) -> str:
+    found = re.search(r"extra == '([^']+)'", marker)
+    return found[1] if found else ""
 
 
 def test_what_builds_the_docs_is_pinned_and_is_what_the_extra_says() -> None:
