@@ -124,8 +124,9 @@ async def _unconfined(source: str, folder: Path) -> bytes:
     return (await process.communicate())[0]
 
 
-def test_no_attack_is_scored(machine: Machine) -> None:
-    """Whatever form the tests have. Who compares is outside of each level."""
+@pytest.mark.parametrize("every_form", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_no_attack_is_scored(every_form: bool, machine: Machine) -> None:
+    """Whatever form the tests have; the short test gives each attack one. Who compares is outside of each level."""
     scorer = make_scorer("code", RewardModelConfig(), config("namespaces"))
     tests = [
         [{"input": "1", "output": "42"}],
@@ -137,14 +138,19 @@ def test_no_attack_is_scored(machine: Machine) -> None:
     ]
     slow = {"time without end", "sleep without end", "stop itself", "fork and go away"}
     attacks = [attack for attack in ATTACKS if attack not in slow]
-    items = [_item(program(attack, **machine.places), test) for attack in attacks for test in tests]
+    tried = [
+        (attack, test)
+        for place, attack in enumerate(attacks)
+        for number, test in enumerate(tests)
+        if every_form or number == place % len(tests)
+    ]
+    items = [_item(program(attack, **machine.places), test) for attack, test in tried]
     right = "def answer(number): return 42\nif __name__ == '__main__': print(42)"
     items += [_item(right, test) for test in tests]
     scores = [one.reward for one in scorer.score(items)]
     scorer.close()
     assert scores[-len(tests) :] == [1.0] * len(tests)
-    scored = [attacks[place // len(tests)] for place, one in enumerate(scores[: -len(tests)]) if one != 0.0]
-    assert scored == []
+    assert [attack for (attack, _), score in zip(tried, scores, strict=False) if score != 0.0] == []
 
 
 def _item(program: str, tests: object) -> RewardItem:
