@@ -45,8 +45,11 @@ test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/unit -m 'not long' -n auto --maxprocesses 4 --dist loadfile --durations=10
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/integration -m 'not long' -n 2 --dist loadfile --durations=10
 
+test-long: export FAULT_SCALE ?= 0.02
+test-long: export KILLS ?= 1
 test-long: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 FAULT_SCALE=0.02 KILLS=1 $(BIN)/python $(PYTEST) tests/unit tests/integration tests/faults -m long $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/unit tests/integration -m long -n 2 --dist loadfile --durations=10 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/faults -m long $(ARGS)
 
 test-low-bit: $(VENV)/.installed-dev .venvs/low-bit/.installed
 	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.venvs/low-bit $(BIN)/python $(PYTEST) tests/unit/streamrl/learner/optim/test_adamw_8bit.py \

@@ -14,7 +14,7 @@ from streamrl.services.commands.replay import replay
 from streamrl.services.commands.run_verbs import export
 from streamrl.services.run.folder import RunFolder
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 STEPS = 60
 OVERRIDES = (

@@ -36,6 +36,7 @@ every = 1000
 """
 
 
+@pytest.mark.long
 def test_programs_are_scored_while_the_run_trains(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN)
     # A program passes that is one, as most strings of digits and signs are not.

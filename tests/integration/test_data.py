@@ -112,7 +112,8 @@ CURRICULUM = (
 )
 
 
-@pytest.mark.parametrize("curriculum", [(), pytest.param(CURRICULUM, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("curriculum", [(), CURRICULUM])
 def test_invariant_4_a_run_on_files_that_was_killed_is_bit_equal_to_the_loop_that_never_was(
     streamrl,
     files: Path,
@@ -145,6 +146,7 @@ def test_invariant_4_a_run_on_files_that_was_killed_is_bit_equal_to_the_loop_tha
     assert len(digests) == STEPS
 
 
+@pytest.mark.long
 def test_a_run_whose_reward_was_wrong_is_scored_again_and_goes_on_with_the_right_one(
     streamrl, files: Path, streamrl_path: Path, user_folder: Path
 ) -> None:

@@ -13,7 +13,7 @@ from streamrl.config import load
 from streamrl.models.load import load_model
 from streamrl.reference import Reference
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 STEPS = 4
 

@@ -198,6 +198,7 @@ def test_invariant_4_holds_where_groups_are_filtered(synchronous, monkeypatch) -
     assert system[0]["reward/filtered_share"] > 0.0
 
 
+@pytest.mark.long
 def test_client_requests_change_no_bit_of_what_is_trained(on_one_rank, streamed, user_folder, streamrl_path) -> None:
     model = ("--model.preset", "none", "--model.path", str(streamed.folder / "model"))
     flags = [argument for pair in SYNCHRONOUS for argument in pair]
@@ -217,7 +218,8 @@ def test_client_requests_change_no_bit_of_what_is_trained(on_one_rank, streamed,
     assert sampled_ids(run.folder) == sampled_ids(on_one_rank.folder)
 
 
-@pytest.mark.parametrize("spread", ["rows", pytest.param("tokens", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("spread", ["rows", "tokens"])
 def test_twenty_live_steps_on_two_ranks_agree_with_one_rank_to_1e_5(synchronous, on_one_rank, spread: str) -> None:
     """Each rank with rows of its own, or with a stretch of every pack."""
     more = ("--learner.sequence_parallel", "2") if spread == "tokens" else ()

@@ -16,6 +16,7 @@ def on_server(program: Path) -> tuple[str, ...]:
     return ("--rollout.engine", "vllm", "--rollout.server.python", str(program), "--eval.every", "1000")
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_is_replaced_and_its_requests_are_answered_under_the_same_ids(
     user_folder: Path, streamrl_path: Path, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ def learned(explained: Callable[[str, str], Explained]) -> Explained:
     return explained("learned", SLOW_LEARNER)
 
 
+@pytest.mark.long
 def test_a_slow_reward_bounds_the_run(judged: Explained) -> None:
     figures = judged.figures("bound by reward")
     assert next(iter(judged.findings)) == "bound by reward"
@@ -142,6 +143,7 @@ def test_answers_that_are_all_cut_are_named_with_the_limit(judged: Explained) ->
     assert "rollout.sampling.max_new_tokens = 6" in judged.findings["truncated"]["text"]
 
 
+@pytest.mark.long
 def test_a_slow_learner_bounds_the_run(learned: Explained) -> None:
     figures = learned.figures("bound by learner")
     assert next(iter(learned.findings)) == "bound by learner"

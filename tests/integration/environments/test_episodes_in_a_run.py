@@ -158,6 +158,7 @@ def test_the_reward_is_the_environments(played: Finished) -> None:
     assert all(record["reward"] == 0.5 for record in records if "limit" in record)  # what `truncated` gives
 
 
+@pytest.mark.long
 def test_agents_of_one_episode_have_rows_and_rewards_of_their_own(games: Path) -> None:
     options = ("--name", "pair", "--environment.name", "my_games:Pair", "--learner.steps", "6")
     done = run(games, "up", "run.toml", *options, name="pair")
@@ -177,6 +178,7 @@ def test_agents_of_one_episode_have_rows_and_rewards_of_their_own(games: Path) -
     assert all(step.same for step in replay(RunFolder.open(done.folder)))
 
 
+@pytest.mark.long
 def test_environments_that_fail_end_alone_and_the_run_goes_on(games: Path, tmp_path: Path) -> None:
     folder = tmp_path / "bad"
     shutil.copytree(games, folder, ignore=shutil.ignore_patterns("runs"))

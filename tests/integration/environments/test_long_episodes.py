@@ -83,6 +83,7 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return done
 
 
+@pytest.mark.long
 def test_what_is_trained_has_the_lengths_of_what_was_asked(walked: Finished) -> None:
     """One of all trained episodes, and of all rows: by the row, which is stronger than by the histogram."""
     rows = list(rows_of(walked.folder))

@@ -73,6 +73,7 @@ def report_in(text: str) -> str:
     return Path(found[1]).read_text()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not TELLS, reason="Linux before 6.15 does not tell how a process ended that is no child")
 def test_how_each_part_died_doing_what_and_at_what_cost_is_told_once_and_written_down(
     user_folder: Path, streamrl_path: Path

@@ -40,6 +40,7 @@ def test_invariant_8_parts_killed_and_rollouts_that_fail_lose_nothing_and_are_no
     assert set(summary["discards_by_reason"]) == {"reward_failed"}
 
 
+@pytest.mark.long
 def test_a_reward_that_always_raises_stops_the_run_with_its_reason(user_folder: Path, streamrl_path: Path) -> None:
     (user_folder / "broken.py").write_text("def reward(completion, **_):\n    raise KeyError('solution')\n")
     with live_run(user_folder, streamrl_path, "raises", *SCRIPTED, "--reward.function", "broken:reward") as run:
@@ -51,6 +52,7 @@ def test_a_reward_that_always_raises_stops_the_run_with_its_reason(user_folder: 
     assert json.loads((run.folder / "failure.json").read_text())["component"] == "reward"
 
 
+@pytest.mark.long
 def test_a_task_of_which_every_group_is_filtered_ends_the_run_and_says_why(
     user_folder: Path, streamrl_path: Path
 ) -> None:
@@ -64,7 +66,8 @@ def test_a_task_of_which_every_group_is_filtered_ends_the_run_and_says_why(
     assert not run.steps()
 
 
-@pytest.mark.parametrize("victim", ["up", *(pytest.param(one, marks=pytest.mark.long) for one in ("watcher", "owner"))])
+@pytest.mark.long
+@pytest.mark.parametrize("victim", ["up", "watcher", "owner"])
 def test_after_kill_9_of_what_holds_a_run_nothing_of_it_is_alive_10_s_later(
     victim: str, user_folder: Path, streamrl_path: Path
 ) -> None:

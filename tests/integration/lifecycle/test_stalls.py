@@ -19,6 +19,7 @@ ENDLESS = ("--learner.steps", "100000")
 REWARD = ("--reward.function", reward_gate.FUNCTION, "--reward.timeout_s", "200")
 
 
+@pytest.mark.long
 def test_a_reward_that_waits_for_ever_is_named_with_its_stack_and_the_run_goes_on_after_it(
     tmp_path: Path, streamrl_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def until_serving(run: LiveRun, count: int) -> None:
     assert len(run.events[-1]["replicas"]) == count
 
 
+@pytest.mark.long
 def test_replicas_come_and_go_while_a_run_trains_and_nothing_is_lost(user_folder: Path, streamrl_path: Path) -> None:
     with live_run(user_folder, streamrl_path, "scaled", *SCRIPTED, *SLOW, "--rollout.replicas", "1") as run:
         run.until_step(3)

@@ -113,6 +113,7 @@ def check_shares(groups: list[Draw], what: str) -> None:
     assert abs(ratio - 3) <= 3 * TOLERANCE, f"{what}: {ratio:.3f} to 1"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_two_streams_that_are_kept_full_share_a_live_run_by_weight_and_a_priority_goes_first(
     user_folder: Path, streamrl_path: Path

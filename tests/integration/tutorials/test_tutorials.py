@@ -61,6 +61,7 @@ def test_own_model(tmp_path: Path) -> None:
     assert (tmp_path / "trained/model.safetensors").stat().st_size > 1_000_000
 
 
+@pytest.mark.long
 def test_an_agent(tmp_path: Path) -> None:
     instead = {FEW: FEW_WARM, "pip install openai": "python -c 'import openai'", "agent.py 320": "agent.py 32"}
     printed = follow("agent", tmp_path, instead)

@@ -20,6 +20,22 @@ def test_what_a_change_touched_is_in_every_part() -> None:
     assert all(FILES[0] in files_of(f"{number}/3", FILES, {FILES[0], "README.md"}) for number in (1, 2, 3))
 
 
+@pytest.mark.parametrize(
+    ("touched", "runs"),
+    [
+        ("streamrl/learner/optim/schedule.py", True),
+        ("streamrl/learner/optim/deeper/one.py", True),
+        ("streamrl/learner/optimizer.py", False),
+        ("streamrl/learner/fsdp.py", False),
+        ("README.md", False),
+    ],
+)
+def test_what_a_change_touched_brings_the_unit_tests_of_its_folder(touched: str, runs: bool) -> None:
+    name = "tests/unit/streamrl/learner/optim/test_a.py"
+    files = ["tests/unit/streamrl/learner/a/test_a.py", name]
+    assert (name in files_of("1/2", files, {touched})) is runs
+
+
 @pytest.mark.parametrize("part", ["", "3", "0/3", "4/3", "a/3", "1/"])
 def test_what_is_no_part_is_refused(part: str) -> None:
     with pytest.raises(ValueError, match="give k/n"):

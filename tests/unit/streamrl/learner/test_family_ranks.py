@@ -10,6 +10,8 @@ PROGRAM = Path(__file__).with_name("family_rank.py")
 FAMILIES = ("gemma3_text", "gpt_oss", "qwen3_moe", "deepseek_v3", "qwen3_5_text", "lfm2", "mamba2", "falcon_h1")
 COMPARED = ("loss/policy", "loss/entropy", "grad/norm", "mismatch/kl")
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:

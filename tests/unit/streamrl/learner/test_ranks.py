@@ -58,6 +58,7 @@ def test_a_checkpoint_of_two_ranks_resumes_bit_equal_on_two_and_closely_on_one(r
     assert_agree(runs.one["resumed_metrics"], runs.two[0]["metrics"][16:])
 
 
+@pytest.mark.long
 def test_weights_and_moments_go_from_two_ranks_to_one_and_back_without_a_changed_bit(
     runs: Runs, tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_on_two_shares_a_warm_up_leaves_equal_weights_on_one_rank_and_two(runs: 
     assert runs.one["warm_digest"] == first["warm_digest"] == second["warm_digest"]
 
 
+@pytest.mark.long
 def test_ranks_that_compute_in_bfloat16_add_their_gradients_in_float32(tmp_path: Path) -> None:
     (one,), two = (run_ranks(BFLOAT16, tmp_path, world) for world in (1, 2))
     assert two[0] == two[1]
@@ -137,6 +139,7 @@ def test_ranks_that_compute_in_bfloat16_add_their_gradients_in_float32(tmp_path:
         assert name.endswith("norm.weight") or not torch.equal(got, got.bfloat16().float()), name
 
 
+@pytest.mark.long
 def test_ranks_wait_for_the_first_one_longer_than_a_collective_may_take(tmp_path: Path) -> None:
     for rank in run_ranks(LATE, tmp_path, 2):
         assert rank == {"heard": "a plan", "everyone": 2.0}

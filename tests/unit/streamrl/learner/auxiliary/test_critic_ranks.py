@@ -11,6 +11,8 @@ CRITIC = ("critic/loss", "critic/explained_variance", "critic/value_mean", "crit
 POLICY = ("loss/policy", "grad/norm")
 OF_POLICY = ("ratio/mean", "mismatch/kl")
 
+pytestmark = pytest.mark.long
+
 
 class Runs(NamedTuple):
     two: list[dict[str, Any]]

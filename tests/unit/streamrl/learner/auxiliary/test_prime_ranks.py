@@ -10,6 +10,8 @@ PROGRAM = Path(__file__).with_name("prime_rank.py")
 OF_MODEL = ("prime/loss", "prime/reward_mean", "prime/row_reward_abs_max", "prime/grad_norm")
 OF_POLICY = ("loss/policy", "grad/norm", "ratio/mean", "mismatch/kl")
 
+pytestmark = pytest.mark.long
+
 
 class Runs(NamedTuple):
     two: list[dict[str, Any]]

@@ -286,6 +286,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(run_ranks(PROGRAM, folder, 2), run_ranks(PROGRAM, folder, 1)[0])
 
 
+@pytest.mark.long
 def test_on_two_shares_one_rank_and_two_make_equal_adapters_and_equal_models(runs: Runs) -> None:
     for key in ("shared_digest", "gathered_digest", "merged_digest", "state_digest"):
         assert len({rank[key] for rank in (*runs.two, runs.one)}) == 1, key
@@ -294,12 +295,14 @@ def test_on_two_shares_one_rank_and_two_make_equal_adapters_and_equal_models(run
     assert norms[0] == norms[1] == norms[2]
 
 
+@pytest.mark.long
 def test_adapters_of_which_a_rank_has_no_row_are_trained_as_on_one(runs: Runs) -> None:
     for mine, theirs in zip(runs.two[0]["odd_metrics"], runs.one["odd_metrics"], strict=True):
         for key in COMPARED:
             assert mine[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-5), key
 
 
+@pytest.mark.long
 def test_the_base_is_gathered_whole_and_unchanged_from_two_ranks(runs: Runs) -> None:
     for key in ("base", "odd_base"):
         assert len({digest for rank in (*runs.two, runs.one) for digest in rank[key]}) == 1

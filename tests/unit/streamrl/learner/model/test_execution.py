@@ -22,6 +22,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, A
     return {world: run_ranks(PROGRAM, folder, world, Path("all")) for world in (1, 2)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("way", ["activation_checkpointing", "offload", "both"])
 @pytest.mark.parametrize("trained", ["", "adapters, "])
@@ -36,6 +37,7 @@ def test_a_layer_computed_in_another_way_leaves_equal_losses_gradients_and_weigh
         assert (other["digest"], other["names"]) == (plain["digest"], plain["names"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trained", ["", "adapters, "])
 def test_two_ranks_leave_the_weights_of_one_under_all_of_it(
     trained: str, runs: dict[int, list[dict[str, Any]]]
@@ -46,12 +48,14 @@ def test_two_ranks_leave_the_weights_of_one_under_all_of_it(
     assert first["digest"] == second["digest"]
 
 
+@pytest.mark.long
 def test_a_checkpointed_layer_is_computed_twice_and_others_once(runs: dict[int, list[dict[str, Any]]]) -> None:
     found = runs[1][0]
     assert found["activation_checkpointing"]["calls"] == found["both"]["calls"] == 2 * found["plain"]["calls"]
     assert found["offload"]["calls"] == found["plain"]["calls"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("trained", ["", "adapters, "])
 def test_gradients_that_are_added_over_the_ranks_after_each_pack_are_the_same_to_rounding(

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _pytest.mark import ParameterSet
 from safetensors.torch import load_file
 from support.learner.rank_processes import run_ranks
 from transformers import Qwen3Config
@@ -28,12 +27,7 @@ def ranks_in(mesh: str) -> int:
     return math.prod(map(int, mesh.split("x")))
 
 
-def marked(mesh: str, *further: str) -> ParameterSet:
-    """Four ranks on two processors take a minute."""
-    return pytest.param(mesh, *further, marks=[pytest.mark.long] if ranks_in(mesh) > 2 else [])
-
-
-MESHES = [marked(mesh) for mesh in dict.fromkeys(mesh for mesh, _ in TRAINED)]
+MESHES = list(dict.fromkeys(mesh for mesh, _ in TRAINED))
 
 
 class Runs:
@@ -67,7 +61,8 @@ def assert_agree(got: list[dict[str, float]], expected: list[dict[str, float]]) 
             assert a[key] == pytest.approx(b[key], rel=1e-5, abs=1e-5), key
 
 
-@pytest.mark.parametrize(("mesh", "family"), [marked(*each) for each in TRAINED])
+@pytest.mark.long
+@pytest.mark.parametrize(("mesh", "family"), TRAINED)
 def test_spread_packs_give_the_losses_gradient_norms_and_weights_of_one_rank(
     mesh: str, family: str, runs: Runs
 ) -> None:
@@ -82,6 +77,7 @@ def test_spread_packs_give_the_losses_gradient_norms_and_weights_of_one_rank(
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", MESHES)
 def test_every_rank_knows_the_log_probs_and_values_of_all_targets(mesh: str, runs: Runs) -> None:
     for rank in runs.of(mesh):
@@ -92,24 +88,28 @@ def test_every_rank_knows_the_log_probs_and_values_of_all_targets(mesh: str, run
         assert sum(map(len, rank["logprobs"])) > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_loss_by_rows_and_packs_of_fewer_tokens_than_ranks_train_as_on_one_rank(mesh: str, runs: Runs) -> None:
     for rank in runs.of(mesh):
         assert_agree(rank["rows"], runs.one["rows"])
 
 
-@pytest.mark.parametrize("mesh", ["1x2x1", marked("2x2x1"), marked("1x4x1")])
+@pytest.mark.long
+@pytest.mark.parametrize("mesh", ["1x2x1", "2x2x1", "1x4x1"])
 def test_adapters_train_as_on_one_rank(mesh: str, runs: Runs) -> None:
     for rank in runs.of(mesh):
         assert_agree(rank["adapters"], runs.one["adapters"])
 
 
-@pytest.mark.parametrize(("mesh", "family"), [marked(*each) for each in TRAINED])
+@pytest.mark.long
+@pytest.mark.parametrize(("mesh", "family"), TRAINED)
 def test_all_ranks_give_out_the_same_weights_also_beside_the_steps(mesh: str, family: str, runs: Runs) -> None:
     assert len({rank[family][name] for rank in runs.of(mesh) for name in ("digest", "gathered")}) == 1
 
 
-@pytest.mark.parametrize("mesh", ["1x2x1", marked("1x4x1")])
+@pytest.mark.long
+@pytest.mark.parametrize("mesh", ["1x2x1", "1x4x1"])
 def test_layers_that_are_computed_again_are_the_same(mesh: str, runs: Runs) -> None:
     for rank in runs.of(mesh):
         assert rank["checkpointed"]["digest"] == rank["qwen3"]["digest"]
