@@ -1,24 +1,57 @@
-"""Where numba keeps what it compiles of our modules, so that no process compiles what another one has.
+"""Functions that numba compiles, and where it keeps them, so that no process compiles what another one has.
 
-Numba keeps it beside the module or in the user's cache folder, and refuses to compile where it may write to neither:
-in a container under any user, with its packages read-only.
+Numba keeps them beside the module or in the user's cache folder, and refuses to compile where it may write to neither:
+in a container under any user, with its packages read-only. It also numbers its files by an index that it has read a
+moment before: of two processes that compile at once for different types, one writes over the other's file, and a third
+is given a function for other types than it asked for. Replicas start at once, so each file has a name of its own here.
 """
 
 import os
+import secrets
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from numba import config
+from numba import config, njit
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 from streamrl.system.cache_folder import cache_folder
 
 
-def keep_kernels_of(module: str) -> None:
-    """Have numba keep them where this process may write; a choice of the user's (NUMBA_CACHE_DIR) stands.
+def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator: the function is compiled for the types that it is called with, without the GIL, and kept. options:
+    of `numba.njit`. Where NUMBA_DISABLE_JIT is set, the function as it is."""
 
-    module: its `__file__`. Call it before the first function is compiled.
-    """
-    if config.CACHE_DIR or _takes(Path(module).parent):
+    def compiled(function: Callable[..., Any]) -> Any:
+        _keep_beside(Path(function.__code__.co_filename).parent)
+        dispatcher = njit(error_model="numpy", nogil=True, **options)(function)
+        if compiles_kernels():
+            dispatcher._cache = _Cache(function)  # as `cache=True` does with numba's own
+        return dispatcher
+
+    return compiled
+
+
+class _CacheFile(IndexDataCacheFile):
+    def save(self, key: Any, data: Any) -> None:
+        name = self._data_name(secrets.randbits(63))
+        self._save_data(name, data)
+        # What another process adds between these two lines is left out: somebody compiles it once more.
+        overloads = self._load_index()
+        self._save_index({**overloads, key: name})
+
+
+class _Cache(FunctionCache):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        stamp = self._impl.locator.get_source_stamp()
+        self._cache_file = _CacheFile(self._cache_path, self._impl.filename_base, stamp)
+
+
+def _keep_beside(package: Path) -> None:
+    """Have numba keep them where this process may write; a choice of the user's (NUMBA_CACHE_DIR) stands."""
+    if config.CACHE_DIR or _takes(package):
         return
     config.CACHE_DIR = str(cache_folder("kernels") or tempfile.mkdtemp(prefix="streamrl-kernels-"))
 

@@ -5,16 +5,13 @@ Releases the GIL and takes no memory. Knows no tensors and no formats.
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from streamrl.system.kernel_cache import keep_kernels_of
-
-keep_kernels_of(__file__)
+from streamrl.system.kernel_cache import kernel
 
 Bits = npt.NDArray[np.int16] | npt.NDArray[np.int32]
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@kernel()
 def copy(source: Bits, target: Bits, magnitude: int) -> int:
     """Copy `source` over `target`, of the same length. Returns the largest of the elements' bits but for their sign.
 

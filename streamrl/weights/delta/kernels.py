@@ -23,12 +23,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
-from streamrl.system.kernel_cache import keep_kernels_of
-
-keep_kernels_of(__file__)
+from streamrl.system.kernel_cache import kernel
 
 PIECE = 2**16
 HEADER_WORDS = 2
@@ -42,7 +40,6 @@ Elements = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 Words = npt.NDArray[np.uint32]
 Stream = npt.NDArray[np.uint8]
 
-_OPTIONS = {"cache": True, "error_model": "numpy", "nogil": True}
 # A cached function is compiled again when this file changes, and not when another does that it takes from: so all is
 # here.
 
@@ -67,7 +64,7 @@ def _zeros_above(_: Any, value: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
-@njit(forceinline=True, **_OPTIONS)
+@kernel(forceinline=True)
 def _length(x: int) -> int:
     """Bits of x up to its highest one."""
     return 64 - _zeros_above(np.uint64(x))
@@ -79,7 +76,7 @@ def encoded_words(elements: int, item_bytes: int) -> int:
     return 1 + pieces * (HEADER_WORDS + 1) + -(-elements * (8 * item_bytes + 3) // 32)
 
 
-@njit(**_OPTIONS)
+@kernel()
 def encode(old_N: Elements, new_N: Elements, out: Words) -> int:
     """The pieces of old_N -> new_N, into `out` of `encoded_words(N)` words. Returns the words that were written."""
     indexes, steps = np.empty(PIECE, np.uint32), np.empty(PIECE, np.uint32)
@@ -91,7 +88,7 @@ def encode(old_N: Elements, new_N: Elements, out: Words) -> int:
     return used
 
 
-@njit(**_OPTIONS)
+@kernel()
 def _changed(old_P: Any, new_P: Any, indexes: Words, steps: Words) -> int:
     """Find the elements that differ, with their steps. Returns how many."""
     each = 8 // old_P.itemsize
@@ -114,7 +111,7 @@ def _changed(old_P: Any, new_P: Any, indexes: Words, steps: Words) -> int:
     return count
 
 
-@njit(forceinline=True, **_OPTIONS)
+@kernel(forceinline=True)
 def _collect(old: Any, new: Any, start: int, item_bytes: int, indexes: Words, count: int) -> int:
     """Append the indexes of the elements that differ in the words from `start` on."""
     words = np.uint64(0)
@@ -133,7 +130,7 @@ def _collect(old: Any, new: Any, start: int, item_bytes: int, indexes: Words, co
     return count
 
 
-@njit(**_OPTIONS)
+@kernel()
 def _write(indexes: Words, steps: Words, width: int, out: Words, used: int) -> int:
     """One piece, from word `used` on. Returns the first word behind it."""
     gap_order, step_order = _gap_order(indexes), _step_order(steps, width)
@@ -158,7 +155,7 @@ def _write(indexes: Words, steps: Words, width: int, out: Words, used: int) -> i
     return used + (filled > 0)
 
 
-@njit(forceinline=True, **_OPTIONS)
+@kernel(forceinline=True)
 def _put(value: int, width: int, bits: Any, filled: int, out: Words, used: int) -> tuple[Any, int, int]:
     """Append the low `width` <= 32 bits, of which there are no others, to less than 32 bits that wait."""
     bits |= np.uint64(value) << np.uint64(filled)
@@ -169,7 +166,7 @@ def _put(value: int, width: int, bits: Any, filled: int, out: Words, used: int) 
     return bits >> np.uint64(full << 5), filled & 31, used + full
 
 
-@njit(**_OPTIONS)
+@kernel()
 def _gap_order(indexes: Words) -> int:
     """The order with 2^order <= mean gap < 2^(order + 1), or 0: a bit for each element of a piece at most."""
     count = len(indexes)
@@ -179,7 +176,7 @@ def _gap_order(indexes: Words) -> int:
     return max(_length(mean) - 1, 0)
 
 
-@njit(**_OPTIONS)
+@kernel()
 def _step_order(steps: Words, width: int) -> int:
     """The order of the least size, taken from how many steps have each length.
 
@@ -200,7 +197,7 @@ def _step_order(steps: Words, width: int) -> int:
     return best
 
 
-@njit(**_OPTIONS)
+@kernel()
 def apply(stream: Stream, at: int, target_N: Any) -> int:
     """Make old elements new ones in place, by the pieces from byte `at` of the stream on.
 
@@ -213,7 +210,7 @@ def apply(stream: Stream, at: int, target_N: Any) -> int:
     return at
 
 
-@njit(**_OPTIONS)
+@kernel()
 def _apply_piece(stream: Stream, at: int, target_P: Any) -> int:
     if at + 4 * HEADER_WORDS > len(stream):
         return CUT
@@ -246,7 +243,7 @@ def _apply_piece(stream: Stream, at: int, target_P: Any) -> int:
     return FOREIGN if bits else at
 
 
-@njit(forceinline=True, **_OPTIONS)
+@kernel(forceinline=True)
 def _take_zeros(stream: Stream, at: int, bits: Any, filled: int) -> tuple[int, Any, int, int]:
     """Take zeros and the one behind them. Returns how many, or -1 at the stream's end, and what waits then."""
     zeros = 0
@@ -259,7 +256,7 @@ def _take_zeros(stream: Stream, at: int, bits: Any, filled: int) -> tuple[int, A
     return zeros + more, bits >> np.uint64(more) >> np.uint64(1), filled - more - 1, at
 
 
-@njit(forceinline=True, **_OPTIONS)
+@kernel(forceinline=True)
 def _take(width: int, stream: Stream, at: int, bits: Any, filled: int) -> tuple[int, Any, int, int]:
     """Take `width` <= 32 bits where less than 32 wait. Returns them, or -1 at the stream's end, and what waits then."""
     if filled < width:
@@ -270,7 +267,7 @@ def _take(width: int, stream: Stream, at: int, bits: Any, filled: int) -> tuple[
     return np.int64(bits & np.uint64((1 << width) - 1)), bits >> np.uint64(width), filled - width, at
 
 
-@njit(forceinline=True, **_OPTIONS)
+@kernel(forceinline=True)
 def _word(stream: Stream, at: int) -> int:
     low = np.int64(stream[at]) | np.int64(stream[at + 1]) << 8
     return low | np.int64(stream[at + 2]) << 16 | np.int64(stream[at + 3]) << 24

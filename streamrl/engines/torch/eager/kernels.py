@@ -18,15 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from streamrl.system.kernel_cache import keep_kernels_of
+from streamrl.system.kernel_cache import kernel
 from streamrl.types import FloatArray, LongArray
-
-keep_kernels_of(__file__)
 
 Bits = npt.NDArray[np.int32]
 
@@ -36,7 +34,6 @@ _VECTOR = ir.VectorType(ir.FloatType(), LANES)
 # No `fastmath`: with it a function that this process compiled and the same one from the cache differ in their last
 # bits. Sums have several terms in flight by hand instead. (A cached function is compiled again when this file changes,
 # and not when another does that it takes from: so all is here.)
-_OPTIONS = {"cache": True, "error_model": "numpy", "nogil": True}
 
 # exp(x) = 2^k * exp(r) with |r| <= ln(2) / 2; the polynomial and the two parts of ln(2) are those of Cephes, expf.
 _LOG2_E = np.float32(1.44269504088896341)
@@ -100,7 +97,7 @@ def _across(builder: Any, lanes: Any) -> Any:
     return builder.extract_element(lanes, ir.IntType(32)(0))
 
 
-@njit(**_OPTIONS)
+@kernel()
 def multiply(x_RI: FloatArray, weight_OI: FloatArray, out_RO: FloatArray) -> None:
     """out = x weight^T, each number the `dot` of a row and a row of the weight. A block of rows at a time, so that
     they stay near while the weight passes by."""
@@ -112,7 +109,7 @@ def multiply(x_RI: FloatArray, weight_OI: FloatArray, out_RO: FloatArray) -> Non
                 out_RO[r, o] = dot(x_RI[r], weight)
 
 
-@njit(**_OPTIONS)
+@kernel()
 def exponentials(x: FloatArray, bits: Bits) -> None:
     """x[i] = exp(x[i]) in place, for x <= 0: 2 units in the last place; exactly 0 below -87.3. `bits` is scratch of
     the same length."""
@@ -130,21 +127,21 @@ def exponentials(x: FloatArray, bits: Bits) -> None:
         x[i] *= powers[i]
 
 
-@njit(**_OPTIONS)
+@kernel()
 def rms_norm(x_TE: FloatArray, weight_E: FloatArray, eps: np.float32, out_TE: FloatArray) -> None:
     """out = x / sqrt(mean(x^2) + eps) * weight."""
     for t in range(x_TE.shape[0]):
         _norm_row(x_TE[t], weight_E, eps, out_TE[t])
 
 
-@njit(**_OPTIONS)
+@kernel()
 def _norm_row(x: FloatArray, weight: FloatArray, eps: np.float32, out: FloatArray) -> None:
     scale = _ONE / np.sqrt(dot(x, x) / np.float32(x.shape[0]) + eps)
     for e in range(x.shape[0]):
         out[e] = x[e] * scale * weight[e]
 
 
-@njit(**_OPTIONS)
+@kernel()
 def rotate(
     heads_TGD: FloatArray,
     norm_RD: FloatArray,
@@ -171,7 +168,7 @@ def rotate(
                 head[d + half] = row_D[d + half] * cos[d + half] + row_D[d] * sin[d + half]
 
 
-@njit(**_OPTIONS)
+@kernel()
 def store(heads_TGD: FloatArray, source_W: LongArray, targets: LongArray, lanes: FloatArray) -> None:
     """Copy the key and value heads of packed token source[w] to lines targets[w * 2K ...] of lanes [lines, D]."""
     written = len(targets) // len(source_W)
@@ -181,7 +178,7 @@ def store(heads_TGD: FloatArray, source_W: LongArray, targets: LongArray, lanes:
             lanes[targets[w * written + h]] = heads_TGD[source_W[w], first + h]
 
 
-@njit(**_OPTIONS)
+@kernel()
 def attend(
     heads_TGD: FloatArray,
     keys_SKCD: FloatArray,
@@ -206,14 +203,14 @@ def attend(
             _gather(scores, values_SKCD[slot, head // repeat], _ONE / total, out_NHD[n, head])
 
 
-@njit(**_OPTIONS)
+@kernel()
 def _score(query: FloatArray, keys: FloatArray, scale: np.float32, scores: FloatArray) -> None:
     """Products of one query with each key."""
     for j in range(len(scores)):
         scores[j] = dot(query, keys[j]) * scale
 
 
-@njit(**_OPTIONS)
+@kernel()
 def _weigh(scores: FloatArray, bits: Bits) -> np.float32:
     """scores = exp(scores - max); returns their sum."""
     top = _highest(scores)
@@ -223,7 +220,7 @@ def _weigh(scores: FloatArray, bits: Bits) -> np.float32:
     return _sum(scores)
 
 
-@njit(**_OPTIONS)
+@kernel()
 def _highest(x: FloatArray) -> np.float32:
     """The maximum."""
     a, b, c, d = x[0], x[0], x[0], x[0]
@@ -238,7 +235,7 @@ def _highest(x: FloatArray) -> np.float32:
     return max(max(a, b), max(c, d))
 
 
-@njit(**_OPTIONS)
+@kernel()
 def _sum(x: FloatArray) -> np.float32:
     """Four sums, that none waits for the other."""
     a, b, c, d = _ZERO, _ZERO, _ZERO, _ZERO
@@ -253,7 +250,7 @@ def _sum(x: FloatArray) -> np.float32:
     return (a + b) + (c + d)
 
 
-@njit(**_OPTIONS)
+@kernel()
 def _gather(weights: FloatArray, values: FloatArray, scale: np.float32, out: FloatArray) -> None:
     """out = scale * sum of weights[j] * values[j]. Four values at once: the sum is loaded and stored once for them."""
     out[:] = _ZERO
@@ -270,7 +267,7 @@ def _gather(weights: FloatArray, values: FloatArray, scale: np.float32, out: Flo
         out[d] *= scale
 
 
-@njit(**_OPTIONS)
+@kernel()
 def gate(both_TI: FloatArray, bits_I: Bits, out_TI: FloatArray) -> None:
     """out = silu(gate) * up, where both [T, 2 I] holds gate, then up. bits_I is scratch."""
     inner = out_TI.shape[1]
@@ -284,7 +281,7 @@ def gate(both_TI: FloatArray, bits_I: Bits, out_TI: FloatArray) -> None:
             out[i] = both[i] * weight / (_ONE + out[i]) * both[inner + i]
 
 
-@njit(**_OPTIONS)
+@kernel()
 def draw(
     scores_NV: FloatArray,
     greedy_N: npt.NDArray[np.bool_],
@@ -310,7 +307,7 @@ def draw(
         logprobs_N[n] = scores[token] - scores[best] - np.float32(math.log(total))
 
 
-@njit(**_OPTIONS)
+@kernel()
 def _pick(weights: FloatArray, target: np.float32) -> int:
     """The first token whose cumulative weight is over the target; rounding aside there is one. Never one of weight
     zero, unless all are."""

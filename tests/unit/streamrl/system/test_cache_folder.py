@@ -10,11 +10,9 @@ import pytest
 from streamrl.system.cache_folder import cache_folder
 
 KERNEL = """
-from numba import njit
-from streamrl.system.kernel_cache import keep_kernels_of
-keep_kernels_of(__file__)
+from streamrl.system.kernel_cache import kernel
 
-@njit(cache=True)
+@kernel()
 def twice(number):
     return 2 * number
 
