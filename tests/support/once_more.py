@@ -1,8 +1,9 @@
 """Runs pytest, and what failed once more, alone: `once_more.py ARGUMENT...` in the place of `pytest ARGUMENT...`.
 
 A test that fails and then passes is unsteady. It is told by name, with the output of both runs above, and its name is
-added to the file that UNSTEADY names, which the parts of one run share. The exit code is pytest's own; it is 1 where a
-test fails twice, and where more than `MOST` tests of all parts are unsteady.
+added to the file that UNSTEADY names, which the parts of one run share. Where a file could not be collected, no test
+has run, so all of it is run once more. The exit code is pytest's own; it is 1 where a test fails twice, and where more
+than `MOST` tests of all parts are unsteady.
 """
 
 import json
@@ -31,11 +32,18 @@ def run_once_more(arguments: Sequence[str], noted: Path) -> int:
         if len(failed) > MOST:
             print(f"{len(failed)} tests failed, more than {MOST}: none is run once more", flush=True)
             return code
-        print(f"once more, alone: {', '.join(failed)}", flush=True)
-        alone = ["-n", "0"] if "-n" in arguments else []
-        if again := _pytest([*kept, *alone, "--last-failed", "--last-failed-no-failures=none", "-rA"]):
+        if again := _pytest([*kept, *_narrowed(failed, "-n" in arguments)]):
             return again
     return _note(failed, noted)
+
+
+def _narrowed(failed: Sequence[str], in_workers: bool) -> list[str]:
+    """Further arguments of the second run."""
+    if any("::" not in name for name in failed):
+        print(f"once more, all of it, since not every test was found: {', '.join(failed)}", flush=True)
+        return []
+    print(f"once more, alone: {', '.join(failed)}", flush=True)
+    return [*(["-n", "0"] if in_workers else []), "--last-failed", "--last-failed-no-failures=none", "-rA"]
 
 
 def _pytest(arguments: Sequence[str]) -> int:
@@ -49,7 +57,7 @@ def _failed(cache: Path) -> list[str]:
 
 def _note(names: Sequence[str], noted: Path) -> int:
     for name in names:
-        print(f"unsteady here, by name: {name} failed, and passed alone", flush=True)
+        print(f"unsteady here, by name: {name} failed, and passed the second time", flush=True)
     before = noted.read_text().splitlines() if noted.exists() else []
     noted.write_text("".join(f"{name}\n" for name in (*before, *names)))
     if len(before) + len(names) <= MOST:

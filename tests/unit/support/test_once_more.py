@@ -71,6 +71,17 @@ def test_more_than_three_of_all_parts_are_red(tmp_path: Path) -> None:
     assert "4 tests of this run are unsteady" in output
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_where_a_file_was_not_collected_all_of_it_is_run_once_more(tmp_path: Path, twice: bool) -> None:
+    (tmp_path / "test_other.py").write_text(BROKEN if twice else STEADY)
+    unsteady = UNSTEADY.format(1) + "\ntest_unsteady_1()\n"
+    code, output, noted = run(tmp_path, unsteady, arguments=("-n", "2", "--dist", "loadfile", "test_other.py"))
+    assert "once more, all of it" in output
+    assert "2 passed" in output or twice
+    assert code == int(twice)
+    assert ("test_it.py" in noted) is not twice
+
+
 def test_many_failures_are_not_run_once_more(tmp_path: Path) -> None:
     code, output, noted = run(tmp_path, *(UNSTEADY.format(number) for number in range(4)))
     assert (code, noted) == (1, [])
