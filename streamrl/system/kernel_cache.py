@@ -25,6 +25,7 @@ def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def compiled(function: Callable[..., Any]) -> Any:
         _keep_beside(Path(function.__code__.co_filename).parent)
+        # What is kept is made anew when the function's own file changes, not when these options do.
         dispatcher = njit(error_model="numpy", nogil=True, **options)(function)
         if compiles_kernels():
             dispatcher._cache = _Cache(function)  # as `cache=True` does with numba's own

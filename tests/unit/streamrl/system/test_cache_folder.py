@@ -69,6 +69,7 @@ def test_kernels_of_a_package_that_cannot_be_written_are_kept_in_the_cache(there
     program = "import kernel; kernel.main()"
     environment = {**os.environ, **own}
     environment.pop("NUMBA_CACHE_DIR", None)
+    environment.pop("NUMBA_DISABLE_JIT", None)
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
     kept = package / "__pycache__" if there else cache / "streamrl/kernels"
     assert [path.suffix for path in sorted(kept.rglob("kernel.twice*"))] == [".nbc", ".nbi"]

@@ -12,6 +12,9 @@ from numba import njit
 
 from streamrl.engines.torch.eager import kernels
 from streamrl.engines.torch.eager.kernels import LANES, dot
+from streamrl.system.kernel_cache import compiles_kernels
+
+pytestmark = pytest.mark.skipif(not compiles_kernels(), reason="NUMBA_DISABLE_JIT is set: no kernel runs")
 
 
 def normal(*size: int, seed: int) -> np.ndarray:
