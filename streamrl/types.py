@@ -87,12 +87,36 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     max_new_tokens: int = 16
 
 
+MOST_TOP_LOGPROBS = 20
+"""Tokens that are told in the place of each, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprobs:
+    """In the place of each of n tokens the k likeliest ones, the likeliest first: token_ids int32 [n, k], logprobs
+    float32 [n, k]. Where there are fewer than k, or it is not known any more: id -1, log-prob -inf."""
+
+    token_ids: IntArray
+    logprobs: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of a prompt of p tokens, under the version that read it. logprobs: float32 [p - 1], of its second token on, each
+    given all before it, of the model's own distribution (temperature 1, nothing cut off). top_logprobs: of the same
+    places and distribution, p - 1 of them; None where none were asked for."""
+
+    logprobs: FloatArray
+    top_logprobs: TopLogprobs | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class PartialTokens:
     """Tokens sampled for a completion that has not ended: a piece of them, from its token `start` on.
 
     token_ids int32 [n], logprobs float32 [n], n >= 1. version_spans: as in a GenerationResult, their `start` counted
-    from the completion's first sampled token; the first span starts at `start`.
+    from the completion's first sampled token; the first span starts at `start`. top_logprobs: in the places of these n,
+    where the request asked for them. prompt: in the first piece that is told, where it asked for it.
     """
 
     request_id: str
@@ -100,6 +124,8 @@ class PartialTokens:
     token_ids: IntArray
     logprobs: FloatArray
     version_spans: tuple[VersionSpan, ...]
+    top_logprobs: TopLogprobs | None = None
+    prompt: PromptLogprobs | None = None
 
     @property
     def end(self) -> int:
@@ -118,6 +144,10 @@ class GenerationRequest:
     Requests of one `conversation` ("" for none) follow one another, and what one leaves in a KV cache may serve the
     next. `opening`: tokens of the prompt that the first of them had (0: it is the first); those behind are of its later
     turns.
+
+    `top_logprobs`: so many of the likeliest tokens are told in the place of each sampled one, and of each of the prompt
+    where `prompt_logprobs`; at most MOST_TOP_LOGPROBS. `prompt_logprobs`: the prompt's log-probs are told; such a
+    request is part of no conversation.
     """
 
     request_id: str
@@ -128,6 +158,8 @@ class GenerationRequest:
     so_far: PartialTokens | None = None
     conversation: str = ""
     opening: int = 0
+    top_logprobs: int = 0
+    prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +170,7 @@ class GenerationResult:
     logprobs: float32 [n], of the distribution that was sampled (temperature and truncation applied).
     version_spans: `start` counts sampled tokens; the first span starts at 0; never empty unless n == 0.
     error: text when `finish_reason` is ERROR, else "".
+    top_logprobs, prompt: of all n tokens, and of the prompt, where the request asked for them and was begun.
     """
 
     request_id: str
@@ -146,6 +179,8 @@ class GenerationResult:
     version_spans: tuple[VersionSpan, ...]
     finish_reason: FinishReason
     error: str = ""
+    top_logprobs: TopLogprobs | None = None
+    prompt: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

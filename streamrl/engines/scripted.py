@@ -206,6 +206,8 @@ class ScriptedEngine:
         length = len(prompt) + request.sampling.max_new_tokens
         if self._context_length is not None and length > self._context_length:
             return f"prompt and completion may take {length} tokens; the context has {self._context_length}"
+        if request.top_logprobs or request.prompt_logprobs:
+            return "a script has log-probs of its own tokens alone"
         return "" if request.so_far is None else fault_of(request.so_far, request, self._vocab_size)
 
     def _start_waiting(self) -> None:

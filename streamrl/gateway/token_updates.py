@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from streamrl.types import GenerationResult, PartialTokens, VersionSpan
+from streamrl.types import GenerationResult, PartialTokens, PromptLogprobs, TopLogprobs, VersionSpan
 
 
 class TokenUpdate(msgspec.Struct, frozen=True, array_like=True):
@@ -12,6 +12,7 @@ class TokenUpdate(msgspec.Struct, frozen=True, array_like=True):
 
     spans: (start, incarnation, step) of the versions that sampled them, `start` counted from the first sampled token.
     finish_reason: "" as long as it goes on; else as `streamrl.types.FinishReason`. error: text with reason "error".
+    top_logprobs: in the places of these tokens, where they were asked for. prompt: as `streamrl.types.PartialTokens`.
     """
 
     request_id: str
@@ -21,19 +22,24 @@ class TokenUpdate(msgspec.Struct, frozen=True, array_like=True):
     spans: list[tuple[int, int, int]]
     finish_reason: str = ""
     error: str = ""
+    top_logprobs: TopLogprobs | None = None
+    prompt: PromptLogprobs | None = None
 
 
 def update_of(tokens: PartialTokens) -> TokenUpdate:
     """Of a request that goes on."""
     ids, logprobs = tokens.token_ids.tolist(), tokens.logprobs.tolist()
-    return TokenUpdate(tokens.request_id, tokens.start, ids, logprobs, _plain(tokens.version_spans))
+    spans = _plain(tokens.version_spans)
+    top_logprobs, prompt = tokens.top_logprobs, tokens.prompt
+    return TokenUpdate(tokens.request_id, tokens.start, ids, logprobs, spans, "", "", top_logprobs, prompt)
 
 
 def final_update(result: GenerationResult) -> TokenUpdate:
     """Of a request that ended: all its tokens. Who has some of them takes the rest."""
     ids, logprobs = result.token_ids.tolist(), result.logprobs.tolist()
     spans = _plain(result.version_spans)
-    return TokenUpdate(result.request_id, 0, ids, logprobs, spans, result.finish_reason.value, result.error)
+    ended, top_logprobs, prompt = (result.finish_reason.value, result.error), result.top_logprobs, result.prompt
+    return TokenUpdate(result.request_id, 0, ids, logprobs, spans, *ended, top_logprobs, prompt)
 
 
 def _plain(spans: Sequence[VersionSpan]) -> list[tuple[int, int, int]]:

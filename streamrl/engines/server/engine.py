@@ -223,6 +223,8 @@ class ServerEngine:
         length = len(prompt) + request.sampling.max_new_tokens
         if length > limits.max_length:
             return f"prompt and completion may take {length} tokens; the engine was made for {limits.max_length}"
+        if request.top_logprobs or request.prompt_logprobs:
+            return "of a server, streamrl knows the log-probs of sampled tokens alone"
         return "" if request.so_far is None else fault_of(request.so_far, request, limits.vocab_size)
 
     def _send(self) -> None:

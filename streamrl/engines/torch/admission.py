@@ -3,15 +3,15 @@ Pure functions.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from streamrl.engines.torch.kept import KeptPrefixes
 from streamrl.scheduling.partial_rollouts import fault_of
-from streamrl.types import GenerationRequest, IntArray, LongArray, SamplingParams, Version
+from streamrl.types import MOST_TOP_LOGPROBS, GenerationRequest, IntArray, LongArray, SamplingParams, Version
 
 PREFILL_TOKENS = 2048
 """Prompt tokens of one pass, at most (one prompt always goes): bounds the memory of activations."""
@@ -19,13 +19,22 @@ PREFILL_TOKENS = 2048
 SEED_LIMIT = 2**63
 
 
+class Targets(NamedTuple):
+    """What is to be told of the first n tokens of a segment. token_ids: int64 [n], what stands behind each, of which
+    the log-prob is told. top_logprobs: so many of the likeliest are told there, too."""
+
+    token_ids: LongArray
+    top_logprobs: int
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Tokens (int64 [p]) at positions 0..p-1, to be written to each of `slots`. When there are several slots, all
-    read the same token next, at position p."""
+    read the same token next, at position p. targets: where log-probs of the prompt are told."""
 
     token_ids: LongArray
     slots: tuple[int, ...]
+    targets: Targets | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,8 @@ def find_faults(requests: Sequence[GenerationRequest], max_length: int, vocab_si
         fault = _length_fault(request, max_length) or samplings[request.sampling]
         if not fault and not 0 <= request.seed < SEED_LIMIT:
             fault = f"seed {request.seed} is outside [0, 2**63)"
+        if not fault and not 0 <= request.top_logprobs <= MOST_TOP_LOGPROBS:
+            fault = f"top_logprobs = {request.top_logprobs} is outside 0..{MOST_TOP_LOGPROBS}"
         if not fault and request.so_far is not None:
             fault = fault_of(request.so_far, request, vocab_size)
         if fault:
@@ -145,11 +156,21 @@ class Admission:
     def segments(self, slots: LongArray) -> tuple[Segment, ...]:
         """What to prefill when request i goes to `slots[i]`. The last token of a head is left to the decode row,
         which samples from it, or to the rest."""
-        return tuple(
-            Segment(self.starts[places[0]].head[:-1].astype(np.int64), tuple(slots[list(places)].tolist()))
-            for places in self.members
-            if self.starts[places[0]].kept is None and (len(self.starts[places[0]].head) > 1 or len(places) > 1)
-        )
+        found = []
+        for places in self.members:
+            start = self.starts[places[0]]
+            if start.kept is None and (len(start.head) > 1 or len(places) > 1):
+                rows, targets = tuple(slots[list(places)].tolist()), self._targets(places)
+                found.append(Segment(start.head[:-1].astype(np.int64), rows, targets))
+        return tuple(found)
+
+    def _targets(self, places: Sequence[int]) -> Targets | None:
+        """Of requests with an equal prompt."""
+        requests = [self.starts[place].request for place in places]
+        behind = requests[0].prompt_ids[1:].astype(np.int64)
+        if not requests[0].prompt_logprobs or not len(behind):
+            return None
+        return Targets(behind, max(request.top_logprobs for request in requests))
 
     def rests(self, slots: LongArray) -> tuple[Rest, ...]:
         """What to read behind that, where there is something."""
@@ -199,6 +220,9 @@ class Reading:
         if self._kept is None:
             return Start(request, head, head[:0])
         known, opening = known_of(request), request.opening or len(request.prompt_ids)
+        if request.prompt_logprobs:
+            # Each of its tokens is read, whatever the cache has.
+            return Start(request, head, known[len(head) :])
         found = self._kept.find(request.conversation, known, opening)
         if found is not None:
             return Start(request, known[:opening], known[opening:], found)
@@ -224,12 +248,12 @@ def admit(
     start together: `most_tokens` tokens of theirs are read at once, and one request always is. Requests with equal
     heads, no rest and nothing kept cost that of one of them, and share what they can of the cache."""
     starts: list[Start] = []
-    members: dict[bytes | int, list[int]] = {}
+    members: dict[Hashable, list[int]] = {}
     tokens = 0
     while waiting and len(starts) < room:
         start = reading.start(waiting[0])
         alone = len(start.rest) > 0 or start.kept is not None
-        key = len(starts) if alone else start.head.tobytes()
+        key = len(starts) if alone else _head_key(start)
         new = key not in members
         if new and starts and tokens + start.cost > most_tokens:
             break
@@ -242,6 +266,12 @@ def admit(
         reading.started(start)
         waiting.popleft()
     return Admission(tuple(starts), tuple(map(tuple, members.values())))
+
+
+def _head_key(start: Start) -> Hashable:
+    """Equal for requests that are read as one."""
+    request = start.request
+    return start.head.tobytes(), len(request.prompt_ids) if request.prompt_logprobs else 0
 
 
 def most_length(request: GenerationRequest) -> int:

@@ -26,6 +26,7 @@ from streamrl.engines.torch.arrangement import arrange
 from streamrl.engines.torch.batch_invariance import prove_batch_invariance
 from streamrl.engines.torch.kept import KeptPrefixes
 from streamrl.engines.torch.ladder import Ladder
+from streamrl.engines.torch.logprobs.asked import AskedLogprobs
 from streamrl.engines.torch.paths import ModelPath, path_for
 from streamrl.engines.torch.products import RowProducts
 from streamrl.engines.torch.serving import ServingWeights, WeightSet
@@ -109,6 +110,7 @@ class TorchEngine:
         self._generated = 0
         self._finished = 0
         self._kept_tokens = 0
+        self._asked = AskedLogprobs()
         self._closed = False
 
     def _make_runner(self) -> None:
@@ -153,7 +155,8 @@ class TorchEngine:
         gone = set(request_ids)
         rows = self._table.find(gone)
         if rows:
-            self._ended += self._table.take(rows, [FinishReason.ABORT] * len(rows), [""] * len(rows))
+            aborted = self._table.take(rows, [FinishReason.ABORT] * len(rows), [""] * len(rows))
+            self._ended += self._asked.finish(aborted)
         waiting, self._waiting = self._waiting, deque()
         for request in waiting:
             if request.request_id in gone:
@@ -222,7 +225,7 @@ class TorchEngine:
 
     def partials(self, least: int, among: Collection[str] | None = None) -> list[PartialTokens]:
         self._check_open()
-        return self._table.partials(least, among)
+        return self._asked.tell(self._table.partials(least, among))
 
     def self_test(self, *, required: bool = True) -> None:
         """Prove on this machine, with these weights, that results do not depend on the batch, and multiply rows in the
@@ -344,6 +347,7 @@ class TorchEngine:
         if not len(places):
             return (), ()
         table.assign(places, admission.requests, admission.lengths(), self._version)
+        self._asked.begin(admission.requests)
         runner.assign(admission, places)
         return admission.segments(places), admission.rests(places)
 
@@ -351,15 +355,15 @@ class TorchEngine:
         """The token of the oldest pass for every row that still runs. Returns what ends by it."""
         table = self._table
         running = table.taken()
-        chosen, logprobs = self._runner.collect(table)
-        finite = np.isfinite(logprobs)
-        self._generated += int((running & finite).sum())
+        drawn = self._runner.collect(table)
         known = table.reading() & running
+        self._generated += int((running & ~known & np.isfinite(drawn.logprobs)).sum())
         if known.any():
             # The next tokens of these rows are not those that were drawn: the next pass cannot go on from them.
             self._runner.restart()
-            self._generated -= int((known & finite).sum())
-        results = table.append(chosen, logprobs)
+        if self._asked:
+            self._asked.note(table.request_ids(), drawn, known)
+        results = self._asked.finish(table.append(drawn.token_ids, drawn.logprobs))
         if self._kept is not None:
             self._keep(self._kept, np.flatnonzero(running & ~table.taken()), results)
         self._runner.drop(table)

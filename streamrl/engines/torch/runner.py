@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from streamrl.engines.torch.admission import Admission, Budget, Rest, Segment
+from streamrl.engines.torch.logprobs.asked import Drawn
 from streamrl.engines.torch.slots import SlotTable
 from streamrl.engines.torch.weights import FusedWeights
-from streamrl.types import FloatArray, LongArray
+from streamrl.types import LongArray
 
 
 class Runner(Protocol):
@@ -91,9 +92,9 @@ class Runner(Protocol):
         """Start the pass after the one in flight, on the tokens which that one draws. Only where `runs_ahead`."""
         ...
 
-    def collect(self, table: SlotTable) -> tuple[LongArray, FloatArray]:
-        """Wait for the oldest pass. Returns the token that it drew for every row, int64 and float32 [rows]. What it
-        says of a row that had ended before means nothing. A log-prob that is not finite ends a row."""
+    def collect(self, table: SlotTable) -> Drawn:
+        """Wait for the oldest pass. What it says of a row that had ended before means nothing. A log-prob that is not
+        finite ends a row."""
         ...
 
     def drop(self, table: SlotTable) -> None:

@@ -89,6 +89,31 @@ PLAIN = SamplingRows(temperature=None, greedy=None, all_greedy=False, truncation
 """Every row samples from the model's own distribution."""
 
 
+def sampling_rows(
+    temperature: FloatArray, top_k: LongArray, top_p: FloatArray, min_p: FloatArray, device: torch.device
+) -> SamplingRows:
+    """How rows sample whose parameters are these, [N] each."""
+    greedy = temperature == 0
+    cut = np.flatnonzero(~greedy & ((top_k > 0) | (top_p < 1) | (min_p > 0)))
+    divisor = np.where(greedy, np.float32(1), temperature)
+
+    def upload(array: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    truncation = Truncation(
+        rows=upload(cut),
+        top_k=upload(top_k[cut]) if top_k[cut].any() else None,
+        top_p=upload(top_p[cut]) if (top_p[cut] < 1).any() else None,
+        min_p=upload(min_p[cut]) if min_p[cut].any() else None,
+    )
+    return SamplingRows(
+        temperature=upload(divisor) if (divisor != 1).any() else None,
+        greedy=upload(greedy) if greedy.any() else None,
+        all_greedy=bool(len(greedy) and greedy.all()),
+        truncation=truncation if cut.size else None,
+    )
+
+
 def choose(logits_NV: torch.Tensor, rows: SamplingRows, uniform_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw a token for each row. Returns token ids int64 [N] and log-probabilities float32 [N].
 

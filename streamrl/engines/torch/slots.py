@@ -35,8 +35,8 @@ class SlotTable:
     token_ids int64 and logprobs float32 [slots, max_length], prompt first; length: tokens so far, those that are known
     and still to be read not counted; start: tokens of the prompt; opening: of these, those of the first request of the
     conversation; known: the length up to which tokens came with the request; told: the length up to which `partials`
-    told them; limit: the length at which the row ends; plain: whether the row samples from the model's own
-    distribution. Slots without a request hold leftovers.
+    told them; limit: the length at which the row ends; top_logprobs: of the likeliest tokens so many are told.
+    Slots without a request hold leftovers.
     """
 
     def __init__(self, slots: int, max_length: int) -> None:
@@ -44,9 +44,8 @@ class SlotTable:
         self.token_ids = np.zeros((slots, max_length), dtype=np.int64)
         self.logprobs = np.zeros((slots, max_length), dtype=np.float32)
         self.length, self.start, self.limit, self.top_k = (np.zeros(slots, dtype=np.int64) for _ in range(4))
-        self.known, self.told, self.opening = (np.zeros(slots, dtype=np.int64) for _ in range(3))
+        self.known, self.told, self.opening, self.top_logprobs = (np.zeros(slots, dtype=np.int64) for _ in range(4))
         self.temperature, self.top_p, self.min_p = (np.ones(slots, dtype=np.float32) for _ in range(3))
-        self.plain = np.ones(slots, dtype=np.bool_)
         self.stream = np.zeros(slots, dtype=np.uint64)
         self._stop = np.full((slots, 1), NO_STOP, dtype=np.int64)
         self._requests: list[GenerationRequest | None] = [None] * slots
@@ -81,13 +80,13 @@ class SlotTable:
         self.start[index] = self.told[index] = self.known[index] = sizes
         self.opening[index] = [request.opening or len(request.prompt_ids) for request in requests]
         self.length[index] = lengths
+        self.top_logprobs[index] = [request.top_logprobs for request in requests]
         sampling = [request.sampling for request in requests]
         self.limit[index] = sizes + [s.max_new_tokens for s in sampling]
         self.temperature[index] = [s.temperature for s in sampling]
         self.top_k[index] = [s.top_k for s in sampling]
         self.top_p[index] = [s.top_p for s in sampling]
         self.min_p[index] = [s.min_p for s in sampling]
-        self.plain[index] = [s.temperature == 1 and s.top_k == 0 and s.top_p == 1 and s.min_p == 0 for s in sampling]
         self.stream[index] = mix(np.array([request.seed for request in requests], dtype=np.uint64))
         self._assign_stops(index, requests)
         for row, request in zip(index.tolist(), requests, strict=True):
@@ -216,6 +215,20 @@ class SlotTable:
         was never read."""
         return self._conversations[row], self.token_ids[row, : self.length[row] - 1].copy(), int(self.opening[row])
 
+    def request_ids(self) -> dict[int, str]:
+        """Of the running rows."""
+        rows = enumerate(self._requests[: self.num_rows])
+        return {row: request.request_id for row, request in rows if request is not None}
+
+    def sampling(self) -> tuple[FloatArray, LongArray, FloatArray, FloatArray]:
+        """Temperature, top-k, top-p and min-p, [num_rows] each."""
+        rows = slice(self.num_rows)
+        return self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows]
+
+    def asking(self) -> LongArray:
+        """int64 [num_rows]: of the likeliest tokens, how many each row is told."""
+        return np.where(self.taken(), self.top_logprobs[: self.num_rows], 0)
+
     def find(self, request_ids: set[str]) -> list[int]:
         """Rows of the running requests among `request_ids`, in order."""
         running = enumerate(self._requests[: self.num_rows])
@@ -254,8 +267,8 @@ class SlotTable:
     def _columns(self) -> Iterable[npt.NDArray[np.generic]]:
         return (
             *(self.token_ids, self.logprobs, self.length, self.start, self.known, self.told, self.opening),
-            *(self.limit, self._stop),
-            *(self.temperature, self.top_k, self.top_p, self.min_p, self.plain, self.stream),
+            *(self.limit, self.top_logprobs, self._stop),
+            *(self.temperature, self.top_k, self.top_p, self.min_p, self.stream),
         )
 
     def begin_version(self, version: Version) -> None:

@@ -54,8 +54,9 @@ class PagedDecoder:
         table: torch.Tensor,
         token_ids_B: torch.Tensor,
         positions_B: torch.Tensor,
-    ) -> torch.Tensor:
-        """Next-token logits of one token for each row, [B, V] in the weights' dtype.
+        logits_BV: torch.Tensor,
+    ) -> None:
+        """Put next-token logits of one token for each row into `logits`, in the weights' dtype.
 
         table: int32 [rows, pages of a row]. token_ids, positions: int64; position -1 where there is no row.
         """
@@ -67,7 +68,8 @@ class PagedDecoder:
         x_BE, added_BE = F.embedding(token_ids_B, weights.embedding), None
         for layer, layer_cache in zip(weights.layers, cache.layers, strict=True):
             x_BE, added_BE = self._layer(layer, layer_cache, (x_BE, added_BE), places, attend)
-        return self._mm(rms_norm(x_BE, weights.final_norm, self._shape.rms_norm_eps, added_BE), weights.head)
+        hidden_BE = rms_norm(x_BE, weights.final_norm, self._shape.rms_norm_eps, added_BE)
+        self._mm(hidden_BE, weights.head, out=logits_BV)
 
     def read(
         self,
@@ -78,19 +80,29 @@ class PagedDecoder:
         positions_T: torch.Tensor,
         rows_T: torch.Tensor,
         blocks: torch.Tensor,
-    ) -> None:
-        """Put keys and values of packed prompts into the cache. See `prompts.PromptPass`."""
+        through: bool = False,
+    ) -> torch.Tensor | None:
+        """Put keys and values of packed prompts into the cache. See `prompts.PromptPass`. through: whether what the
+        last layer gives is returned, [T, E]."""
 
         def attend(heads: torch.Tensor, layer_cache: torch.Tensor) -> torch.Tensor:
             return self._attention.prompts(heads, layer_cache, table, blocks)
 
         places = table, rows_T, positions_T
-        x_TE, added_TE = F.embedding(token_ids_T, weights.embedding), None
+        x: tuple[torch.Tensor, torch.Tensor | None] = F.embedding(token_ids_T, weights.embedding), None
         layers = list(zip(weights.layers, cache.layers, strict=True))
         for layer, layer_cache in layers[:-1]:
-            x_TE, added_TE = self._layer(layer, layer_cache, (x_TE, added_TE), places, attend)
-        # Of the last layer, prompts need keys and values only.
-        self._project(*layers[-1], (x_TE, added_TE), places)
+            x = self._layer(layer, layer_cache, x, places, attend)
+        if not through:
+            # Of the last layer, prompts need keys and values only.
+            self._project(*layers[-1], x, places)
+            return None
+        last, added = self._layer(*layers[-1], x, places, attend)
+        return last + added
+
+    def head(self, weights: FusedWeights, x_TE: torch.Tensor) -> torch.Tensor:
+        """Logits of what the last layer gives for some tokens, float32 [T, V]."""
+        return self._mm(rms_norm(x_TE, weights.final_norm, self._shape.rms_norm_eps), weights.head).float()
 
     def _layer(
         self,

@@ -48,11 +48,11 @@ def _product(  # type: ignore[no-untyped-def]
     tl.store(out_ptr + into, sums.to(out_ptr.dtype.element_ty), mask=(row < M)[:, None] & (column < N)[None, :])
 
 
-def invariant_mm(x_MK: torch.Tensor, weight_KN: torch.Tensor) -> torch.Tensor:
-    """x @ weight, [M, N]; weight is a transposed view of contiguous [N, K]."""
+def invariant_mm(x_MK: torch.Tensor, weight_KN: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """x @ weight, [M, N], in `out` where it is given; weight is a transposed view of contiguous [N, K]."""
     rows, inner = x_MK.shape
     columns = weight_KN.shape[1]
-    out = x_MK.new_empty(rows, columns)
+    out = x_MK.new_empty(rows, columns) if out is None else out
     grid = (triton.cdiv(columns, COLUMNS), triton.cdiv(rows, ROWS))
     precision = "ieee" if x_MK.dtype is torch.float32 else "tf32"
     _product[grid](

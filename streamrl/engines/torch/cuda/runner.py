@@ -4,6 +4,7 @@ Guaranteed: memory is allocated when it is made, and never after. Rows that ende
 pages are another's. It knows rows and tokens, neither requests' ids nor versions.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -19,9 +20,11 @@ from streamrl.engines.torch.cuda.pages import PAGE, PageBudget, PageTable, pages
 from streamrl.engines.torch.cuda.prompts import SIZES, PromptPass, lay_out, num_blocks
 from streamrl.engines.torch.cuda.readback import Readback
 from streamrl.engines.torch.families import ModelShape
+from streamrl.engines.torch.logprobs.asked import Drawn
+from streamrl.engines.torch.logprobs.measured import AskingRows, Looked, ScoredSegments
 from streamrl.engines.torch.slots import SlotTable
 from streamrl.engines.torch.weights import FusedWeights
-from streamrl.types import FloatArray, LongArray
+from streamrl.types import LongArray
 
 SMALL_BATCHES = (1, 2, 4, 8)
 BATCH_MULTIPLE = 16
@@ -74,10 +77,14 @@ class GraphRunner:
         )
         self._table = torch.zeros(rows, self._cache.width, dtype=torch.int32, device=device)
         self._state = _empty_state(rows, device)
+        self._logits = torch.zeros(rows, shape.vocab_size, dtype=dtype, device=device)
         self._readback = Readback(rows, device)
         # What is read at once rounds in another way than what was sampled: exact results never use what was kept.
         self.reads_rests = not deterministic
         self._live = np.zeros(rows, dtype=np.bool_)
+        self._asking: AskingRows | None = None
+        self._looked: deque[Looked | None] = deque()
+        self._scored: ScoredSegments | None = None
         self._rows = 0
         maker: GraphMaker = CudaGraphMaker(device) if device.type == "cuda" else DirectCalls()
         self._prompts = {size: self._empty_prompts(size) for size in SIZES}
@@ -98,9 +105,10 @@ class GraphRunner:
     def _step(self, size: int) -> Callable[[], None]:
         part = RowState(*(column[:size] for column in self._state))
         tokens, logprobs = self._readback.tokens[:size], self._readback.logprobs[:size]
+        logits = self._logits[:size]
 
         def run() -> None:
-            logits = self._decoder.decode(self._weights, self._cache, self._table, part.token, part.position)
+            self._decoder.decode(self._weights, self._cache, self._table, part.token, part.position, logits)
             draw(logits, part, tokens, logprobs, self._last_position)
 
         return run
@@ -160,12 +168,36 @@ class GraphRunner:
         self._read(segments)
 
     def _read(self, segments: Sequence[Segment], rests: Sequence[Rest] = ()) -> None:
-        for laid_out in lay_out(segments, self._decoder.prompt_tokens, rests):
-            size = len(laid_out.token_ids)
-            for room, part in zip(self._prompts[size], laid_out, strict=True):
-                room.copy_(torch.from_numpy(part), non_blocking=True)
-            self._readers[size]()
+        scored = [segment for segment in segments if segment.targets is not None]
+        others = [segment for segment in segments if segment.targets is None]
+        for laid_out in lay_out(others, self._decoder.prompt_tokens, rests):
+            self._upload_prompts(laid_out)
+            self._readers[len(laid_out.token_ids)]()
+        if scored:
+            self._scored = ScoredSegments(scored, self._read_through(scored), self._head)
         self._copy_last_pages(segments)
+
+    def _upload_prompts(self, laid_out: PromptPass) -> None:
+        for room, part in zip(self._prompts[len(laid_out.token_ids)], laid_out, strict=True):
+            room.copy_(torch.from_numpy(part), non_blocking=True)
+
+    def _read_through(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """The same for prompts of which log-probs are told, by no graph: what the last layer gives for their scored
+        tokens, [S, E]."""
+        wanted = {one.slots[0]: len(one.targets.token_ids) for one in segments if one.targets is not None}
+        parts = []
+        for laid_out in lay_out(segments, self._decoder.prompt_tokens):
+            self._upload_prompts(laid_out)
+            prompts = self._prompts[len(laid_out.token_ids)]
+            hidden = self._decoder.read(self._weights, self._cache, self._table, *prompts, through=True)
+            assert hidden is not None, "it was asked for"
+            ends = np.array([wanted.get(row, 0) for row in laid_out.rows.tolist()])
+            found = np.flatnonzero((laid_out.positions >= 0) & (laid_out.positions < ends))
+            parts.append(hidden.index_select(0, torch.from_numpy(found).to(self._device)))
+        return torch.cat(parts)
+
+    def _head(self, rows_SE: torch.Tensor) -> torch.Tensor:
+        return self._decoder.head(self._weights, rows_SE)
 
     def _copy_last_pages(self, segments: Sequence[Segment]) -> None:
         """A prompt that ends inside a page: each of its rows has its own copy of that one."""
@@ -185,15 +217,20 @@ class GraphRunner:
         self._upload_table()
         self._read(segments, rests)
         self._upload_rows(table)
+        self._asking = AskingRows(table, self._device)
         self.go_on(weights)
 
     def go_on(self, weights: FusedWeights) -> None:
         assert weights is self._weights, "the graphs read the weights that they were captured with"
         self._decoders[self._batch(self._rows)]()
         self._readback.send()
+        self._looked.append(None if self._asking is None else self._asking.look(self._logits[: self._rows]))
 
-    def collect(self, table: SlotTable) -> tuple[LongArray, FloatArray]:
-        return self._readback.take(self._rows)
+    def collect(self, table: SlotTable) -> Drawn:
+        looked, scored, self._scored = self._looked.popleft(), self._scored, None
+        tokens, logprobs = self._readback.take(self._rows)
+        top_logprobs = None if looked is None else looked.fetch()
+        return Drawn(tokens, logprobs, top_logprobs, () if scored is None else scored.fetch())
 
     def drop(self, table: SlotTable) -> None:
         live = np.zeros_like(self._live)

@@ -7,7 +7,7 @@ keep rows independent (see `attention` for the rest). It computes what transform
 Shapes: T packed tokens, N running slots, E hidden size, H heads, D head_dim.
 """
 
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,14 @@ from streamrl.engines.torch.families import ModelShape
 from streamrl.engines.torch.products import RowProducts
 from streamrl.engines.torch.sampling import SamplingRows, choose
 from streamrl.engines.torch.weights import FusedWeights, LayerWeights
+
+
+class Outcome(NamedTuple):
+    """What a pass gives. logits: float32 [N, vocab], next-token logits of the running slots; None when N is 0. scored:
+    of the plan's S scored tokens what `head` makes logits of, [S, ...]; None without any."""
+
+    logits: torch.Tensor | None
+    scored: torch.Tensor | None = None
 
 
 class Decoder:
@@ -63,24 +71,32 @@ class Decoder:
         """See `sampling.choose`."""
         return choose(logits_NV, rows, uniform_N)
 
-    def forward(self, weights: FusedWeights, shared: Pass, cache: KvCache) -> torch.Tensor | None:
-        """Run a pass. Returns next-token logits of the running slots, float32 [N, vocab]; None when N is 0."""
+    def forward(self, weights: FusedWeights, shared: Pass, cache: KvCache) -> Outcome:
+        """Run a pass."""
         x_TE = F.embedding(shared.token_ids, weights.embedding)
         for index, layer in enumerate(weights.layers):
             heads_THD = self._project(x_TE, layer, shared)
             self._store(index, heads_THD, cache, shared)
-            if index + 1 < len(weights.layers):
+            if index + 1 < len(weights.layers) or shared.scored is not None:
                 attended_TE = self._attend(index, heads_THD, cache, shared)
             elif shared.rows:
                 # Of the last layer, prompts need keys and values only.
                 x_TE = x_TE[: shared.kept]
                 attended_TE = self._pad(self._attend_cache(index, heads_THD, cache, shared, shared.rows), shared.kept)
             else:
-                return None
+                return Outcome(None)
             x_TE = self._mix(x_TE, attended_TE, layer)
-        hidden = self._norm(x_TE, weights.final_norm)
-        logits = self._products.linear(hidden, weights.head, None)[: shared.rows].float()
-        return logits if shared.row_of_slot is None else logits.index_select(0, shared.row_of_slot)
+        scored = None if shared.scored is None else x_TE.index_select(0, shared.scored)
+        if not shared.rows:
+            return Outcome(None, scored)
+        logits = self.head(weights, x_TE[: shared.kept])[: shared.rows]
+        return Outcome(logits if shared.row_of_slot is None else logits.index_select(0, shared.row_of_slot), scored)
+
+    def head(self, weights: FusedWeights, x_RE: torch.Tensor) -> torch.Tensor:
+        """float32 [R, vocab], of what the last layer gives for some tokens."""
+        rows = self._pad(x_RE, max(len(x_RE), self._products.min_rows))
+        hidden = self._norm(rows, weights.final_norm)
+        return self._products.linear(hidden, weights.head, None)[: len(x_RE)].float()
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMS norm over the last dimension, as transformers: in float32, rounded, then times the weight. Five

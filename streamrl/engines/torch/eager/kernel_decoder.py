@@ -64,6 +64,7 @@ class KernelDecoder(Decoder):
             token_ids=to_device(plan.token_ids, CPU),
             row_of_slot=None if plan.row_of_slot is None else to_device(plan.row_of_slot, CPU),
             groups=upload_groups(plan, CPU),
+            scored=None if plan.scored is None else to_device(plan.scored, CPU),
             positions=plan.positions,
             slot_of_row=np.concatenate((slots, plan.rest_slots)),
             source=np.arange(len(plan.slots)) if plan.source is None else plan.source,

@@ -59,7 +59,7 @@ class Pass:
     """One pass over T packed tokens: the plan's decode rows first, then those of rests. `kept` rows go on after the
     last attention. by_cache: rows that attend to the cache, the decode rows and those of rests.
 
-    token_ids int64 [T]; the others as in Plan.
+    token_ids int64 [T]; the others as in Plan. Where some are scored, all rows go on after the last attention.
     """
 
     slots: int
@@ -69,6 +69,7 @@ class Pass:
     token_ids: torch.Tensor
     row_of_slot: torch.Tensor | None
     groups: tuple[Group, ...]
+    scored: torch.Tensor | None
 
     @property
     def decodes_only(self) -> bool:
@@ -135,6 +136,7 @@ class PassMaker:
             sin=self._sin.index_select(0, positions),
             keys=self._keys(last.copy(), _ranges(last)) if len(last) else None,
             groups=upload_groups(plan, self._device),
+            scored=None if plan.scored is None else self._upload(plan.scored),
             source=None if plan.source is None else self._upload(plan.source),
             targets=self._upload(cache.targets(plan.slots, plan.places)),
         )

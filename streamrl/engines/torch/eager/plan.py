@@ -39,7 +39,8 @@ class Plan:
     row_of_slot int64 [N]: who computes for whom; both None when row i is slot i.
     rest_slots: int64 [r], the slot of each token of a rest; they are the packed tokens behind the decode rows.
     source: int64 [W], the packed tokens whose keys and values are stored; None means the first W, in order.
-    slots, places: int64 [W], the slot and position where each goes.
+    slots, places: int64 [W], the slot and position where each goes. scored: int64 [S], the packed tokens of prompts of
+    which log-probs are told; None without any.
     """
 
     token_ids: LongArray
@@ -53,6 +54,7 @@ class Plan:
     source: LongArray | None
     slots: LongArray
     places: LongArray
+    scored: LongArray | None = None
 
 
 def plan_pass(
@@ -66,6 +68,7 @@ def plan_pass(
     places = [positions if slot_of_row is None else positions[slot_of_row]]
     source, write_slots, write_places = row_of_slot, slots, positions
     groups: tuple[PrefillGroup, ...] = ()
+    scored: LongArray | None = None
     rest_slots = np.repeat(_column(rest.slot for rest in rests), _column(len(rest.token_ids) for rest in rests))
     if rests:
         ramps = [np.arange(rest.start, rest.start + len(rest.token_ids)) for rest in rests]
@@ -80,7 +83,7 @@ def plan_pass(
         starts = rows + len(rest_slots) + np.cumsum(lengths) - lengths
         parts += [segment.token_ids for segment in prompts]
         places.append(_ramps(lengths))
-        groups = _group(starts, lengths)
+        groups, scored = _group(starts, lengths), _scored(starts, prompts)
         copies = _column(len(segment.slots) for segment in prompts)
         owners = _column(slot for segment in prompts for slot in segment.slots)
         copied = np.repeat(lengths, copies)
@@ -107,7 +110,15 @@ def plan_pass(
         source=source,
         slots=write_slots,
         places=write_places,
+        scored=scored,
     )
+
+
+def _scored(starts: LongArray, prompts: Sequence[Segment]) -> LongArray | None:
+    """Packed places of the tokens behind which something is told. starts: of each prompt."""
+    pairs = zip(starts.tolist(), prompts, strict=True)
+    found = [start + np.arange(len(one.targets.token_ids)) for start, one in pairs if one.targets is not None]
+    return np.concatenate(found) if found else None
 
 
 def _share_rows(num_slots: int, segments: Sequence[Segment]) -> tuple[LongArray, LongArray] | tuple[None, None]:

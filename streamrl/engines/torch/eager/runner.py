@@ -11,11 +11,14 @@ import torch
 
 from streamrl.engines.torch.admission import PREFILL_TOKENS, Admission, Budget, Rest, Segment, SlotBudget
 from streamrl.engines.torch.eager.attention import round_up
+from streamrl.engines.torch.eager.decoder import Outcome
 from streamrl.engines.torch.eager.passes import to_device
 from streamrl.engines.torch.eager.plan import Plan, plan_pass
-from streamrl.engines.torch.sampling import PLAIN, Draws, SamplingRows, Truncation
+from streamrl.engines.torch.logprobs.asked import Drawn
+from streamrl.engines.torch.logprobs.measured import AskingRows, Looked, ScoredSegments
+from streamrl.engines.torch.sampling import Draws, SamplingRows, sampling_rows
 from streamrl.engines.torch.slots import SlotTable
-from streamrl.types import FloatArray, LongArray
+from streamrl.types import LongArray
 
 
 class AnyCache(Protocol):
@@ -40,7 +43,9 @@ class AnyDecoder(Protocol):
 
     def advance(self, current: Any, token_ids: torch.Tensor) -> None: ...
 
-    def forward(self, weights: Any, shared: Any, cache: Any) -> torch.Tensor | None: ...
+    def forward(self, weights: Any, shared: Any, cache: Any) -> Outcome: ...
+
+    def head(self, weights: Any, rows: torch.Tensor) -> torch.Tensor: ...
 
     def choose(
         self, logits_NV: torch.Tensor, rows: SamplingRows, uniform_N: torch.Tensor
@@ -64,9 +69,12 @@ class EagerRunner:
         # What stays as long as the same rows run.
         self._sampling: SamplingRows | None = None
         self._draws: Draws | None = None
+        self._asking: AskingRows | None = None
         self._pass: Any = None
         self._chosen = torch.zeros(0, dtype=torch.long, device=device)
         self._drawn: torch.Tensor | None = None
+        self._looked: Looked | None = None
+        self._scored: ScoredSegments | None = None
 
     @property
     def in_flight(self) -> int:
@@ -93,7 +101,7 @@ class EagerRunner:
             sources = np.concatenate((sources, np.array([slot for slot, _, _ in kept], np.int64)))
             targets = np.concatenate((targets, np.array([slot for _, slot, _ in kept], np.int64)))
             self._move(sources, targets, max(longest))
-        self._sampling = self._draws = self._pass = None
+        self._sampling = self._draws = self._asking = self._pass = None
 
     def keep(self, row: int, slot: int, tokens: int) -> None:
         self._move(np.array([row]), np.array([slot]), tokens)
@@ -133,17 +141,21 @@ class EagerRunner:
             self._pass = self._decoder.begin(plan, self._cache)
         else:
             self._decoder.advance(self._pass, self._chosen)
-        logits = self._decoder.forward(weights, self._pass, self._cache)
+        logits, scored = self._decoder.forward(weights, self._pass, self._cache)
         assert logits is not None, "a pass with rows gives logits"
-        if self._sampling is None or self._draws is None:
-            self._sampling = _sampling_rows(table, self._device)
+        if scored is not None:
+            self._scored = ScoredSegments(segments, scored, lambda rows: self._decoder.head(weights, rows))
+        if self._sampling is None or self._draws is None or self._asking is None:
+            self._sampling = sampling_rows(*table.sampling(), self._device)
+            self._asking = AskingRows(table, self._device)
             self._draws = Draws(table.stream[: table.num_rows], table.token_index(), self._device)
+        self._looked = self._asking.look(logits)
         self._chosen, self._drawn = self._decoder.choose(logits, self._sampling, self._draws.next())
 
     def go_on(self, weights: Any) -> None:
         raise NotImplementedError("a pass that is done at once has none behind it")
 
-    def collect(self, table: SlotTable) -> tuple[LongArray, FloatArray]:
+    def collect(self, table: SlotTable) -> Drawn:
         assert self._drawn is not None, "no pass was begun"
         chosen, logprobs = self._chosen.cpu().numpy(), self._drawn.cpu().numpy()
         self._drawn = None
@@ -151,7 +163,9 @@ class EagerRunner:
         if broken.size:
             # A masked read of what is not finite would not be zero.
             self._cache.clear(to_device(broken, self._device))
-        return chosen, logprobs
+        looked, self._looked, scored, self._scored = self._looked, None, self._scored, None
+        top_logprobs = None if looked is None else looked.fetch()
+        return Drawn(chosen, logprobs, top_logprobs, () if scored is None else scored.fetch())
 
     def drop(self, table: SlotTable) -> None:
         """Nothing: a row that ended keeps its memory until another takes it."""
@@ -164,27 +178,3 @@ class EagerRunner:
 
     def close(self) -> None:
         del self._cache
-
-
-def _sampling_rows(table: SlotTable, device: torch.device) -> SamplingRows:
-    rows = slice(table.num_rows)
-    if table.plain[rows].all():
-        return PLAIN
-    temperature, top_k = table.temperature[rows], table.top_k[rows]
-    top_p, min_p = table.top_p[rows], table.min_p[rows]
-    greedy = temperature == 0
-    cut = np.flatnonzero(~greedy & ((top_k > 0) | (top_p < 1) | (min_p > 0)))
-    divisor = np.where(greedy, np.float32(1), temperature)
-    return SamplingRows(
-        temperature=to_device(divisor, device) if (divisor != 1).any() else None,
-        greedy=to_device(greedy, device) if greedy.any() else None,
-        all_greedy=bool(greedy.all()),
-        truncation=Truncation(
-            rows=to_device(cut, device),
-            top_k=to_device(top_k[cut], device) if top_k[cut].any() else None,
-            top_p=to_device(top_p[cut], device) if (top_p[cut] < 1).any() else None,
-            min_p=to_device(min_p[cut], device) if min_p[cut].any() else None,
-        )
-        if cut.size
-        else None,
-    )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from streamrl.engines.torch.eager.attention import QUERY_BLOCK, round_up
+from streamrl.engines.torch.eager.decoder import Outcome
 from streamrl.engines.torch.eager.passes import Group, to_device, upload_groups
 from streamrl.engines.torch.eager.plan import Plan
 from streamrl.engines.torch.general.attention import Form, attend, hidden_of
@@ -27,14 +28,17 @@ from streamrl.models.mixers import Mix
 
 @dataclass(frozen=True, slots=True)
 class GeneralPass:
-    """A plan on the device. last: int64 [N], the last place that each slot sees. length: places that are read.
-    slot_of_row: int64 [rows]; row_of_slot as in Plan. source: None for the first W packed tokens. prompts: of what is
-    read, by length."""
+    """A plan on the device. kept: rows of a pass that decode, padding included. asked: int64, the packed tokens that
+    give logits: these, and behind them the `scored` ones. last: int64 [N], the last place that each slot sees. length:
+    places that are read. slot_of_row: int64 [rows]; row_of_slot as in Plan. source: None for the first W packed tokens.
+    prompts: of what is read, by length."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     rows: int
     kept: int
+    asked: torch.Tensor
+    scored: int
     slots: int
     last: torch.Tensor
     length: int
@@ -69,11 +73,15 @@ class GeneralDecoder:
         count = len(plan.slot_positions)
         up = lambda array: to_device(array, self._device)  # noqa: E731 - a word for what is said nine times
         slots = torch.arange(count, device=self._device)
+        kept = max(plan.decode_rows, self._min_rows) if plan.decode_rows else 0
+        first = torch.arange(kept, device=self._device)
         return GeneralPass(
             token_ids=up(plan.token_ids),
             positions=up(plan.positions),
             rows=plan.decode_rows,
-            kept=max(plan.decode_rows, self._min_rows) if plan.decode_rows else 0,
+            kept=kept,
+            asked=first if plan.scored is None else torch.cat((first, up(plan.scored))),
+            scored=0 if plan.scored is None else len(plan.scored),
             slots=count,
             last=up(plan.slot_positions),
             length=round_up(int(plan.slot_positions.max()) + 1) if count else 0,
@@ -95,8 +103,8 @@ class GeneralDecoder:
         """See `sampling.choose`."""
         return choose(logits_NV, rows, uniform_N)
 
-    def forward(self, weights: NamedWeights, shared: GeneralPass, cache: LayeredCache) -> torch.Tensor | None:
-        """Run a pass. Returns next-token logits of the running slots, float32 [N, vocab]; None when N is 0."""
+    def forward(self, weights: NamedWeights, shared: GeneralPass, cache: LayeredCache) -> Outcome:
+        """Run a pass. What is scored comes as logits: a model's head is its own matter."""
 
         def own(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: Form) -> torch.Tensor:
             return self._attend(layer, query, key, value, form, shared, cache)
@@ -105,11 +113,16 @@ class GeneralDecoder:
             return mix_tokens(module, forward, hidden, shared, cache.states)
 
         with linear_layers_by(self._products):
-            logits = self._model.logits(weights, shared.token_ids, shared.positions, shared.kept, own, mixed)
+            logits = self._model.logits(weights, shared.token_ids, shared.positions, shared.asked, own, mixed)
+        scored = logits[shared.kept :] if shared.scored else None
         if not shared.rows:
-            return None
+            return Outcome(None, scored)
         logits = logits[: shared.rows]
-        return logits if shared.row_of_slot is None else logits.index_select(0, shared.row_of_slot)
+        return Outcome(logits if shared.row_of_slot is None else logits.index_select(0, shared.row_of_slot), scored)
+
+    def head(self, weights: NamedWeights, logits_RV: torch.Tensor) -> torch.Tensor:
+        """The logits themselves."""
+        return logits_RV
 
     def _attend(
         self,

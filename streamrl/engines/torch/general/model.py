@@ -84,11 +84,11 @@ class GeneralModel:
         weights: NamedWeights,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        keep: int,
+        keep: torch.Tensor,
         attend: Attend,
         mix: MixTokens,
     ) -> torch.Tensor:
-        """float32 [keep, vocab] of the first `keep` of T packed tokens (int64 [T]); none for 0."""
+        """float32 [K, vocab] of K among T packed tokens (int64 [T]); keep: int64 [K], their places."""
         self._bind(weights)
         self._mixing = mix
         arguments = {
@@ -97,11 +97,10 @@ class GeneralModel:
             "use_cache": False,
             "attend": attend,
         }
-        if not keep:
+        if not len(keep):
             self._module.base_model(**arguments)
             return torch.empty(0, 0, device=token_ids.device)
-        rows = torch.arange(keep, device=token_ids.device)
-        logits: torch.Tensor = self._module(**arguments, logits_to_keep=rows).logits[0]
+        logits: torch.Tensor = self._module(**arguments, logits_to_keep=keep).logits[0]
         return logits.float()
 
     def plain_logits(self, weights: NamedWeights, token_ids: torch.Tensor) -> torch.Tensor:
@@ -136,7 +135,7 @@ class GeneralModel:
 
         token = torch.zeros(1, dtype=torch.long, device=self._device)
         try:
-            self.logits(weights, token, token, 1, attend, mix_states)
+            self.logits(weights, token, token, token, attend, mix_states)
         except (ValueError, TypeError, RuntimeError, AttributeError, IndexError, KeyError) as error:
             raise self._refused(str(error)) from error
         layers = self._module.config.get_text_config().num_hidden_layers

@@ -47,7 +47,7 @@ def require_exact(
         ]
         tokens = np.array([text[place] for text, place in zip(texts, places, strict=True)])
         plan = plan_pass(tokens, places, segments if step == STEPS else (), (), 1)
-        logits = decoder.forward(weights, decoder.begin(plan, cache), cache)
+        logits = decoder.forward(weights, decoder.begin(plan, cache), cache).logits
         assert logits is not None
         for slot, text in enumerate(texts):
             ids = torch.from_numpy(text[: places[slot] + 1]).to(device)

@@ -288,3 +288,29 @@ def test_many_conversations_in_few_slots_and_pages_are_answered_as_by_themselves
             talks[request.conversation] = said, request.opening or len(request.prompt_ids)
             finished += 1
     assert engine.stats().kept_tokens > 0
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_what_is_told_beside_the_tokens_is_what_the_eager_runner_tells(deterministic: bool) -> None:
+    model = tiny_model()
+    asked = [
+        replace(one, top_logprobs=(i % 3) * 4, prompt_logprobs=i % 2 == 0)
+        for i, one in enumerate(requests_of([70, 1, 33, 20, 9, 49, 5], temperature=0.8, top_k=9))
+    ]
+    asked += [
+        replace(asked[0], request_id="shared", seed=9),
+        replace(asked[0], request_id="silent", prompt_logprobs=False),
+    ]
+    engine = engine_of(model, deterministic=deterministic)
+    results, expected = engine.generate(asked), engine_of(model, TorchEngine).generate(asked)
+    assert_same(results, expected)
+    for one, other in zip(results, expected, strict=True):
+        assert (one.top_logprobs is None) == (other.top_logprobs is None)
+        assert (one.prompt is None) == (other.prompt is None)
+        if one.top_logprobs is not None:
+            np.testing.assert_array_equal(one.top_logprobs.token_ids, other.top_logprobs.token_ids)
+            np.testing.assert_allclose(one.top_logprobs.logprobs, other.top_logprobs.logprobs, atol=2e-5)
+        if one.prompt is not None:
+            np.testing.assert_allclose(one.prompt.logprobs, other.prompt.logprobs, atol=2e-5)
+        if one.prompt is not None and one.prompt.top_logprobs is not None:
+            np.testing.assert_array_equal(one.prompt.top_logprobs.token_ids, other.prompt.top_logprobs.token_ids)
