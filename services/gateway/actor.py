@@ -5,9 +5,10 @@ keeper starts another on the same port. It is no Ray Serve deployment (`docs/arc
 """
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import uvicorn
@@ -46,10 +47,13 @@ from streamrl.services.queue.trajectory_log import TrajectoryLog
 from streamrl.services.run.folder import RunFolder
 from streamrl.services.run.gateway_address import listen
 from streamrl.services.run.layout import model_folder
+from streamrl.types import MOST_TOP_LOGPROBS
 
 KEEP_ALIVE_S = 30
 CLOSE_S = 1.0
 """What requests under way have to end when the run does."""
+TOP_LOGPROBS: Final[Mapping[str, int]] = {"torch": MOST_TOP_LOGPROBS}
+"""By engine, the tokens that it tells in the place of each, at most; 0 of those that are not here."""
 
 
 class GatewayActor:
@@ -140,6 +144,7 @@ class GatewayActor:
             context=longest_row(config, longest_prompt),
             max_completions=config.gateway.max_completions,
             vocab_size=tokenizer.vocab_size,
+            top_logprobs=TOP_LOGPROBS.get(config.rollout.engine, 0),
         )
         self._rows = GatewayRows(self._run.path, tokenizer, self._home, config.deadlines.step_s)
         return GatewayServices(

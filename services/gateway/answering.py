@@ -23,7 +23,7 @@ from streamrl.services.gateway.guard import Receive, Scope, Send
 from streamrl.services.gateway.pool import Begun, Pool, Replaced, Word
 
 EVENT_TOKENS = 1024
-"""Of one event at most: clients bound the length of its line."""
+"""Of one event at most: clients bound the length of its line. Those that others are told in the place of count too."""
 Step = list[tuple[Choice, Delta]]
 
 
@@ -94,14 +94,15 @@ class Answering:
     async def _made(self, asked: ParsedRequest) -> AsyncGenerator[Step, None]:
         requests = asked.requests(self._pool.prefix())
         choices = {
-            request.request_id: Choice(index, self._tokenizer, asked.stops) for index, request in enumerate(requests)
+            request.request_id: Choice(index, self._tokenizer, asked.stops, asked.extras.completes)
+            for index, request in enumerate(requests)
         }
         deadline = asyncio.get_running_loop().time() + self._limit_s
         begun = {one.request.request_id: one for one in self._pool.begin(requests)}
         try:
             while not all(choice.ended for choice in choices.values()):
                 words = await self._next_updates(next(iter(begun.values())), deadline)
-                step = self._taken(words, choices, begun, asked.stream)
+                step = self._taken(words, choices, begun, asked)
                 if step:
                     yield step
         finally:
@@ -119,8 +120,11 @@ class Answering:
             words.append(one.updates.get_nowait())
         return words
 
-    def _taken(self, words: Sequence[Word], choices: dict[str, Choice], begun: dict[str, Begun], streams: bool) -> Step:
+    def _taken(
+        self, words: Sequence[Word], choices: dict[str, Choice], begun: dict[str, Begun], asked: ParsedRequest
+    ) -> Step:
         """The deltas of some words, those of one choice joined as long as they are not too many. Raises Refusal."""
+        most = EVENT_TOKENS // (1 + asked.extras.top)
         deltas: dict[str, list[Delta]] = {}
         for word in words:
             if isinstance(word, Refusal):
@@ -130,7 +134,7 @@ class Answering:
                 choice.begin()
                 deltas.pop(word.request_id, None)
                 continue
-            for piece in pieces(word, EVENT_TOKENS):
+            for piece in pieces(word, most):
                 if not choice.ended:
                     deltas.setdefault(word.request_id, []).append(choice.take(piece))
             if choice.error:
@@ -138,17 +142,19 @@ class Answering:
             if choice.cut:
                 self._pool.leave([begun[word.request_id]])
         for request_id in deltas:
-            begun[request_id].shown = begun[request_id].shown or streams
-        return [(choices[request_id], joined(some)) for request_id, every in deltas.items() for some in _groups(every)]
+            begun[request_id].shown = begun[request_id].shown or asked.stream
+        return [
+            (choices[request_id], joined(some)) for request_id, every in deltas.items() for some in _groups(every, most)
+        ]
 
 
-def _groups(deltas: Sequence[Delta]) -> list[list[Delta]]:
-    """In order, in groups of `EVENT_TOKENS` at most."""
+def _groups(deltas: Sequence[Delta], most: int) -> list[list[Delta]]:
+    """In order, in groups of so many tokens at most."""
     groups: list[list[Delta]] = []
     tokens = 0
     for delta in deltas:
         tokens += len(delta.token_ids)
-        if not groups or tokens > EVENT_TOKENS:
+        if not groups or tokens > most:
             groups.append([])
             tokens = len(delta.token_ids)
         groups[-1].append(delta)

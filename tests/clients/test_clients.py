@@ -1,13 +1,17 @@
 """Published clients, as they are, at a real gateway: each does its plain job with the base URL and the key alone."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 from support.gateway.agent_sessions import CALLS, gateway_of
-from support.gateway.local_gateway import LocalGateway
+from support.gateway.local_gateway import LocalGateway, local_gateway, until
+
+from streamrl.types import Version
 
 pytestmark = pytest.mark.skipif(find_spec("agents") is None, reason="make test-clients")
 
@@ -32,6 +36,44 @@ async def rewarded(gateway: LocalGateway, session: str) -> dict[str, Any]:
 async def session_key(gateway: LocalGateway, session: str) -> str:
     _, begun = await gateway.ask("/api/sessions", {"session_id": session})
     return begun["api_key"]
+
+
+@asynccontextmanager
+async def torch_gateway(folder: Path) -> AsyncIterator[LocalGateway]:
+    """Of a replica whose engine is `torch`, which alone tells log-probs of prompts."""
+    async with local_gateway(folder, ready=False, engine="torch") as gateway:
+        tensors = load_file(folder / "model" / "model.safetensors")
+        await gateway.replicas["rollout-0"]._take_up(gateway.publisher.publish(list(tensors.items()), Version(0, 1)))
+        await gateway.actor.serve(0, gateway.handles)
+        await until(lambda: gateway.actor._pool.ready)
+        yield gateway
+
+
+# ---- what lm-evaluation-harness asks for
+
+
+async def test_log_likelihoods_are_those_of_what_is_sampled_greedily(tmp_path: Path) -> None:
+    """As `local-completions` sends and reads them: ids in, `echo`, one token, and the last of each list left out."""
+    import openai
+
+    asked = {"model": "run", "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True, "seed": 1234}
+    begins = [[1, 4, 5, 6], [1, 9]]
+    async with (
+        torch_gateway(tmp_path) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=gateway.token(), max_retries=0) as client,
+    ):
+        sampled = await client.completions.create(model="run", prompt=begins, max_tokens=5, temperature=0, logprobs=0)
+        greedy = [begin + choice.streamrl["token_ids"] for begin, choice in zip(begins, sampled.choices, strict=True)]
+        other = [[*ids[:-1], ids[-1] % 9 + 10] for ids in greedy]
+        answers = [await client.completions.create(prompt=prompts, **asked) for prompts in (greedy, other)]
+    for answer, is_greedy in zip(answers, (True, False), strict=True):
+        for choice, begin in zip(answer.choices, begins, strict=True):
+            logprobs = choice.logprobs.token_logprobs[len(begin) : -1]
+            tops = choice.logprobs.top_logprobs[len(begin) : -1]
+            assert len(logprobs) == len(tops) > 0
+            pairs = zip(logprobs, tops, strict=True)
+            assert all(one == max(top.values()) for one, top in pairs) == is_greedy
+            assert sum(logprobs) < 0
 
 
 # ---- Anthropic's

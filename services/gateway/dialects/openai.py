@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from streamrl.gateway.openai.answers import ChatForm, CompletionForm, models
-from streamrl.gateway.openai.requests import ChatRequest, CompletionRequest
+from streamrl.gateway.openai.bodies import ChatRequest, CompletionRequest
 from streamrl.gateway.refusal import Refusal, json_bytes
 from streamrl.gateway.sessions.session_body import session_of
 from streamrl.services.gateway.answering import answer, head_of

@@ -25,7 +25,7 @@ def add_vllm(app: FastAPI, services: GatewayServices) -> None:
         session = session_of(request.headers, body)
         completion = body.completion(limits)
         asked = await asyncio.to_thread(services.reader.completion, completion, secrets.randbits(SEED_BITS))
-        asked, capture = services.sessions.opened(session, body.told(asked), completion)
+        asked, capture = services.sessions.opened(session, asked, completion)
         form = GenerateForm()
         head = head_of(form, body.request_id or secrets.token_hex(12), limits.model)
         return await answer(request, services.answering, asked, form, head, capture)

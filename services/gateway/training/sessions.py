@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from streamrl.conversations.memory import NOTHING, Memory
 from streamrl.conversations.tool_calls import MessageReader
-from streamrl.gateway.openai.requests import ChatRequest, CompletionRequest, ParsedRequest
+from streamrl.gateway.openai.bodies import ChatRequest, CompletionRequest
+from streamrl.gateway.openai.requests import ParsedRequest
 from streamrl.gateway.refusal import Refusal
 from streamrl.gateway.sessions.capture import Capture
 from streamrl.gateway.sessions.session_body import RewardBody, as_rollouts, key_of

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from streamrl.gateway.openai.requests import ChatRequest
+from streamrl.gateway.openai.bodies import ChatRequest
 from streamrl.gateway.refusal import invalid
 
 _IGNORED: Final = frozenset({"cache_control", "context_management", "inference_geo", "metadata", "service_tier"})

@@ -6,13 +6,12 @@ in chunks) `prompt_token_ids`, for each prompt.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
-
-import numpy as np
 
 from streamrl.conversations.tool_calls import MessageReader, MessageStream, ParsedMessage, ToolCall
 from streamrl.gateway.openai.choice import Delta
+from streamrl.gateway.openai.logprobs import TokenTexts, completion_logprobs, content_logprobs, prompt_logprobs
 from streamrl.gateway.openai.requests import ParsedRequest
 from streamrl.gateway.refusal import Refusal, json_bytes
 from streamrl.models.tokenizer import TextTokenizer
@@ -78,7 +77,12 @@ class ChunkForm(ABC):
     def whole(self, head: Head, choices: Sequence[tuple[int, Delta]], asked: ParsedRequest, tokens: int) -> Json:
         """As `Form.whole`."""
         told = [self.choice(index, delta, asked) for index, delta in choices]
-        return {**self.told(head, told, usage_of(asked, tokens)), **of_prompts(asked, self.one_prompt)}
+        more = {**of_prompts(asked, self.one_prompt), **self.beside(choices, asked)}
+        return {**self.told(head, told, usage_of(asked, tokens)), **more}
+
+    def beside(self, choices: Sequence[tuple[int, Delta]], asked: ParsedRequest) -> Json:
+        """What a whole answer has beside its choices."""
+        return {}
 
     def step(self, head: Head, index: int, delta: Delta, asked: ParsedRequest) -> bytes:
         """As `Form.step`; the first one tells of the prompts."""
@@ -104,30 +108,37 @@ class CompletionForm(ChunkForm):
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         super().__init__()
-        self._tokenizer = tokenizer
+        self._texts = TokenTexts(tokenizer)
 
     def told(self, head: Head, choices: Sequence[Json], usage: Json | None) -> Json:
         return _head(head, "text_completion", choices) | ({} if usage is None else {"usage": usage})
 
     def choice(self, index: int, delta: Delta, asked: ParsedRequest) -> Json:
-        ids = _ids_of(delta, asked)
-        if ids and not delta.start:
-            ids["prompt_token_ids"] = asked.prompts[index // asked.n].tolist()
+        place = index // asked.n
+        more = _ids_of(delta, asked)
+        if more and not delta.start:
+            more["prompt_token_ids"] = asked.prompts[place].tolist()
+        if (top := asked.extras.prompt_top) is not None:
+            ids = asked.prompts[place].tolist()
+            more["prompt_logprobs"] = prompt_logprobs(ids, delta.prompt, top, self._texts.text)
+        echo = asked.extras.echoes[place].text if asked.extras.echoes and not delta.start else ""
         return {
             "index": index,
-            "text": delta.text,
+            "text": echo + delta.text,
             "finish_reason": delta.finish_reason or None,
-            "logprobs": self._logprobs(delta, asked) if asked.logprobs else None,
-            **ids,
+            "logprobs": self._logprobs(place, delta, asked) if asked.logprobs else None,
+            **more,
             "streamrl": captured(delta),
         }
 
     part = choice
 
-    def _logprobs(self, delta: Delta, asked: ParsedRequest) -> Json:
-        tokens = _tokens(self._tokenizer, delta, asked)
-        offsets = delta.offsets
-        return {"tokens": tokens, "token_logprobs": delta.logprobs, "text_offset": offsets, "top_logprobs": None}
+    def _logprobs(self, place: int, delta: Delta, asked: ParsedRequest) -> Json:
+        extras, name = asked.extras, self._texts.name(asked.ids_as_tokens)
+        if not extras.echoes:
+            return completion_logprobs(delta, extras.top, name)
+        prompt = [] if delta.start else asked.prompts[place].tolist()
+        return completion_logprobs(delta, extras.top, name, prompt, extras.echoes[place])
 
 
 class ChatForm(ChunkForm):
@@ -138,7 +149,7 @@ class ChatForm(ChunkForm):
 
     def __init__(self, tokenizer: TextTokenizer, reader: MessageReader) -> None:
         super().__init__()
-        self._tokenizer = tokenizer
+        self._texts = TokenTexts(tokenizer)
         self._reader = reader
         self._streams: dict[int, MessageStream] = {}
 
@@ -146,6 +157,10 @@ class ChatForm(ChunkForm):
         # A chunk that tells the usage has no choice, and a whole answer has one at least.
         kind = "chat.completion" if usage is not None and choices else "chat.completion.chunk"
         return _head(head, kind, choices) | ({} if usage is None else {"usage": usage})
+
+    def beside(self, choices: Sequence[tuple[int, Delta]], asked: ParsedRequest) -> Json:
+        """As `ChunkForm.beside`: the one prompt's log-probs, where vLLM has them."""
+        return of_scores(choices, asked, self._texts.text)
 
     def choice(self, index: int, delta: Delta, asked: ParsedRequest) -> Json:
         said = self._reader.parse(index, delta.text, delta.finish_reason)
@@ -183,11 +198,13 @@ class ChatForm(ChunkForm):
         }
 
     def _logprobs(self, delta: Delta, asked: ParsedRequest) -> list[Json]:
-        pairs = zip(_tokens(self._tokenizer, delta, asked), delta.logprobs, strict=True)
-        return [
-            {"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []}
-            for token, logprob in pairs
-        ]
+        name = self._texts.name(asked.ids_as_tokens)
+
+        def entry(token_id: int, logprob: float) -> Json:
+            token = name(token_id)
+            return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+
+        return content_logprobs(delta, asked.extras.top, entry)
 
 
 def usage_of(asked: ParsedRequest, completion_tokens: int) -> Json:
@@ -202,6 +219,14 @@ def of_prompts(asked: ParsedRequest, one_prompt: bool) -> Json:
     prompts = [prompt.tolist() for prompt in asked.prompts]
     more = {"prompt_token_ids": prompts[0]} if asked.return_token_ids and one_prompt else {}
     return {**more, "streamrl": {"prompt_token_ids": prompts}}
+
+
+def of_scores(choices: Sequence[tuple[int, Delta]], asked: ParsedRequest, text: Callable[[int], str] | None) -> Json:
+    """vLLM's log-probs of the one prompt of a request, where they were asked for. text: as of `prompt_logprobs`."""
+    if (top := asked.extras.prompt_top) is None:
+        return {}
+    (_, first), *_ = choices
+    return {"prompt_logprobs": prompt_logprobs(asked.prompts[0].tolist(), first.prompt, top, text)}
 
 
 def event(value: Json) -> bytes:
@@ -255,10 +280,3 @@ def captured(delta: Delta) -> Json:
 
 def _ids_of(delta: Delta, asked: ParsedRequest) -> Json:
     return {"token_ids": delta.token_ids} if asked.return_token_ids else {}
-
-
-def _tokens(tokenizer: TextTokenizer, delta: Delta, asked: ParsedRequest) -> list[str]:
-    """What log-probs are told of."""
-    if asked.ids_as_tokens:
-        return [f"token_id:{token_id}" for token_id in delta.token_ids]
-    return [tokenizer.decode(np.array([token_id], np.int32)) for token_id in delta.token_ids]

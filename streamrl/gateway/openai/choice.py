@@ -7,10 +7,12 @@ any of it was shown, nothing of its first attempt stays.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from streamrl.conversations.text import TextStream
 from streamrl.gateway.token_updates import TokenUpdate
 from streamrl.models.tokenizer import TextTokenizer
-from streamrl.types import FinishReason
+from streamrl.types import FinishReason, PromptLogprobs, TopLogprobs
 
 Span = tuple[int, int, int]
 """(start, incarnation, step): the version that sampled the tokens from `start` on, counted from the first sampled."""
@@ -19,7 +21,8 @@ Span = tuple[int, int, int]
 class Delta(NamedTuple):
     """What one message adds to a choice. start: the number of its first token. offsets: for each token, the length of
     the text before it. spans: those of the tokens here, the first one starting at `start`. finish_reason: "" unless it
-    is the last. stop: the stop string that ended it, "" where none did."""
+    is the last. stop: the stop string that ended it, "" where none did. top_logprobs: in the places of the tokens
+    here, where they were asked for. prompt: with the first of a choice, where its log-probs were asked for."""
 
     text: str
     start: int
@@ -29,6 +32,8 @@ class Delta(NamedTuple):
     spans: list[Span]
     finish_reason: str = ""
     stop: str = ""
+    top_logprobs: TopLogprobs | None = None
+    prompt: PromptLogprobs | None = None
 
 
 class Choice:
@@ -40,8 +45,10 @@ class Choice:
         if choice.finish_reason: ...        # "stop" or "length"; there is no more
     """
 
-    def __init__(self, index: int, tokenizer: TextTokenizer, stops: Sequence[str]) -> None:
+    def __init__(self, index: int, tokenizer: TextTokenizer, stops: Sequence[str], completes: bool = True) -> None:
+        """completes: whether what was sampled is shown; else the choice is its prompt alone."""
         self.index = index
+        self._completes = completes
         self._tokenizer = tokenizer
         self._stops = stops
         self.begin()
@@ -49,6 +56,7 @@ class Choice:
     def begin(self) -> None:
         """Begin anew, as if nothing had come."""
         self._stream = TextStream(self._tokenizer, self._stops)
+        self._prompt_told = False
         self.num_tokens = 0
         self.finish_reason = ""
         self.error = ""
@@ -67,9 +75,13 @@ class Choice:
         """What is new in it."""
         if self.ended:
             return Delta("", self.num_tokens, [], [], [], [])
-        if news.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
-            self.error = news.error or f"the replica ended it ({news.finish_reason})"
+        self.error = _fault_of(news)
+        if self.error:
             return Delta("", self.num_tokens, [], [], [], [])
+        prompt, self._prompt_told = None if self._prompt_told else news.prompt, True
+        if not self._completes:
+            self.finish_reason = FinishReason.LENGTH.value
+            return Delta("", 0, [], [], [], [], self.finish_reason, prompt=prompt)
         start, skipped = self.num_tokens, self.num_tokens - news.start
         taken = self._stream.feed(news.token_ids[skipped:])
         self.num_tokens += taken.num_tokens
@@ -82,7 +94,8 @@ class Choice:
         stop = skipped + taken.num_tokens
         spans = self._new_spans(news.spans, start)
         ids, logprobs = news.token_ids[skipped:stop], news.logprobs[skipped:stop]
-        return Delta(text, start, ids, logprobs, taken.offsets, spans, self.finish_reason, self._stream.stop)
+        top_logprobs, ended = _cut(news.top_logprobs, skipped, stop), (self.finish_reason, self._stream.stop)
+        return Delta(text, start, ids, logprobs, taken.offsets, spans, *ended, top_logprobs, prompt)
 
     def _new_spans(self, spans: Sequence[Span], start: int) -> list[Span]:
         """Of the tokens `start` to `num_tokens` - 1."""
@@ -92,7 +105,7 @@ class Choice:
 
 
 def pieces(news: TokenUpdate, most: int) -> list[TokenUpdate]:
-    """The same, in parts of at most `most` tokens; what ends it is in the last one."""
+    """The same, in parts of at most `most` tokens; what ends it is in the last one, the prompt in the first."""
     count = len(news.token_ids)
     if count <= most or news.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
         return [news]
@@ -101,8 +114,31 @@ def pieces(news: TokenUpdate, most: int) -> list[TokenUpdate]:
         ids, logprobs = news.token_ids[first : first + most], news.logprobs[first : first + most]
         last = first + most >= count
         reason = news.finish_reason if last else ""
-        parts.append(TokenUpdate(news.request_id, news.start + first, ids, logprobs, news.spans, reason))
+        top_logprobs, prompt = _cut(news.top_logprobs, first, first + most), None if first else news.prompt
+        start = news.start + first
+        parts.append(TokenUpdate(news.request_id, start, ids, logprobs, news.spans, reason, "", top_logprobs, prompt))
     return parts
+
+
+def _fault_of(news: TokenUpdate) -> str:
+    """Why nothing can be shown of it; "" where it can."""
+    if news.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+        return news.error or f"the replica ended it ({news.finish_reason})"
+    if news.prompt is not None and np.isnan(news.prompt.logprobs).any():
+        return "a log-prob of the prompt is not a number"
+    return ""
+
+
+def _cut(told: TopLogprobs | None, start: int, stop: int) -> TopLogprobs | None:
+    """In the places of some tokens alone."""
+    return None if told is None else TopLogprobs(told.token_ids[start:stop], told.logprobs[start:stop])
+
+
+def _joined_top(deltas: Sequence[Delta]) -> TopLogprobs | None:
+    told = [delta.top_logprobs for delta in deltas if delta.top_logprobs is not None]
+    if not told:
+        return None
+    return TopLogprobs(np.concatenate([one.token_ids for one in told]), np.concatenate([one.logprobs for one in told]))
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
@@ -120,4 +156,6 @@ def joined(deltas: Sequence[Delta]) -> Delta:
         spans,
         deltas[-1].finish_reason if deltas else "",
         deltas[-1].stop if deltas else "",
+        _joined_top(deltas),
+        next((delta.prompt for delta in deltas if delta.prompt is not None), None),
     )

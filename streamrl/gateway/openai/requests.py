@@ -1,4 +1,4 @@
-"""What a client asks for: OpenAI's request bodies, and what of them reaches an engine. Pure.
+"""What a client asks for: what of OpenAI's request bodies reaches an engine. Pure.
 
 Guarantees: a parameter that would change the answer and cannot be kept is refused, never dropped; every limit is
 checked before anything is generated. What does not change the answer (`user`, `metadata`) is ignored.
@@ -6,18 +6,19 @@ checked before anything is generated. What does not change the answer (`user`, `
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from streamrl.conversations.memory import NOTHING, Memory
 from streamrl.conversations.reasoning import BEGIN
 from streamrl.conversations.tool_calls import MessageReader
 from streamrl.errors import ConfigError
 from streamrl.gateway.openai import parameters
+from streamrl.gateway.openai.bodies import ChatRequest, CompletionRequest, Message, OpenAIRequest
 from streamrl.gateway.openai.chat import ChatTemplate, no_template
+from streamrl.gateway.openai.extras import NO_EXTRAS, Extras, chat_extras, completion_extras
 from streamrl.gateway.refusal import Refusal, invalid
 from streamrl.models.tokenizer import TextTokenizer
 from streamrl.types import GenerationRequest, IntArray, SamplingParams, completion_seed
@@ -28,121 +29,18 @@ LEAST_TEMPERATURE = 1e-3
 DEFAULT_COMPLETION_TOKENS = 16
 """Of `/v1/completions` without `max_tokens`, as OpenAI has it."""
 
-_OF_THE_RENDERER = frozenset(
-    {
-        *("add_generation_prompt", "chat_template", "continue_final_message", "conversations"),
-        *("documents", "messages", "return_assistant_tokens_mask", "tools"),
-    }
-)
-"""Names that `chat_template_kwargs` may not have: they are not the template's."""
-
-_Finite = Annotated[float, Field(allow_inf_nan=False)]
-TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
-_Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
-
-
-class StreamOptions(BaseModel):
-    """include_usage: a last chunk says how many tokens there were."""
-
-    include_usage: bool = False
-
-
-class SamplingFields(BaseModel):
-    """How completions are sampled, and where they end."""
-
-    model_config = ConfigDict(extra="allow")
-
-    n: Annotated[int, Field(strict=True, ge=1)] | None = None
-    temperature: Annotated[_Finite, Field(ge=0.0, le=100.0)] | None = None
-    top_p: Annotated[_Finite, Field(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] | None = None
-    min_p: Annotated[_Finite, Field(ge=0.0, le=1.0)] | None = None
-    max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
-    seed: _Seed | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
-
-
-class _Request(SamplingFields):
-    """What both kinds of request have."""
-
-    model: str
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-
-
-class CompletionRequest(_Request):
-    """The body of `/v1/completions`. prompt: text, texts, ids, or lists of ids. logprobs: 0 or 1, for those of the
-    sampled tokens; alternatives are not known."""
-
-    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
-    logprobs: Annotated[int, Field(strict=True, ge=0)] | None = None
-    add_special_tokens: bool | None = None
-
-
-class TextPart(BaseModel):
-    """A part of a message. Only texts are taken."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(BaseModel):
-    """One turn. Whatever else it has (`tool_call_id`, `name`, ...) reaches the template as it is, but for the arguments
-    of `tool_calls`, which OpenAI's clients send as text and templates want as objects."""
-
-    model_config = ConfigDict(extra="allow")
-
-    role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[TextPart] | None = None
-
-
-class Function(BaseModel):
-    """What a tool is called, and the JSON schema of its arguments."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: Annotated[str, Field(min_length=1, max_length=64)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
-class Tool(BaseModel):
-    type: Literal["function"]
-    function: Function
-
-
-class ChatRequest(_Request):
-    """The body of `/v1/chat/completions`."""
-
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
-    logprobs: bool | None = None
-    tools: list[Tool] | None = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-    def arguments(self) -> dict[str, Any]:
-        """Of the chat template. Raises Refusal."""
-        given = self.chat_template_kwargs or {}
-        if taken := sorted(_OF_THE_RENDERER & given.keys()):
-            raise invalid("invalid_value", f"{taken[0]!a} is no argument of the template", "chat_template_kwargs")
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return {**effort, **given}
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """model: the one name that is served. context: tokens of prompt and completion together. max_completions: of one
-    request. vocab_size: prompt ids are below it."""
+    request. vocab_size: prompt ids are below it. top_logprobs: tokens that the engine tells in the place of each, at
+    most; with 0 it tells no log-probs of prompts either."""
 
     model: str
     context: int
     max_completions: int
     vocab_size: int
+    top_logprobs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +49,7 @@ class ParsedRequest:
     where one came as ids. tools: the JSON schema of each tool's arguments by its name, where calls of them are read.
     parallel_calls: whether a message may have several. thinks: whether its answers begin within thoughts; None where
     these are not read. return_token_ids: also where vLLM has them. ids_as_tokens: of
-    log-probs.
+    log-probs. extras: what is shown beyond what was sampled.
     conversation: that it is a part of, "" for none; memory: of what was said in it."""
 
     prompts: list[IntArray]
@@ -169,6 +67,7 @@ class ParsedRequest:
     thinks: bool | None = None
     return_token_ids: bool = False
     ids_as_tokens: bool = False
+    extras: Extras = NO_EXTRAS
     conversation: str = ""
     memory: Memory = NOTHING
 
@@ -190,6 +89,8 @@ class ParsedRequest:
                 self.stop_token_ids,
                 conversation=self.conversation if count == 1 else "",
                 opening=self.memory.opening(prompt),
+                top_logprobs=self.extras.top_logprobs,
+                prompt_logprobs=self.extras.prompt_logprobs,
             )
             made.append(request)
         return made
@@ -223,18 +124,17 @@ class Reader:
     def completion(self, body: CompletionRequest, random_seed: int, memory: Memory = NOTHING) -> ParsedRequest:
         """Raises Refusal for what cannot be answered."""
         self._check(body)
-        if body.logprobs is not None and body.logprobs > 1:
-            what = "only the log-probs of sampled tokens are known: ask for 0 or 1"
-            raise invalid("unsupported_parameter", what, "logprobs")
         given = _prompts_of(body.prompt)
         self._check_count(len(given), body.n or 1)
         special = body.add_special_tokens is not False
         ids = [self._ids(prompt, memory, special) for prompt in given]
-        prompts = _Prompts(ids, tuple(prompt if isinstance(prompt, str) else None for prompt in given), "prompt")
-        most = body.max_tokens or DEFAULT_COMPLETION_TOKENS
-        if body.max_tokens is None:
-            most = max(1, min(most, self._limits.context - max(map(len, ids))))
-        return self._parsed(body, prompts, most, body.logprobs is not None, random_seed)
+        texts = tuple(prompt if isinstance(prompt, str) else None for prompt in given)
+        most = body.max_tokens
+        if most is None:
+            most = min(DEFAULT_COMPLETION_TOKENS, self._limits.context - max(map(len, ids)))
+        # An engine samples one token at least; with `max_tokens: 0` nobody is shown it.
+        asked = self._parsed(body, _Prompts(ids, texts, "prompt"), max(1, most), body.logprobs is not None, random_seed)
+        return replace(asked, extras=completion_extras(body, ids, texts, self._tokenizer, self._limits.top_logprobs))
 
     def chat(self, body: ChatRequest, random_seed: int, memory: Memory = NOTHING) -> ParsedRequest:
         """Raises Refusal for what cannot be answered."""
@@ -245,6 +145,7 @@ class Reader:
         most = body.max_completion_tokens or body.max_tokens or max(1, self._limits.context - len(ids))
         prompts = _Prompts([ids], (text,), "messages")
         asked = self._parsed(body, prompts, most, bool(body.logprobs), random_seed)
+        asked = replace(asked, extras=chat_extras(body, self._limits.top_logprobs))
         if self.reads_thoughts:
             asked = replace(asked, thinks=text.rstrip().endswith(BEGIN))
         if not body.tools or _no_calls(body) or self._template is None or not self._template.tool_calls_are_read:
@@ -252,7 +153,9 @@ class Reader:
         schemas = {one.function.name: one.function.parameters for one in body.tools or ()}
         return replace(asked, tools=schemas, parallel_calls=body.parallel_tool_calls is not False)
 
-    def _parsed(self, body: _Request, prompts: _Prompts, most: int, logprobs: bool, random_seed: int) -> ParsedRequest:
+    def _parsed(
+        self, body: OpenAIRequest, prompts: _Prompts, most: int, logprobs: bool, random_seed: int
+    ) -> ParsedRequest:
         self._check_lengths(prompts, most)
         options = body.stream_options
         return ParsedRequest(
@@ -286,7 +189,7 @@ class Reader:
         messages = memory.recalled([_plain(message) for message in body.messages])
         return self._template.render(messages, tools, body.arguments())
 
-    def _check(self, body: _Request) -> None:
+    def _check(self, body: OpenAIRequest) -> None:
         self.check_model(body.model)
         parameters.check(body.model_extra or {})
 
@@ -369,7 +272,7 @@ def _with_arguments(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _sampling(body: _Request, most: int) -> SamplingParams:
+def _sampling(body: OpenAIRequest, most: int) -> SamplingParams:
     if body.temperature and body.temperature < LEAST_TEMPERATURE:
         what = f"temperature {body.temperature:g}; send 0, which is greedy, or {LEAST_TEMPERATURE:g} and more"
         raise invalid("invalid_value", what, "temperature")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from streamrl.gateway.openai.requests import ChatRequest
+from streamrl.gateway.openai.bodies import ChatRequest
 from streamrl.gateway.refusal import invalid
 
 Messages = list[dict[str, Any]]
@@ -29,6 +29,9 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "top_logprobs": (None, 0),
     "truncation": (None, "disabled"),
 }
+
+
+_LOGPROBS: Final = "message.output_text.logprobs"
 
 
 class Part(BaseModel):
@@ -123,6 +126,11 @@ class ResponsesRequest(BaseModel):
 
     def chat(self, messages: Messages) -> ChatRequest:
         """messages: as `messages` gives them. Raises Refusal."""
+        included = (self.model_extra or {}).get("include")
+        if isinstance(included, list) and _LOGPROBS in included:
+            # An item may have a part of the sampled text alone, of which no token is the beginning.
+            what = f"{_LOGPROBS} is not kept here; `streamrl` of the response has the log-probs of all sampled tokens"
+            raise invalid("unsupported_parameter", f"{what}, and a chat has those of others, too", "include")
         for name, value in (self.model_extra or {}).items():
             if name not in _IGNORED and value not in _NEUTRAL.get(name, ()):
                 kind = "is not kept here; leave it out" if name in _NEUTRAL else "is not a parameter of this route"

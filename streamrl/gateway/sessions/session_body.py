@@ -10,7 +10,8 @@ import xxhash
 from pydantic import BaseModel, ConfigDict
 
 from streamrl.conversations.conversation import Conversation
-from streamrl.gateway.openai.requests import ChatRequest, CompletionRequest, ParsedRequest
+from streamrl.gateway.openai.bodies import ChatRequest, CompletionRequest
+from streamrl.gateway.openai.requests import ParsedRequest
 from streamrl.gateway.refusal import invalid, json_bytes
 from streamrl.gateway.sessions.trajectory import Trajectory, check_branch
 from streamrl.gateway.sessions.trajectory_body import Name, check_reward
@@ -91,7 +92,8 @@ def checked(name: Any, param: str) -> str:
 
 def as_rollouts(asked: ParsedRequest, body: ChatRequest | CompletionRequest, drawn: SamplingParams) -> ParsedRequest:
     """The same, drawn as the run's rollouts are: the learner knows the log-probs of no other distribution. Raises
-    Refusal where the request wants another one."""
+    Refusal where the request wants another one, or what no turn of a session has."""
+    _check_turn(asked)
     for name in _DRAWN:
         given, ours = getattr(body, name), getattr(drawn, name)
         if given is not None and max(given, 0) != ours:
@@ -99,3 +101,14 @@ def as_rollouts(asked: ParsedRequest, body: ChatRequest | CompletionRequest, dra
             raise invalid("sampling_not_trained", what, name)
     sampling = msgspec.structs.replace(drawn, max_new_tokens=asked.sampling.max_new_tokens)
     return replace(asked, sampling=sampling)
+
+
+def _check_turn(asked: ParsedRequest) -> None:
+    """Raises Refusal for a request that no turn of a session can be."""
+    if asked.extras.prompt_logprobs:
+        param = "echo" if asked.extras.echo_scored else "prompt_logprobs"
+        what = "a turn of a session reuses what its history left, so that its prompt has no log-probs"
+        raise invalid("invalid_value", f"{what}; leave out {param}, or ask outside of a session", param)
+    if not asked.extras.completes:
+        what = "max_tokens is 0, and a turn of a session is what was sampled; send 1 or more, or ask outside of one"
+        raise invalid("invalid_value", what, "max_tokens")

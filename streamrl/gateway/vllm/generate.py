@@ -5,22 +5,16 @@ each under `token_id:NUMBER`, as the clients of that route read them.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from streamrl.gateway.openai.answers import ChunkForm, Head, Json, captured
+from streamrl.gateway.openai.answers import ChunkForm, Head, Json, captured, of_scores
+from streamrl.gateway.openai.bodies import CompletionRequest, NumberOfTokens, SamplingFields, StreamOptions, TokenId
 from streamrl.gateway.openai.choice import Delta
+from streamrl.gateway.openai.logprobs import content_logprobs, id_name
 from streamrl.gateway.openai.parameters import check
-from streamrl.gateway.openai.requests import (
-    CompletionRequest,
-    Limits,
-    ParsedRequest,
-    SamplingFields,
-    StreamOptions,
-    TokenId,
-)
+from streamrl.gateway.openai.requests import Limits, ParsedRequest
 from streamrl.gateway.refusal import invalid
 
 _OF_TEXT: Final = frozenset(
@@ -30,9 +24,10 @@ _OF_TEXT: Final = frozenset(
 
 
 class SamplingParams(SamplingFields):
-    """logprobs: 0 or 1, for those of the sampled tokens; alternatives are not known."""
+    """logprobs, prompt_logprobs: as a completion has them."""
 
-    logprobs: Annotated[int, Field(strict=True, ge=0, le=1)] | None = None
+    logprobs: NumberOfTokens | None = None
+    prompt_logprobs: NumberOfTokens | None = None
 
 
 class GenerateRequest(BaseModel):
@@ -68,10 +63,6 @@ class GenerateRequest(BaseModel):
             **{"max_tokens": room, **fields},
         )
 
-    def told(self, asked: ParsedRequest) -> ParsedRequest:
-        """How it is answered."""
-        return replace(asked, logprobs=self.sampling_params.logprobs is not None)
-
 
 class GenerateForm(ChunkForm):
     """Of `/inference/v1/generate`."""
@@ -85,21 +76,21 @@ class GenerateForm(ChunkForm):
             answer |= {"prompt_logprobs": None, "kv_transfer_params": None}
         return answer if usage is None else {**answer, "usage": usage}
 
+    def beside(self, choices: Sequence[tuple[int, Delta]], asked: ParsedRequest) -> Json:
+        """As `ChunkForm.beside`."""
+        return of_scores(choices, asked, None)
+
     def choice(self, index: int, delta: Delta, asked: ParsedRequest) -> Json:
         return {
             "index": index,
             "token_ids": delta.token_ids,
             "finish_reason": delta.finish_reason or None,
-            "logprobs": {"content": _logprobs(delta)} if asked.logprobs else None,
+            "logprobs": {"content": content_logprobs(delta, asked.extras.top, _entry)} if asked.logprobs else None,
             "streamrl": captured(delta),
         }
 
     part = choice
 
 
-def _logprobs(delta: Delta) -> list[dict[str, Any]]:
-    pairs = zip(delta.token_ids, delta.logprobs, strict=True)
-    return [
-        {"token": f"token_id:{token_id}", "logprob": logprob, "bytes": None, "top_logprobs": []}
-        for token_id, logprob in pairs
-    ]
+def _entry(token_id: int, logprob: float) -> Json:
+    return {"token": id_name(token_id), "logprob": logprob, "bytes": None}

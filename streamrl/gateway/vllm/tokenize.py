@@ -6,7 +6,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from streamrl.gateway.openai.answers import Json
-from streamrl.gateway.openai.requests import ChatRequest, Limits, Message, Reader, TokenId, Tool
+from streamrl.gateway.openai.bodies import ChatRequest, Message, TokenId, Tool
+from streamrl.gateway.openai.requests import Limits, Reader
 from streamrl.gateway.refusal import invalid
 from streamrl.models.tokenizer import TextTokenizer
 

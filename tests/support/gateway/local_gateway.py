@@ -158,14 +158,14 @@ async def until(done: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def configured(folder: Path, *, most: int, latency_steps: int, slots: int, gateway: GatewayConfig, **scripted: Any):
+def configured(
+    folder: Path, *, engine: str, most: int, latency_steps: int, slots: int, gateway: GatewayConfig, **scripted: Any
+) -> Config:
     sampling = SamplingConfig(max_new_tokens=most)
     script = ScriptedConfig(latency_steps=latency_steps, **scripted)
     return Config(
         model=ModelConfig(path=str(folder)),
-        rollout=RolloutConfig(
-            engine="scripted", slots=slots, journal_every_tokens=0, sampling=sampling, scripted=script
-        ),
+        rollout=RolloutConfig(engine=engine, slots=slots, journal_every_tokens=0, sampling=sampling, scripted=script),
         queue=QueueConfig(durability="memory", segment_bytes=2**20),
         gateway=gateway,
     )
@@ -179,6 +179,7 @@ async def local_gateway(
     most: int = 24,
     latency_steps: int = 4,
     slots: int = 64,
+    engine: str = "scripted",
     template: str | None = TEMPLATE,
     finish: Callable[[Path], None] | None = None,
     gateway: GatewayConfig | None = None,
@@ -189,7 +190,8 @@ async def local_gateway(
     story: ScriptedOwner | None = None,
     **scripted: Any,
 ) -> AsyncIterator[LocalGateway]:
-    """A run called `run`, its replicas under version 0.1, and its gateway. ready: the replicas serve. trains: it
+    """A run called `run`, its replicas under version 0.1, and its gateway. ready: the replicas serve; those of another
+    engine than the scripted one need weights first. trains: it
     has a queue and a reward stage, and the replicas work for them; nobody learns. finish: is given the model's folder,
     in which template and tokenizer are still to change. patience: of the gateway with its
     clients. owned: it has an owner. story: an owner in its place, with what its controller says. scripted: of the
@@ -201,7 +203,8 @@ async def local_gateway(
     if finish is not None:
         finish(model)
     settings = gateway or GatewayConfig(enabled=True)
-    config = configured(model, most=most, latency_steps=latency_steps, slots=slots, gateway=settings, **scripted)
+    sizes = {"most": most, "latency_steps": latency_steps, "slots": slots}
+    config = configured(model, engine=engine, gateway=settings, **sizes, **scripted)
     run = open_run(config, folder / "run")
     write_tokens(run)
     async with AsyncExitStack() as stack:

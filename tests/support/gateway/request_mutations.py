@@ -73,6 +73,8 @@ NAMES = (
         "stream",
         "stream_options",
         "logprobs",
+        "top_logprobs",
+        "prompt_logprobs",
         "tools",
         "tool_choice",
         "echo",
@@ -265,7 +267,14 @@ def _common(chance: random.Random) -> dict[str, Any]:
 
 def _completion(chance: random.Random) -> bytes:
     prompt = chance.choice(["1+1=", [1, 4, 5], ["1", "2+"], [[1, 4], [5]]])
-    return _text({**_common(chance), "prompt": prompt, "logprobs": chance.choice([None, 0, 1])})
+    return _text(
+        {
+            **_common(chance),
+            "prompt": prompt,
+            "logprobs": chance.choice([None, 0, 1]),
+            "echo": chance.choice([None, True]),
+        }
+    )
 
 
 def _chat(chance: random.Random) -> bytes:

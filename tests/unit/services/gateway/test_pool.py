@@ -1,6 +1,7 @@
 """Who goes on with what a replica owed when it is gone: one that serves no older version than it has."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,25 @@ async def begun(pool: Pool, replica: Replica, *, shown: bool) -> Begun:
     assert (await one.updates.get()).token_ids == [5, 6]
     one.shown = shown
     return one
+
+
+async def test_what_another_replica_goes_on_with_asks_for_all_that_was_asked_for() -> None:
+    pool, first, other = Pool(0, 60.0, lambda _: None), Replica(Version(0, 3)), Replica(Version(0, 3))
+    pool.serve({"rollout-0": first})
+    await turns()
+    (one,) = pool.begin([replace(request("r"), top_logprobs=5, prompt_logprobs=True)])
+    await turns()
+    first.news.put_nowait([TokenUpdate("r", 0, [5, 6], [-1.0, -0.5], [(0, 0, 3)])])
+    await turns()
+    one.shown = True
+    pool.serve({"rollout-0": first, "rollout-1": other})
+    other.news.put_nowait([])
+    await turns()
+    first.news.put_nowait(ray.exceptions.ActorDiedError())
+    await turns()
+    told = [(again.top_logprobs, again.prompt_logprobs, again.so_far is None) for again in (*first.asked, *other.asked)]
+    assert told == [(5, True, True), (5, True, False)]
+    await pool.close()
 
 
 async def test_what_was_shown_waits_for_a_replica_that_serves_its_version() -> None:

@@ -77,6 +77,12 @@ def test_what_cannot_be_kept_is_refused_by_name(name: str) -> None:
     assert refusal.value.param == name
 
 
+def test_log_probs_of_an_item_are_refused_by_name() -> None:
+    with pytest.raises(Refusal, match="streamrl") as refusal:
+        chat_of(include=["message.output_text.logprobs"])
+    assert (refusal.value.code, refusal.value.param) == ("unsupported_parameter", "include")
+
+
 def test_the_responses_that_were_used_last_are_kept_within_their_bytes() -> None:
     message = [{"role": "user", "content": "x" * 100}]
     size = OVERHEAD * len(json.dumps(message, separators=(",", ":")))

@@ -1,0 +1,124 @@
+"""The bodies that clients of OpenAI's routes send, field by field. Pure.
+
+Guarantees types and ranges of single fields; what depends on the model, the engine or another field is looked at where
+a body is read (`streamrl.gateway.openai.requests`).
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from streamrl.gateway.refusal import invalid
+
+_OF_THE_RENDERER = frozenset(
+    {
+        *("add_generation_prompt", "chat_template", "continue_final_message", "conversations"),
+        *("documents", "messages", "return_assistant_tokens_mask", "tools"),
+    }
+)
+"""Names that `chat_template_kwargs` may not have: they are not the template's."""
+
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+NumberOfTokens = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+_Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+
+
+class StreamOptions(BaseModel):
+    """include_usage: a last chunk says how many tokens there were."""
+
+    include_usage: bool = False
+
+
+class SamplingFields(BaseModel):
+    """How completions are sampled, and where they end."""
+
+    model_config = ConfigDict(extra="allow")
+
+    n: Annotated[int, Field(strict=True, ge=1)] | None = None
+    temperature: Annotated[_Finite, Field(ge=0.0, le=100.0)] | None = None
+    top_p: Annotated[_Finite, Field(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[_Finite, Field(ge=0.0, le=1.0)] | None = None
+    max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
+    seed: _Seed | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+
+
+class OpenAIRequest(SamplingFields):
+    """What both kinds of request have. prompt_logprobs: of the prompt, and of so many of the likeliest tokens in the
+    place of each, as vLLM tells them."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: NumberOfTokens | None = None
+
+
+class CompletionRequest(OpenAIRequest):
+    """The body of `/v1/completions`. prompt: text, texts, ids, or lists of ids. logprobs: of the tokens that are shown,
+    and of so many of the likeliest ones in the place of each. echo: the prompt is shown before each completion.
+    max_tokens: with 0 it is shown alone."""
+
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    logprobs: NumberOfTokens | None = None
+    echo: bool | None = None
+    max_tokens: Annotated[int, Field(strict=True, ge=0)] | None = None
+    add_special_tokens: bool | None = None
+
+
+class TextPart(BaseModel):
+    """A part of a message. Only texts are taken."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One turn. Whatever else it has (`tool_call_id`, `name`, ...) reaches the template as it is, but for the arguments
+    of `tool_calls`, which OpenAI's clients send as text and templates want as objects."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str | list[TextPart] | None = None
+
+
+class Function(BaseModel):
+    """What a tool is called, and the JSON schema of its arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    type: Literal["function"]
+    function: Function
+
+
+class ChatRequest(OpenAIRequest):
+    """The body of `/v1/chat/completions`. top_logprobs: so many of the likeliest tokens are told in the place of each
+    one."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumberOfTokens | None = None
+    tools: list[Tool] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Of the chat template. Raises Refusal."""
+        given = self.chat_template_kwargs or {}
+        if taken := sorted(_OF_THE_RENDERER & given.keys()):
+            raise invalid("invalid_value", f"{taken[0]!a} is no argument of the template", "chat_template_kwargs")
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **given}
