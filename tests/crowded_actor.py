@@ -40,8 +40,9 @@ def main(folder: str, runtime: str) -> None:
     from streamrl.services.actors.deaths import explain_death, process_died
 
     actor = ray.remote(Crowded).options(num_cpus=0).remote()
-    ray.get(actor.ready.remote())
     try:
+        # What others on the machine take meanwhile may have it ended before it eats: the same death.
+        ray.get(actor.ready.remote(), timeout=60)
         ray.get(actor.eat.remote(), timeout=60)
     except ray.exceptions.RayError as error:
         print(json.dumps({"died": process_died(error), "told": str(explain_death("rollout-0", error))}))
