@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support.rotation import files_of
+from support.rotation import (
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_report_collectionfinish,
+)
 from support.runs.finished_run import Finished, run
 from support.runs.live_run import STREAMRL, prepare
 
@@ -18,7 +22,8 @@ from streamrl.system.strict_products import strict_variables
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-LEFT_OUT: pytest.StashKey[list[str]] = pytest.StashKey()
+# Hooks of pytest, which finds them here.
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_report_collectionfinish"]
 
 # As each process that streamrl starts: MKL reads it when it computes for the first time.
 os.environ.update(strict_variables(os.environ))
@@ -28,33 +33,11 @@ settings.register_profile("streamrl", deadline=None, print_blob=True, suppress_h
 settings.load_profile("streamrl")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--part", help="k/n: every n-th test file from the k-th on, and those that TOUCHED names")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    part = config.getoption("--part")
-    if not part:
-        return
-    file_of = {item: item.path.relative_to(config.rootpath).as_posix() for item in items}
-    kept = files_of(part, sorted(set(file_of.values())), os.environ.get("TOUCHED", "").split())
-    left_out = sorted(set(file_of.values()) - kept)
-    config.hook.pytest_deselected(items=[item for item in items if file_of[item] not in kept])
-    items[:] = [item for item in items if file_of[item] in kept]
-    config.stash[LEFT_OUT] = left_out
-
-
 def pytest_report_header() -> str:
     # Here and not above: workers of pytest-xdist have no use for it.
     from support.machine import machine_line
 
     return machine_line()
-
-
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    left_out = config.stash.get(LEFT_OUT, [])
-    return [f"left to another part, by name: {name}" for name in left_out]
 
 
 @pytest.fixture(scope="session")

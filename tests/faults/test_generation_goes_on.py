@@ -1,11 +1,9 @@
 """What a replica had sampled when it was killed is not lost: another goes on from it, and the run is the same."""
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 from support.queue.trained_groups import trained_groups
@@ -57,14 +55,8 @@ def killed_while_it_samples(run: LiveRun, wanted: int) -> int:
 
     assert run.read_until(enough), (run.events[-3:], run.end())
     name = max(written, key=written.__getitem__)
-    process_of(run, name).send_signal(signal.SIGKILL)
+    run.replica(name).kill()
     return written[name]
-
-
-def process_of(run: LiveRun, name: str) -> psutil.Process:
-    """The process of a replica, by its log: the other one may have nothing to do."""
-    lines = (run.folder / "logs" / f"{name}.log").read_text().splitlines()
-    return psutil.Process([json.loads(line)["pid"] for line in lines if '"started"' in line][-1])
 
 
 def metrics(folder: Path, *keys: str) -> list[list[Any]]:

@@ -110,6 +110,11 @@ class LiveRun:
         assert launch is not None
         return psutil.Process(launch.owner.pid)
 
+    def replica(self, name: str) -> psutil.Process:
+        """The process of the replica of this name, by its log."""
+        lines = (self.folder / "logs" / f"{name}.log").read_text().splitlines()
+        return psutil.Process([json.loads(line)["pid"] for line in lines if '"started"' in line][-1])
+
     def actors(self, name: str) -> list[psutil.Process]:
         """The processes of an actor class."""
         return self.below(lambda first, _: first.startswith(f"ray::{name}"), name)

@@ -25,7 +25,7 @@ BROKEN = "def test_broken():\n    raise ValueError\n"
 def run(folder: Path, *tests: str, arguments: tuple[str, ...] = ()) -> tuple[int, str, list[str]]:
     """Exit code, output, and names noted."""
     (folder / "test_it.py").write_text("\n".join(tests))
-    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {Path(once_more.__file__).parents[1]}\n")
     noted = folder / "noted"
     # What a worker of pytest tells its children is not for a run of its own.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
@@ -54,6 +54,16 @@ def test_what_passes_alone_is_named_with_both_outputs(tmp_path: Path, arguments:
     assert output.count("\nthe number is 1\n") == 2
     assert "1 failed, 1 passed" in output
     assert "1 passed, 1 deselected" in output
+
+
+def test_what_failed_in_a_part_is_run_once_more_whichever_part_it_is_alone(tmp_path: Path) -> None:
+    hooks = "pytest_addoption, pytest_collection_modifyitems, pytest_report_collectionfinish"
+    (tmp_path / "conftest.py").write_text(f"from support.rotation import {hooks}\n")
+    (tmp_path / "test_before.py").write_text(STEADY)
+    code, output, noted = run(tmp_path, UNSTEADY.format(1), arguments=("--part", "2/2", "test_before.py"))
+    assert (code, noted) == (0, ["test_it.py::test_unsteady_1"])
+    assert "left to another part, by name: test_before.py" in output
+    assert output.count("\nthe number is 1\n") == 2
 
 
 def test_what_fails_twice_is_red_whatever_else_passes(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ async def test_thoughts_are_told_apart_from_the_text(path: str, gateway: LocalGa
 
 
 async def test_a_session_goes_on_behind_thoughts_that_were_told_apart(gateway: LocalGateway) -> None:
-    for number in range(80):
+    for number in range(400):
         headers = {"authorization": f"Bearer {gateway.token()}", "x-session-id": f"agent-{number}"}
         body = {"model": "run", **ASKED["/v1/chat/completions"]}
         _, answer = await gateway.ask("/v1/chat/completions", body, headers=headers)
@@ -125,7 +125,7 @@ async def test_a_session_goes_on_behind_thoughts_that_were_told_apart(gateway: L
 
 async def test_without_the_parser_thoughts_are_text(tmp_path: Path) -> None:
     async with gateway_of(tmp_path, **THINKING) as gateway:
-        for _ in range(20):
+        for _ in range(400):
             _, answer = await gateway.chat("1", max_tokens=12)
             message = answer["choices"][0]["message"]
             assert "reasoning_content" not in message
