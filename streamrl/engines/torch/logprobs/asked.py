@@ -7,7 +7,7 @@ came with. It knows requests by their ids, and no rows but those of one pass.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,14 +49,14 @@ class _Asked:
             self.score(PromptLogprobs(np.empty(0, np.float32), TopLogprobs(*_none(self.most))))
 
     def score(self, prompt: PromptLogprobs) -> None:
-        top_logprobs = prompt.top_logprobs if self.most else None
-        if top_logprobs is not None:
-            top_logprobs = TopLogprobs(top_logprobs.token_ids[:, : self.most], top_logprobs.logprobs[:, : self.most])
-        self.prompt = PromptLogprobs(prompt.logprobs, top_logprobs)
+        told = prompt.top_logprobs if self.most else None
+        if told is not None:
+            told = TopLogprobs(_wide(told.token_ids, self.most, -1), _wide(told.logprobs, self.most, -np.inf))
+        self.prompt = PromptLogprobs(prompt.logprobs, told)
 
     def add(self, ids: IntArray, logprobs: FloatArray) -> None:
-        self.ids.append(ids[: self.most].copy())
-        self.logprobs.append(logprobs[: self.most].copy())
+        self.ids.append(_wide(ids, self.most, -1))
+        self.logprobs.append(_wide(logprobs, self.most, -np.inf))
 
     def top_logprobs(self, start: int, stop: int) -> TopLogprobs | None:
         """In the places of the tokens `start` to stop - 1."""
@@ -122,6 +122,13 @@ class AskedLogprobs:
         prompt = None if asked.told else asked.prompt
         asked.told = True
         return replace(piece, top_logprobs=asked.top_logprobs(piece.start, piece.end), prompt=prompt)
+
+
+def _wide(told: npt.NDArray[Any], most: int, nothing: float) -> npt.NDArray[Any]:
+    """A copy whose rows have just so many: a vocabulary may have fewer tokens."""
+    first = told[..., :most]
+    missing = [*((0, 0) for _ in told.shape[:-1]), (0, most - first.shape[-1])]
+    return np.pad(first, missing, constant_values=nothing)
 
 
 def _none(most: int) -> tuple[IntArray, FloatArray]:

@@ -290,5 +290,10 @@ def test_a_vocabulary_smaller_than_what_is_asked_for_is_told_whole() -> None:
     model = Qwen3ForCausalLM(Qwen3Config(**SIZES | {"vocab_size": 7})).eval()
     asked = replace(request(top_logprobs=20, scores=True), prompt_ids=np.array([1, 2, 3], np.int32))
     (result,) = engine_of(model).generate([asked])
-    assert result.top_logprobs.token_ids.shape == (6, 7)
-    np.testing.assert_allclose(np.exp(result.top_logprobs.logprobs).sum(1), 1, atol=1e-5)
+    so_far = PartialTokens("r", 0, result.token_ids[:2], result.logprobs[:2], (VersionSpan(0, Version(0, 0)),))
+    (rest,) = engine_of(model).generate([replace(asked, so_far=so_far)])
+    for told in (result.top_logprobs, result.prompt.top_logprobs):
+        assert told.token_ids.shape[1] == 20
+        assert (told.token_ids[:, 7:] == -1).all()
+        np.testing.assert_allclose(np.exp(told.logprobs).sum(1), 1, atol=1e-5)
+    np.testing.assert_array_equal(rest.top_logprobs.token_ids[2:], result.top_logprobs.token_ids[2:])
