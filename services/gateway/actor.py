@@ -52,7 +52,7 @@ from streamrl.types import MOST_TOP_LOGPROBS
 KEEP_ALIVE_S = 30
 CLOSE_S = 1.0
 """What requests under way have to end when the run does."""
-TOP_LOGPROBS: Final[Mapping[str, int]] = {"torch": MOST_TOP_LOGPROBS}
+TOP_LOGPROBS: Final[Mapping[str, int]] = dict.fromkeys(("torch", "vllm", "sglang"), MOST_TOP_LOGPROBS)
 """By engine, the tokens that it tells in the place of each, at most; 0 of those that are not here."""
 
 

@@ -6,7 +6,7 @@ given to the server, log-probs that are not finite and spans that do not fit are
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -20,6 +20,8 @@ from streamrl.types import (
     GenerationResult,
     IntArray,
     PartialTokens,
+    PromptLogprobs,
+    TopLogprobs,
     Version,
     VersionSpan,
 )
@@ -39,6 +41,8 @@ class Running:
     heard: float
     ids: list[IntArray] = field(default_factory=list)
     logprobs: list[FloatArray] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
+    prompt: PromptLogprobs | None = None
     num_tokens: int = 0
     certain: int | None = None
     told: int = 0
@@ -46,9 +50,12 @@ class Running:
 
     def add(self, piece: Piece) -> None:
         """Take in the next tokens."""
+        self.prompt = self.prompt or piece.prompt
         if len(piece.token_ids):
             self.ids.append(piece.token_ids)
             self.logprobs.append(piece.logprobs)
+            if piece.top_logprobs is not None:
+                self.top_logprobs.append(piece.top_logprobs)
             self.num_tokens += len(piece.token_ids)
 
     def update_begins(self, version: Version) -> None:
@@ -71,8 +78,9 @@ class Running:
         if end - self.told < max(1, least):
             return None
         whole = PartialTokens(self.request.request_id, 0, *self._tokens(certain), self._first_spans(certain))
+        prompt = self.prompt if self.told <= self.known else None
         told, self.told = self.told, end
-        return cut_from(whole, told)
+        return replace(cut_from(whole, told), top_logprobs=self._top_logprobs(told, end), prompt=prompt)
 
     def result(self, last: Piece) -> GenerationResult:
         """What the request ends as; `last` was added before."""
@@ -94,7 +102,7 @@ class Running:
             fault = f"the log-prob of token {place} is {logprobs[place]}"
         if fault:
             return self._error(fault)
-        return GenerationResult(self.request.request_id, ids, logprobs, self._shifted(spans), reason)
+        return self._ended(ids, logprobs, self._shifted(spans), reason)
 
     def _cut(self, reason: FinishReason) -> GenerationResult:
         """Only the tokens whose version is certain: of an end without spans."""
@@ -102,7 +110,22 @@ class Running:
         if not certain:
             return unstarted(self.request, reason)
         ids, logprobs = self._tokens(certain)
-        return GenerationResult(self.request.request_id, ids, logprobs, self._first_spans(certain), reason)
+        return self._ended(ids, logprobs, self._first_spans(certain), reason)
+
+    def _ended(
+        self, ids: IntArray, logprobs: FloatArray, spans: tuple[VersionSpan, ...], reason: FinishReason
+    ) -> GenerationResult:
+        told, name = self._top_logprobs(0, len(ids)), self.request.request_id
+        return GenerationResult(name, ids, logprobs, spans, reason, top_logprobs=told, prompt=self.prompt)
+
+    def _top_logprobs(self, start: int, stop: int) -> TopLogprobs | None:
+        """In the places of the tokens `start` to stop - 1, those that it came with among them."""
+        if not self.request.top_logprobs:
+            return None
+        size = self.known, self.request.top_logprobs
+        ids = [np.full(size, -1, np.int32), *(one.token_ids for one in self.top_logprobs)]
+        logprobs = [np.full(size, -np.inf, np.float32), *(one.logprobs for one in self.top_logprobs)]
+        return TopLogprobs(np.concatenate(ids)[start:stop], np.concatenate(logprobs)[start:stop])
 
     def _error(self, fault: str) -> GenerationResult:
         return GenerationResult(self.request.request_id, _NO_IDS, _NO_LOGPROBS, (), FinishReason.ERROR, fault)

@@ -18,7 +18,9 @@ from streamrl.types import (
     FloatArray,
     GenerationRequest,
     IntArray,
+    PromptLogprobs,
     ServerLoad,
+    TopLogprobs,
     UpdateMode,
     Version,
     VersionSpan,
@@ -32,6 +34,8 @@ class Piece:
     token_ids int32 [n], logprobs float32 [n] of the distribution that was sampled; n may be 0. finish_reason: None
     until the last piece. version_spans: of the whole completion, counted from its first sampled token; only with the
     last piece, and there for every completion with a token. error: the server's text when `finish_reason` is ERROR.
+    top_logprobs: in the places of these tokens, as many as the request asks for. prompt: with the first piece of a
+    request that asks for it.
     """
 
     token_ids: IntArray
@@ -39,6 +43,8 @@ class Piece:
     finish_reason: FinishReason | None = None
     version_spans: tuple[VersionSpan, ...] = ()
     error: str = ""
+    top_logprobs: TopLogprobs | None = None
+    prompt: PromptLogprobs | None = None
 
     @classmethod
     def failed(cls, error: str) -> "Piece":

@@ -28,6 +28,7 @@ from streamrl.engines.server.weight_files import remove_weights, write_weights
 from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError, ResourceError, StreamRLError
 from streamrl.scheduling.partial_rollouts import ended_as, fault_of, unstarted
 from streamrl.types import (
+    MOST_TOP_LOGPROBS,
     EngineStats,
     FinishReason,
     GenerationRequest,
@@ -223,8 +224,10 @@ class ServerEngine:
         length = len(prompt) + request.sampling.max_new_tokens
         if length > limits.max_length:
             return f"prompt and completion may take {length} tokens; the engine was made for {limits.max_length}"
-        if request.top_logprobs or request.prompt_logprobs:
-            return "of a server, streamrl knows the log-probs of sampled tokens alone"
+        if not 0 <= request.top_logprobs <= MOST_TOP_LOGPROBS:
+            return f"top_logprobs = {request.top_logprobs} is outside 0..{MOST_TOP_LOGPROBS}"
+        if request.top_logprobs >= limits.vocab_size:
+            return f"top_logprobs = {request.top_logprobs} of a vocabulary of {limits.vocab_size}"
         return "" if request.so_far is None else fault_of(request.so_far, request, limits.vocab_size)
 
     def _send(self) -> None:

@@ -16,6 +16,13 @@ def logprob(index: int) -> float:
     return -0.5 - index / 8
 
 
+def likeliest(index: int, most: int) -> list[tuple[int, float]]:
+    """(id, log-prob) of the `most` likeliest tokens in the place of the i-th: at even places it is the first of them,
+    at odd ones it is none."""
+    others = [(200 + rank, (logprob(index) - 1 if index % 2 == 0 else -0.125) - rank / 64) for rank in range(most)]
+    return [(token(index), logprob(index)), *others][:most] if index % 2 == 0 else others
+
+
 def spans_of(labels: list[str]) -> list[dict[str, Any]]:
     """As both servers tell them: the label of the weights, from which token to which."""
     spans: list[dict[str, Any]] = []

@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from support.engines.fake_server import Reset, logprob, spans_of, token
+from support.engines.fake_server import Reset, likeliest, logprob, spans_of, token
 
 from streamrl.engines.server.http import Http
 from streamrl.engines.server.sglang.contract import SglangContract
@@ -160,13 +160,22 @@ class FakeSglang:
         if self.incremental and not ids and total:
             # As an abort from the queue does: the last id once more, and all rows.
             ids, rows = [token(total - 1)], [[logprob(i), token(i), None] for i in range(total)]
+        most = request.body.get("top_logprobs_num", 0)
         meta: dict[str, Any] = {
             "id": request.body["rid"],
             "finish_reason": request.ending,
             "completion_tokens": total,
             "weight_version": self._known,
             "output_token_logprobs": rows,
+            "input_token_logprobs": [],
         }
+        if most:
+            meta["output_top_logprobs"] = [_rows(likeliest(row[1] - token(0), most)) for row in rows]
+        if request.body["logprob_start_len"] == 0:
+            places = range(1, len(request.body["input_ids"]))
+            meta["input_token_logprobs"] = [[None, token(0), None], *([logprob(i), token(i), None] for i in places)]
+            if most:
+                meta["input_top_logprobs"] = [None, *(_rows(likeliest(i, most)) for i in places)]
         if request.ending is not None and self.spans:
             # One empty span, of the weights now, for a completion without tokens.
             nothing = [{"version": self.label, "start": 0, "end": 0}]
@@ -241,3 +250,7 @@ async def fake_sglang() -> AsyncIterator[tuple[FakeSglang, SglangContract]]:
         finally:
             await contract.close()
             await fake.let_go()
+
+
+def _rows(told: list[tuple[int, float]]) -> list[list[Any]]:
+    return [[one, token_id, None] for token_id, one in told]

@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from support.engines.fake_server import Reset, logprob, spans_of, token
+from support.engines.fake_server import Reset, likeliest, logprob, spans_of, token
 
 from streamrl.engines.server.engine import ServerEngine, ServerLimits
 from streamrl.engines.server.http import Http
@@ -132,7 +132,10 @@ class FakeVllm:
         request = self.running[name]
         first, request.sent = request.sent, len(request.labels)
         places = range(first, request.sent)
-        content = [{"token_id": token(i), "logprob": logprob(i), "rank": 1, "top_logprobs": []} for i in places]
+        most = request.body["sampling_params"]["logprobs"]
+        content = [
+            {"token_id": token(i), "logprob": logprob(i), "rank": 1, "top_logprobs": _top(i, most)} for i in places
+        ]
         choice: dict[str, Any] = {
             "index": 0,
             "logprobs": {"content": content},
@@ -154,6 +157,8 @@ class FakeVllm:
         self.calls.append(("/inference/v1/generate", body))
         if refusal := self._instead("/inference/v1/generate"):
             return refusal
+        if not body.get("stream"):
+            return JSONResponse({"choices": [], "prompt_logprobs": _of_prompt(body)})
         mine = self.running[name] = FakeRequest(body)
         with self._arrived:
             self.seen.append(name)
@@ -273,6 +278,22 @@ class FakeVllm:
         finally:
             server.force_exit = server.should_exit = True
             thread.join(LIMIT_S)
+
+
+def _top(index: int, most: int) -> list[dict[str, Any]]:
+    """As the route tells them: the sampled token first, then by rank, one of them at least."""
+    told = dict([(token(index), logprob(index)), *likeliest(index, most)])
+    entries = [{"token_id": token_id, "logprob": one, "rank": None} for token_id, one in told.items()]
+    return entries[: max(1, most)]
+
+
+def _of_prompt(body: dict[str, Any]) -> list[dict[str, Any] | None]:
+    """Of a prompt of the ids that `token` gives."""
+    rows = []
+    for place in range(1, len(body["token_ids"])):
+        told = dict([(token(place), logprob(place)), *likeliest(place, body["sampling_params"]["prompt_logprobs"])])
+        rows.append({str(one): {"logprob": value, "rank": 1, "decoded_token": None} for one, value in told.items()})
+    return [None, *rows]
 
 
 def name_of(rid: str) -> str:

@@ -16,7 +16,16 @@ import numpy as np
 
 from streamrl.engines.server.contract import Piece
 from streamrl.errors import ConfigError, DataError
-from streamrl.types import FinishReason, FloatArray, IntArray, ServerLoad, Version, VersionSpan
+from streamrl.types import (
+    FinishReason,
+    FloatArray,
+    IntArray,
+    PromptLogprobs,
+    ServerLoad,
+    TopLogprobs,
+    Version,
+    VersionSpan,
+)
 
 OLDEST, NEWEST = (0, 5, 22), (0, 5, 23)
 """The releases whose answers are known. Spans came with 0.5.19; 0.5.22 made the routes strict about what they take."""
@@ -28,6 +37,7 @@ STARTED_WITH = Version(-1, -1)
 """Our version of those weights: older than every published one."""
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Row = tuple[float | None, _TokenId, str | None]
 _T = TypeVar("_T")
 
 _LABEL = re.compile(r"(-?\d+)\.(-?\d+)")
@@ -54,7 +64,10 @@ class _Meta(msgspec.Struct, frozen=True):
 
     finish_reason: _Ending | None = None
     completion_tokens: int = 0
-    output_token_logprobs: list[tuple[float | None, _TokenId, str | None]] = []
+    output_token_logprobs: list[_Row] = []
+    output_top_logprobs: list[list[_Row] | None] = []
+    input_token_logprobs: list[_Row] = []
+    input_top_logprobs: list[list[_Row] | None] = []
     weight_versions: list[_Span] | None = None
 
 
@@ -108,8 +121,12 @@ class ChunkReader:
             piece = reader.read(data)
     """
 
-    def __init__(self, max_new_tokens: int) -> None:
+    def __init__(self, max_new_tokens: int, top: int = 0, prompt_ids: IntArray | None = None) -> None:
+        """top: so many of the likeliest tokens are told in the place of each. prompt_ids: of a prompt whose log-probs
+        are told."""
         self._max_new_tokens = max_new_tokens
+        self._top = top
+        self._prompt_ids = prompt_ids
         self._seen = 0
 
     def read(self, data: bytes | str) -> Piece:
@@ -121,10 +138,11 @@ class ChunkReader:
         if chunk.meta_info is None:
             raise DataError(f"a chunk without `meta_info`: {_shown(data)}")
         meta = chunk.meta_info
+        prompt, top = self._prompt(meta), self._fresh_top(meta)
         ids, logprobs = self._fresh(chunk.output_ids, meta)
         self._seen = meta.completion_tokens
         if meta.finish_reason is None:
-            return Piece(ids, logprobs)
+            return Piece(ids, logprobs, top_logprobs=top, prompt=prompt)
         reason, error = _finish(meta.finish_reason, chunk.output_ids)
         if reason is FinishReason.LENGTH and self._seen < self._max_new_tokens:
             # The server takes a longer request than it has room for, and shortens it without a word.
@@ -132,7 +150,39 @@ class ChunkReader:
                 f"cut off after {self._seen} of {self._max_new_tokens} tokens: its context or cache is full"
             )
         spans = () if reason is FinishReason.ERROR else _spans(meta.weight_versions, meta.completion_tokens)
-        return Piece(ids, logprobs, reason, spans, error)
+        return Piece(ids, logprobs, reason, spans, error, top, prompt)
+
+    def _prompt(self, meta: _Meta) -> PromptLogprobs | None:
+        """Told once: the first chunk has it."""
+        wanted, self._prompt_ids = self._prompt_ids, None
+        if wanted is None:
+            return None
+        ids = wanted[1:].tolist()
+        rows = meta.input_token_logprobs[1 : len(wanted)]
+        # It calls the last token of the vocabulary 0 here; the log-prob is that of the token.
+        if len(rows) != len(ids) or any(row[1] not in (one, 0) for row, one in zip(rows, ids, strict=True)):
+            told = [row[1] for row in rows]
+            raise DataError(f"a chunk has log-probs of the prompt's tokens {told}, which was {ids}")
+        logprobs = np.array([math.nan if row[0] is None else row[0] for row in rows], np.float32)
+        return PromptLogprobs(logprobs, self._likeliest(meta.input_top_logprobs[1 : len(wanted)], len(ids)))
+
+    def _fresh_top(self, meta: _Meta) -> TopLogprobs | None:
+        """In the places of the tokens that no earlier chunk had."""
+        count, rows = meta.completion_tokens - self._seen, meta.output_top_logprobs
+        start = self._seen if len(rows) == meta.completion_tokens else 0
+        return self._likeliest(rows[start : start + max(0, count)], max(0, count))
+
+    def _likeliest(self, rows: Sequence[Sequence[_Row] | None], count: int) -> TopLogprobs | None:
+        if not self._top:
+            return None
+        if len(rows) != count:
+            raise DataError(f"the likeliest tokens of {len(rows)} places came for {count} tokens")
+        ids, logprobs = np.full((count, self._top), -1, np.int32), np.full((count, self._top), -np.inf, np.float32)
+        for place, row in enumerate(rows):
+            told = [(logprob, token_id) for logprob, token_id, _ in row or () if logprob is not None][: self._top]
+            ids[place, : len(told)] = [token_id for _, token_id in told]
+            logprobs[place, : len(told)] = [logprob for logprob, _ in told]
+        return TopLogprobs(ids, logprobs)
 
     def _fresh(self, output_ids: Sequence[int], meta: _Meta) -> tuple[IntArray, FloatArray]:
         """The tokens that no earlier chunk had: ids int32 [n], log-probs float32 [n].

@@ -100,7 +100,9 @@ class SglangContract:
         await self._http.close()
 
     async def _ask(self, sent: Sent) -> AsyncIterator[Piece]:
-        reader = ChunkReader(_still_to_come(sent.request))
+        request = sent.request
+        prompt = request.prompt_ids if request.prompt_logprobs else None
+        reader = ChunkReader(_still_to_come(request), request.top_logprobs, prompt)
         async with self._http.stream("/generate", _body(sent.request, sent.rid, self._label)) as stream:
             if not stream.ok:
                 answer = await stream.whole()
@@ -156,7 +158,8 @@ def _body(request: GenerationRequest, rid: str, label: str) -> dict[str, object]
         "input_ids": request.prompt_ids.tolist() + known,
         "stream": True,
         "return_logprob": True,
-        "logprob_start_len": -1,
+        "logprob_start_len": 0 if request.prompt_logprobs else -1,  # -1: of what is sampled
+        "top_logprobs_num": request.top_logprobs,
         "extra_key": label,
         "sampling_params": {
             "max_new_tokens": _still_to_come(request),

@@ -13,7 +13,16 @@ import numpy as np
 
 from streamrl.engines.server.contract import Piece
 from streamrl.errors import ComponentError, ConfigError
-from streamrl.types import FinishReason, ServerLoad, Version, VersionSpan
+from streamrl.types import (
+    FinishReason,
+    FloatArray,
+    IntArray,
+    PromptLogprobs,
+    ServerLoad,
+    TopLogprobs,
+    Version,
+    VersionSpan,
+)
 
 KNOWN = (0, 32)
 """The minor release that the routes and the worker extension were made for and are tested with."""
@@ -33,8 +42,14 @@ _METRIC = re.compile(r"^(vllm:\w+)(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
+class _Other(msgspec.Struct):
+    token_id: int
+    logprob: float
+
+
 class _LogProb(msgspec.Struct):
     logprob: float | None
+    top_logprobs: list[_Other] = []
 
 
 class _LogProbs(msgspec.Struct):
@@ -59,11 +74,38 @@ class _Chunk(msgspec.Struct):
     error: Any = None
 
 
+class _Whole(msgspec.Struct):
+    prompt_logprobs: list[dict[int, _LogProb] | None] | None = None
+
+
 _DECODER = msgspec.json.Decoder(_Chunk)
+_WHOLE = msgspec.json.Decoder(_Whole)
 
 
-def read_chunk(data: bytes) -> Piece | None:
+def asked_top(top: int) -> int:
+    """What is asked for to know the `top` likeliest: an answer has the sampled token first, also where it is none of
+    them, and so many tokens in all."""
+    return top + 1 if top else 0
+
+
+def read_prompt(data: bytes, prompt_ids: IntArray, top: int) -> PromptLogprobs:
+    """The log-probs of a prompt, and the `top` likeliest tokens in its places, in an answer that is no stream. Raises
+    ComponentError for one that does not have them."""
+    try:
+        rows = _WHOLE.decode(data).prompt_logprobs or []
+        own = [row[token_id] for row, token_id in zip(rows[1:], prompt_ids[1:].tolist(), strict=True) if row]
+    except (msgspec.DecodeError, KeyError, ValueError) as error:
+        raise ComponentError(f"log-probs of the prompt cannot be read ({error!r}): {data[:500]!r}") from error
+    if len(own) != len(prompt_ids) - 1:
+        raise ComponentError(f"{len(own)} log-probs came of a prompt of {len(prompt_ids)} tokens")
+    logprobs = _finite([one.logprob for one in own])
+    others = [[_Other(token_id, one.logprob or 0.0) for token_id, one in row.items()] for row in rows[1:] if row]
+    return PromptLogprobs(logprobs, _top(others, top) if top else None)
+
+
+def read_chunk(data: bytes, top: int = 0) -> Piece | None:
     """A piece of a streamed answer; None for one without a choice (usage). A refusal in the stream is an ERROR piece.
+    top: so many of the likeliest tokens are told in the place of each.
 
     Raises ComponentError for what is no chunk, and when the server says that it failed itself: that its workers died
     comes this way, to every request, with the status 200.
@@ -78,18 +120,35 @@ def read_chunk(data: bytes) -> Piece | None:
         if isinstance(code, int) and code >= _SERVERS_OWN:
             raise ComponentError(f"the answer breaks off with error {code}: {words}")
         return Piece.failed(words)
-    return _piece(chunk.choices[0]) if chunk.choices else None
+    return _piece(chunk.choices[0], top) if chunk.choices else None
 
 
-def _piece(choice: _Choice) -> Piece:
+def _finite(given: Sequence[float | None]) -> FloatArray:
+    """float32, NaN for what is no log-prob."""
+    logprobs = np.asarray([NOT_A_NUMBER if one is None else one for one in given], np.float32)
+    logprobs[logprobs <= NOT_A_NUMBER] = np.nan
+    return logprobs
+
+
+def _top(given: Sequence[list[_Other]], top: int) -> TopLogprobs:
+    """The `top` likeliest in each place, the likeliest first."""
+    token_ids, logprobs = np.full((len(given), top), -1, np.int32), np.full((len(given), top), -np.inf, np.float32)
+    for place, others in enumerate(given):
+        likeliest = sorted((one for one in others if one.logprob > NOT_A_NUMBER), key=lambda one: -one.logprob)[:top]
+        token_ids[place, : len(likeliest)] = [one.token_id for one in likeliest]
+        logprobs[place, : len(likeliest)] = [one.logprob for one in likeliest]
+    return TopLogprobs(token_ids, logprobs)
+
+
+def _piece(choice: _Choice, top: int) -> Piece:
     ids = np.asarray(choice.token_ids or [], np.int32)
     given = (choice.logprobs.content if choice.logprobs is not None else None) or []
     if len(given) != len(ids):
         return Piece.failed(f"{len(ids)} tokens came with {len(given)} log-probs")
-    logprobs = np.asarray([NOT_A_NUMBER if one.logprob is None else one.logprob for one in given], np.float32)
-    logprobs[logprobs <= NOT_A_NUMBER] = np.nan
+    logprobs = _finite([one.logprob for one in given])
+    told = _top([one.top_logprobs for one in given], top) if top else None
     if choice.finish_reason is None:
-        return Piece(ids, logprobs)
+        return Piece(ids, logprobs, top_logprobs=told)
     reason = _REASONS.get(choice.finish_reason)
     if reason is None:
         return Piece.failed(f"it ended for a reason that is not known here: {choice.finish_reason!r}")
@@ -97,7 +156,7 @@ def _piece(choice: _Choice) -> Piece:
         spans = read_spans(choice.weight_versions or [])
     except ComponentError as error:
         return Piece.failed(str(error))
-    return Piece(ids, logprobs, reason, spans)
+    return Piece(ids, logprobs, reason, spans, top_logprobs=told)
 
 
 def read_spans(given: Sequence[_Span]) -> tuple[VersionSpan, ...]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from streamrl.engines.server.process.process import ServerCommand
+from streamrl.engines.server.vllm.answers import asked_top
+from streamrl.types import MOST_TOP_LOGPROBS
 
 INSIDE = Path(__file__).parent / "inside"
 STREAM_INTERVAL = 16
@@ -67,6 +69,8 @@ _FIXED = (
     "--enable-scale-out",  # opens /inference/v1/generate, the only route with ids in, ids out and versions
     "--logprobs-mode",
     "processed_logprobs",  # of the distribution that is sampled; the default leaves the temperature out
+    "--max-logprobs",
+    str(asked_top(MOST_TOP_LOGPROBS)),
     "--worker-extension-cls",
     "streamrl_vllm_extension.WeightFiles",
     "--stream-interval",

@@ -12,6 +12,7 @@ Traps that it goes around:
 
 import secrets
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,14 @@ class VllmContract:
         return results
 
     async def _ask(self, sent: Sent) -> AsyncIterator[Piece]:
+        prompt = None
+        if sent.request.prompt_logprobs:
+            answer = await self._http.post(_GENERATE, self._prompt_body(sent.request, sent.rid))
+            if not answer.ok and answer.status < 500:
+                yield Piece.failed(str(answer.refusal()))
+                return
+            request = sent.request
+            prompt = vllm_answers.read_prompt(_checked(answer).content, request.prompt_ids, request.top_logprobs)
         async with self._http.stream(_GENERATE, self._body(sent.request, sent.rid)) as response:
             if not response.ok:
                 answer = await response.whole()
@@ -109,8 +118,9 @@ class VllmContract:
                 return
             async for data in response.events():
                 # To the end of the stream: what came behind the last piece would be a fault.
-                if (piece := vllm_answers.read_chunk(data)) is not None:
-                    yield piece
+                if (piece := vllm_answers.read_chunk(data, sent.request.top_logprobs)) is not None:
+                    yield piece if prompt is None else replace(piece, prompt=prompt)
+                    prompt = None
 
     def _body(self, request: GenerationRequest, rid: str) -> dict[str, Any]:
         sampling, so_far = request.sampling, request.so_far
@@ -127,11 +137,21 @@ class VllmContract:
                 "min_p": sampling.min_p,
                 "max_tokens": sampling.max_new_tokens - len(before),
                 "seed": request.seed,
-                "logprobs": 0,  # of the sampled token alone
+                "logprobs": vllm_answers.asked_top(request.top_logprobs),  # 0: of the sampled token alone
                 "stop_token_ids": list(request.stop_token_ids),
                 "ignore_eos": True,  # only the request says what ends it
                 "detokenize": False,
             },
+        }
+
+    def _prompt_body(self, request: GenerationRequest, rid: str) -> dict[str, Any]:
+        """A request beside, which no stream answers: of the prompt alone, and one token, which is left."""
+        asked = {"max_tokens": 1, "prompt_logprobs": request.top_logprobs, "temperature": 0.0, "detokenize": False}
+        return {
+            "request_id": f"{rid}/prompt",
+            "token_ids": request.prompt_ids.tolist(),
+            "cache_salt": f"{self._secret} {self._label}",
+            "sampling_params": asked,
         }
 
 
