@@ -133,6 +133,21 @@ class PartialTokens:
         return self.start + len(self.token_ids)
 
 
+class GrammarKind(StrEnum):
+    """How a grammar is written: a JSON schema, a regular expression of the whole text, or llguidance's Lark."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What the text of a completion may be."""
+
+    kind: GrammarKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One completion to make. Ids in, ids out: an engine knows nothing of text.
@@ -148,6 +163,9 @@ class GenerationRequest:
     `top_logprobs`: so many of the likeliest tokens are told in the place of each sampled one, and of each of the prompt
     where `prompt_logprobs`; at most MOST_TOP_LOGPROBS. `prompt_logprobs`: the prompt's log-probs are told; such a
     request is part of no conversation.
+
+    `grammar`: of the completion's text; what cannot come by it is drawn with probability 0, and log-probs are of the
+    distribution that is left.
     """
 
     request_id: str
@@ -160,6 +178,7 @@ class GenerationRequest:
     opening: int = 0
     top_logprobs: int = 0
     prompt_logprobs: bool = False
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,18 +54,22 @@ def _torch(config: Config, model_folder: Path, max_length: int) -> Engine:
     import torch
 
     from streamrl.engines.torch.engine import TorchEngine
+    from streamrl.models.grammars import Grammars
     from streamrl.models.load import load_model
+    from streamrl.models.tokenizer import load_tokenizer
 
     rollout = config.rollout
     torch.set_num_threads(rollout.threads)
+    model = load_model(model_folder, config.model.dtype)
     engine = TorchEngine(
-        load_model(model_folder, config.model.dtype),
+        model,
         UNPUBLISHED,
         slots=rollout.slots,
         max_length=max_length,
         kv_bytes=rollout.kv_bytes,
         device=rollout.device,
         deterministic=rollout.batch_invariant,
+        grammars=Grammars(lambda: load_tokenizer(model_folder), model.get_output_embeddings().weight.shape[0]),
     )
     if rollout.batch_invariant:
         engine.self_test(required=rollout.deterministic is True)

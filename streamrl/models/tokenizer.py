@@ -50,6 +50,23 @@ class TextTokenizer:
         known: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return known
 
+    @property
+    def special_token_ids(self) -> set[int]:
+        """Those that `decode` leaves out."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token_id for token_id, token in added.items() if token.special}
+
+    def as_json(self) -> str:
+        """As `tokenizer.json` has it."""
+        text: str = self._tokenizer.to_str()
+        return text
+
+    def is_plain(self) -> bool:
+        """Whether each token is the text that it stands for."""
+        special = self.special_token_ids
+        plain = ((token, token_id) for token, token_id in self.vocabulary().items() if token_id not in special)
+        return all(self._tokenizer.decode([token_id]) == token for token, token_id in plain)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> IntArray:
         """int32 [n]. With `add_special_tokens`, what the tokenizer puts around a text (a bos token, mostly).
 

@@ -24,12 +24,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from streamrl.engines.torch.admission import Reading, Rest, Segment, admit, find_faults, most_length
 from streamrl.engines.torch.arrangement import arrange
 from streamrl.engines.torch.batch_invariance import prove_batch_invariance
+from streamrl.engines.torch.constrained import ConstrainedRequests, Grammars
 from streamrl.engines.torch.kept import KeptPrefixes
 from streamrl.engines.torch.ladder import Ladder
 from streamrl.engines.torch.logprobs.asked import AskedLogprobs
 from streamrl.engines.torch.paths import ModelPath, path_for
 from streamrl.engines.torch.products import RowProducts
-from streamrl.engines.torch.serving import ServingWeights, WeightSet
+from streamrl.engines.torch.serving import ServingWeights, WeightSet, tensors_of
 from streamrl.engines.torch.slots import SlotTable
 from streamrl.errors import BatchDependenceError, ComponentError, ConfigError
 from streamrl.models.gpu import explained_out_of_memory, usable_device
@@ -55,6 +56,7 @@ class TorchEngine:
     dtype: of weights, activations and KV cache; that of the weights by default.
     compiled: whether a GPU runs captured graphs of our kernels (`cuda`), and float32 on a CPU compiled ones
     (`eager.kernels`); without it all runs by torch's own operators.
+    grammars: over the model's tokens, for requests that have one; without it those are refused.
     products: how rows are multiplied with `deterministic`, and what to descend to; by default the ways that hold on
     this machine, the fastest first.
 
@@ -83,8 +85,9 @@ class TorchEngine:
         dtype: torch.dtype | None = None,
         compiled: bool = True,
         products: Sequence[RowProducts] = (),
+        grammars: Grammars | None = None,
     ) -> None:
-        tensors = _weights_of(model, tensors)
+        tensors = tensors_of(model, tensors)
         self._dtype = dtype or next(one.dtype for one in tensors.values() if one.is_floating_point())
         self._device = usable_device(device, self._dtype, "rollout.device")
         self._path = path = self._choose_path(model, compiled)
@@ -110,7 +113,7 @@ class TorchEngine:
         self._generated = 0
         self._finished = 0
         self._kept_tokens = 0
-        self._asked = AskedLogprobs()
+        self._asked, self._constrained = AskedLogprobs(), ConstrainedRequests(grammars)
         self._closed = False
 
     def _make_runner(self) -> None:
@@ -143,10 +146,10 @@ class TorchEngine:
         self._check_open()
         faults = find_faults(requests, self._max_length, self._path.vocab_size)
         for place, request in enumerate(requests):
-            if place in faults:
-                self._ended.append(unstarted(request, FinishReason.ERROR, faults[place]))
-            elif (reason := ended_as(request)) is not None:
-                self._ended.append(unstarted(request, reason))
+            reason = FinishReason.ERROR if place in faults else ended_as(request)
+            fault = faults.get(place, "") if reason else self._constrained.fault_of(request)
+            if reason or fault:
+                self._ended.append(unstarted(request, reason or FinishReason.ERROR, fault))
             else:
                 self._waiting.append(request)
 
@@ -155,8 +158,7 @@ class TorchEngine:
         gone = set(request_ids)
         rows = self._table.find(gone)
         if rows:
-            aborted = self._table.take(rows, [FinishReason.ABORT] * len(rows), [""] * len(rows))
-            self._ended += self._asked.finish(aborted)
+            self._ended += self._table.take(rows, [FinishReason.ABORT] * len(rows), [""] * len(rows))
         waiting, self._waiting = self._waiting, deque()
         for request in waiting:
             if request.request_id in gone:
@@ -208,7 +210,8 @@ class TorchEngine:
                 self._begin_pass()
         self._finish_drain()
         self._finished += len(results)
-        return results
+        self._constrained.finish(results)
+        return self._asked.finish(results)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
         """Run requests to their end; results in the order of `requests`. Ids must be unique, the engine idle."""
@@ -304,8 +307,12 @@ class TorchEngine:
         if self._stale_cache:
             self._rebuild_cache()
         segments, rests = self._fill_slots()
+        masks, failed = self._constrained.masks(self._table)
+        if failed:
+            self._ended += self._table.take(list(failed), [FinishReason.ERROR] * len(failed), list(failed.values()))
+            self._runner.drop(self._table)
         if self._table.running:
-            self._runner.begin(self._serving.current, self._table, segments, rests)
+            self._runner.begin(self._serving.current, self._table, segments, rests, masks)
 
     def _starts(self) -> bool:
         """Whether waiting requests are to start now."""
@@ -321,7 +328,7 @@ class TorchEngine:
         """Whether the pass after the one in flight can be started before that one is read: the same rows go on, and
         read what it draws."""
         table, runner = self._table, self._runner
-        if not runner.runs_ahead or self._stale_cache or self._starts():
+        if not runner.runs_ahead or self._stale_cache or self._constrained or self._starts():
             return False
         return not table.reading().any() and not runner.packs(table.running, table.num_rows) and table.outlasts()
 
@@ -361,9 +368,11 @@ class TorchEngine:
         if known.any():
             # The next tokens of these rows are not those that were drawn: the next pass cannot go on from them.
             self._runner.restart()
-        if self._asked:
-            self._asked.note(table.request_ids(), drawn, known)
-        results = self._asked.finish(table.append(drawn.token_ids, drawn.logprobs))
+        if self._asked or self._constrained:
+            ids = table.request_ids()
+            self._asked.note(ids, drawn, known)
+            self._constrained.take({row: name for row, name in ids.items() if not known[row]}, drawn.token_ids)
+        results = table.append(drawn.token_ids, drawn.logprobs)
         if self._kept is not None:
             self._keep(self._kept, np.flatnonzero(running & ~table.taken()), results)
         self._runner.drop(table)
@@ -387,14 +396,3 @@ class TorchEngine:
         rows = table.running_rows()
         segments = [Segment(table.token_ids[row, : table.length[row] - 1], (row,)) for row in rows]
         self._runner.prefill(self._serving.current, segments)
-
-
-def _weights_of(
-    model: PreTrainedModel | PretrainedConfig, tensors: Mapping[str, torch.Tensor] | None
-) -> Mapping[str, torch.Tensor]:
-    if tensors is not None:
-        return tensors
-    if not isinstance(model, PreTrainedModel):
-        raise ConfigError("the torch engine got a configuration without weights: pass `tensors`, or a model")
-    # Each parameter under each of its names; buffers are the model's own business.
-    return {name: parameter.data for name, parameter in model.named_parameters(remove_duplicate=False)}

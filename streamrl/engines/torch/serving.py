@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from streamrl.errors import ConfigError
 
 MARGIN = 2**30
 """Bytes of a GPU that a spare set leaves free."""
@@ -101,3 +104,15 @@ class ServingWeights:
         if self._in_place:
             with self._lock:
                 self._spares.append(held)
+
+
+def tensors_of(
+    model: PreTrainedModel | PretrainedConfig, tensors: Mapping[str, torch.Tensor] | None
+) -> Mapping[str, torch.Tensor]:
+    """What a first set is filled from: `tensors`, or the model's own. Raises ConfigError for a configuration alone."""
+    if tensors is not None:
+        return tensors
+    if not isinstance(model, PreTrainedModel):
+        raise ConfigError("the torch engine got a configuration without weights: pass `tensors`, or a model")
+    # Each parameter under each of its names; buffers are the model's own business.
+    return {name: parameter.data for name, parameter in model.named_parameters(remove_duplicate=False)}

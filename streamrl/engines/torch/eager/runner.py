@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from streamrl.engines.torch.admission import PREFILL_TOKENS, Admission, Budget, Rest, Segment, SlotBudget
+from streamrl.engines.torch.constrained import RowMasks
 from streamrl.engines.torch.eager.attention import round_up
 from streamrl.engines.torch.eager.decoder import Outcome
 from streamrl.engines.torch.eager.passes import to_device
@@ -135,7 +136,14 @@ class EagerRunner:
         plan = plan_pass(none, none, segments, (), self._min_rows)
         self._decoder.forward(weights, self._decoder.begin(plan, self._cache), self._cache)
 
-    def begin(self, weights: Any, table: SlotTable, segments: Sequence[Segment], rests: Sequence[Rest] = ()) -> None:
+    def begin(
+        self,
+        weights: Any,
+        table: SlotTable,
+        segments: Sequence[Segment],
+        rests: Sequence[Rest] = (),
+        masks: RowMasks | None = None,
+    ) -> None:
         if self._pass is None or not self._pass.decodes_only:
             plan = plan_pass(*table.last_tokens(), segments, rests, self._min_rows)
             self._pass = self._decoder.begin(plan, self._cache)
@@ -149,6 +157,8 @@ class EagerRunner:
             self._sampling = sampling_rows(*table.sampling(), self._device)
             self._asking = AskingRows(table, self._device)
             self._draws = Draws(table.stream[: table.num_rows], table.token_index(), self._device)
+        if masks is not None:
+            logits = masks.applied(logits)
         self._looked = self._asking.look(logits)
         self._chosen, self._drawn = self._decoder.choose(logits, self._sampling, self._draws.next())
 

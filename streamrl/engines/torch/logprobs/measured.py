@@ -19,6 +19,9 @@ from streamrl.types import LongArray, PromptLogprobs, TopLogprobs
 BLOCK_ROWS = 256
 """Scored tokens whose logits are there at once."""
 
+NEVER = -1e20
+"""The log-prob of what a grammar forbids is below it, in whatever way it was forbidden."""
+
 Head = Callable[[torch.Tensor], torch.Tensor]
 """Logits, float32 [n, V], of what a pass gives for n tokens."""
 
@@ -63,7 +66,8 @@ class Looked(NamedTuple):
 def on_host(ids: torch.Tensor, logprobs: torch.Tensor) -> TopLogprobs:
     """The same without what cannot be drawn. Waits for the device."""
     token_ids, values = ids.cpu().numpy().astype(np.int32), logprobs.cpu().numpy()
-    token_ids[~(values > -np.inf)] = -1
+    never = ~(values > NEVER)
+    token_ids[never], values[never] = -1, -np.inf
     return TopLogprobs(token_ids, values)
 
 

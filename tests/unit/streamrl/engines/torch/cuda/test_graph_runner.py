@@ -14,7 +14,16 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCau
 from streamrl.engines.torch import TorchEngine
 from streamrl.engines.torch.cuda.pages import PAGE
 from streamrl.errors import ConfigError
-from streamrl.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, UpdateMode, Version
+from streamrl.types import (
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+    UpdateMode,
+    Version,
+)
 
 pytest.importorskip("triton", reason="make test-kernels")
 
@@ -314,3 +323,46 @@ def test_what_is_told_beside_the_tokens_is_what_the_eager_runner_tells(determini
             np.testing.assert_allclose(one.prompt.logprobs, other.prompt.logprobs, atol=2e-5)
         if one.prompt is not None and one.prompt.top_logprobs is not None:
             np.testing.assert_array_equal(one.prompt.top_logprobs.token_ids, other.prompt.top_logprobs.token_ids)
+
+
+class Stripes:
+    """Allows every third token or its neighbour, by turns: without a tokenizer."""
+
+    def __init__(self, turn: int = 0) -> None:
+        self._turn = turn
+
+    def begin(self, grammar: Grammar) -> "Stripes":
+        return Stripes(int(grammar.text))
+
+    def allowed(self) -> np.ndarray:
+        bits = np.zeros(64, np.uint8)
+        bits[self._turn % 3 : VOCAB : 3] = 1
+        return np.packbits(bits, bitorder="little").view(np.uint32)
+
+    def take(self, token_id: int) -> None:
+        assert token_id % 3 == self._turn % 3, "a token that is not allowed"
+        self._turn += 1
+
+
+def test_what_a_grammar_forbids_is_drawn_by_neither_runner_and_told_by_neither() -> None:
+    model = tiny_model()
+    asked = requests_of([5, 33, 9, 20, 7], temperature=0.8, top_k=9) + requests_of([6, 12], temperature=0.0)
+    asked = [
+        replace(
+            one,
+            request_id=f"{place}",
+            top_logprobs=place % 3,
+            grammar=Grammar(GrammarKind.REGEX, str(place)) if place % 2 else None,
+        )
+        for place, one in enumerate(asked)
+    ]
+    options = {"grammars": Stripes(), "slots": 3}
+    results = engine_of(model, **options).generate(asked)
+    expected = engine_of(model, TorchEngine, **options).generate(asked)
+    assert_same(results, expected)
+    for place, (one, other) in enumerate(zip(results, expected, strict=True)):
+        if place % 2:
+            assert ((one.token_ids - np.arange(place, place + len(one.token_ids))) % 3 == 0).all()
+        if one.top_logprobs is not None:
+            np.testing.assert_array_equal(one.top_logprobs.token_ids, other.top_logprobs.token_ids)
+            np.testing.assert_allclose(one.top_logprobs.logprobs, other.top_logprobs.logprobs, atol=2e-5)
