@@ -18,6 +18,7 @@ from streamrl.types import FinishReason
 
 BEGIN: Final = "<tool_call>"
 END: Final = "</tool_call>"
+CODER: Final = "<function="
 
 
 class ToolCall(NamedTuple):
@@ -185,8 +186,8 @@ def _of_hermes(body: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def _of_coder(body: str, tools: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    name, closed, rest = body.removeprefix("<function=").partition(">")
-    if not body.startswith("<function=") or not name or not closed or not rest.endswith("</function>"):
+    name, closed, rest = body.removeprefix(CODER).partition(">")
+    if not body.startswith(CODER) or not name or not closed or not rest.endswith("</function>"):
         return None
     rest = rest.removesuffix("</function>").strip()
     arguments = dict[str, Any]()

@@ -4,10 +4,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import pydantic
 import pytest
 from safetensors.torch import load_file
+from support.engines.calling_model import write_calling_tokenizer
 from support.gateway.agent_sessions import CALLS, gateway_of
 from support.gateway.local_gateway import LocalGateway, local_gateway, until
 
@@ -39,9 +41,9 @@ async def session_key(gateway: LocalGateway, session: str) -> str:
 
 
 @asynccontextmanager
-async def torch_gateway(folder: Path) -> AsyncIterator[LocalGateway]:
-    """Of a replica whose engine is `torch`, which alone tells log-probs of prompts."""
-    async with local_gateway(folder, ready=False, engine="torch") as gateway:
+async def torch_gateway(folder: Path, **options: Any) -> AsyncIterator[LocalGateway]:
+    """Of a replica whose engine is `torch`: it tells log-probs of prompts, and follows grammars."""
+    async with local_gateway(folder, ready=False, engine="torch", **options) as gateway:
         tensors = load_file(folder / "model" / "model.safetensors")
         await gateway.replicas["rollout-0"]._take_up(gateway.publisher.publish(list(tensors.items()), Version(0, 1)))
         await gateway.actor.serve(0, gateway.handles)
@@ -74,6 +76,64 @@ async def test_log_likelihoods_are_those_of_what_is_sampled_greedily(tmp_path: P
             pairs = zip(logprobs, tops, strict=True)
             assert all(one == max(top.values()) for one, top in pairs) == is_greedy
             assert sum(logprobs) < 0
+
+
+# ---- grammars
+
+
+class Sum(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    a: Literal[1, 2]
+
+
+FOLLOWS: dict[str, Any] = {"template": None, "finish": write_calling_tokenizer}
+"""Its tokens are parts of objects and calls."""
+SUMS = {
+    **PARAMETERS,
+    "properties": {"a": {"enum": [1, 2]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+QUESTION = [{"role": "user", "content": "1"}]
+
+
+async def test_openais_client_parses_what_it_asked_for(tmp_path: Path) -> None:
+    import openai
+
+    async with (
+        torch_gateway(tmp_path, **FOLLOWS) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=gateway.token(), max_retries=0) as client,
+    ):
+        asked = {"model": "run", "max_tokens": 24, "seed": 1}
+        answer = await client.chat.completions.parse(messages=QUESTION, response_format=Sum, **asked)
+        assert answer.choices[0].message.parsed.a in (1, 2)
+        async with client.chat.completions.stream(messages=QUESTION, response_format=Sum, **asked) as stream:
+            streamed = await stream.get_final_completion()
+        assert streamed.choices[0].message.parsed == answer.choices[0].message.parsed
+        tools = [openai.pydantic_function_tool(Sum, name="add")]
+        for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+            answer = await client.chat.completions.parse(messages=QUESTION, tools=tools, tool_choice=choice, **asked)
+            assert answer.choices[0].finish_reason == "tool_calls"
+            calls = [call.function for call in answer.choices[0].message.tool_calls]
+            assert calls
+            assert all(call.name == "add" and call.parsed_arguments.a in (1, 2) for call in calls)
+        nothing = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {"type": "nothing"}}}
+        with pytest.raises(openai.BadRequestError, match="response_format is no grammar"):
+            await client.chat.completions.create(messages=QUESTION, response_format=nothing, **asked)
+
+
+async def test_anthropics_client_has_a_tool_called(tmp_path: Path) -> None:
+    tools = [{"name": "add", "input_schema": SUMS}, {"name": "other", "input_schema": SUMS}]
+    async with torch_gateway(tmp_path, **FOLLOWS) as gateway, anthropic_of(gateway) as client:
+        for choice in ({"type": "any"}, {"type": "tool", "name": "add"}):
+            answer = await client.messages.create(
+                model="run", max_tokens=24, messages=QUESTION, tools=tools, tool_choice=choice
+            )
+            calls = [block for block in answer.content if block.type == "tool_use"]
+            assert answer.stop_reason == "tool_use"
+            assert {call.name for call in calls} <= {"add", "other"}
+            assert all(call.input["a"] in (1, 2) for call in calls)
+            assert calls
 
 
 # ---- Anthropic's

@@ -56,6 +56,12 @@ class OpenAIRequest(SamplingFields):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: NumberOfTokens | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    regex: str | None = None
 
 
 class CompletionRequest(OpenAIRequest):
@@ -111,6 +117,7 @@ class ChatRequest(OpenAIRequest):
     logprobs: bool | None = None
     top_logprobs: NumberOfTokens | None = None
     tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

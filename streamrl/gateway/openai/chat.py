@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from streamrl.conversations.tool_calls import BEGIN
+from streamrl.conversations.tool_calls import BEGIN, CODER
 from streamrl.errors import DataError
 from streamrl.gateway.refusal import Refusal, invalid
 from streamrl.models import chat_template
@@ -20,6 +20,8 @@ class ChatTemplate:
         self._template = template
         self.tool_calls_are_read = template.supports_tools and BEGIN in template.source(tools=True)
         """Whether it asks for calls in a form that is read here."""
+        self.calls_are_objects = self.tool_calls_are_read and CODER not in template.source(tools=True)
+        """Whether these are JSON objects."""
 
     def render(
         self,

@@ -25,6 +25,9 @@ KEPT: Final[Mapping[str, str]] = {
     "add_special_tokens": "whether the text of a completion gets the model's special tokens; in a chat only `false`",
     "chat_template_kwargs": "arguments of the chat template, for instance `enable_thinking`",
     "echo": "the text of a completion begins with the prompt, and its `logprobs` with the prompt's",
+    "guided_choice": "the text is one of these",
+    "guided_json": "the text follows a JSON schema",
+    "guided_regex": "the text follows a regular expression",
     "logprobs": "log-probs of the tokens; of a completion a number: so many of the likeliest in the place of each",
     "max_completion_tokens": "as `max_tokens`, of a chat",
     "max_tokens": "the most tokens of a completion; 0 is for `echo` alone",
@@ -34,9 +37,11 @@ KEPT: Final[Mapping[str, str]] = {
     "model": "the one model, named as the run",
     "n": "completions of each prompt",
     "parallel_tool_calls": "with false the first call of a message is shown alone",
-    "prompt_logprobs": "log-probs of the prompt, and so many of the likeliest in the place of each, as vLLM has them",
     "prompt": "text, texts, ids, or lists of ids, of a completion",
+    "prompt_logprobs": "log-probs of the prompt, and so many of the likeliest in the place of each, as vLLM has them",
     "reasoning_effort": "an argument of the chat template",
+    "regex": "the text follows a regular expression",
+    "response_format": "with `json_object` or `json_schema` the text follows a schema",
     "return_token_ids": "ids of prompts and completions where vLLM has them",
     "return_tokens_as_token_ids": "tokens of log-probs as `token_id:7`",
     "seed": "decides what is sampled, given the weights",
@@ -44,11 +49,12 @@ KEPT: Final[Mapping[str, str]] = {
     "stop_token_ids": "ids that end a completion, and are part of it",
     "stream": "the answer in server-sent events",
     "stream_options": "`include_usage`: a last event counts the tokens",
+    "structured_outputs": "`json`, `regex`, `choice` or `json_object`: what the text follows",
     "temperature": "divides the logits",
-    "tool_choice": "`auto`; with `none` the template gets no tools",
+    "tool_choice": "`auto`; with `none` the template gets no tools; with `required`, or a tool by name, calls are made",
     "tools": "reach the chat template; calls come back where they are read",
-    "top_logprobs": "of a chat with `logprobs`: so many of the likeliest tokens in the place of each",
     "top_k": "so many of the likeliest tokens are sampled from; 0 and -1 are all",
+    "top_logprobs": "of a chat with `logprobs`: so many of the likeliest tokens in the place of each",
     "top_p": "the likeliest tokens of this share are sampled from",
 }
 """What changes the answer as it says."""
@@ -88,10 +94,7 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
     "frequency_penalty": Neutral((None, 0), _PENALTY),
     "function_call": Neutral((None, "none"), "a call, in the form before `tool_choice`"),
     "functions": Neutral((None, []), "tools, in the form before `tools`"),
-    "guided_choice": Neutral((None,), _GUIDED),
     "guided_grammar": Neutral((None,), _GUIDED),
-    "guided_json": Neutral((None,), _GUIDED),
-    "guided_regex": Neutral((None,), _GUIDED),
     "ignore_eos": Neutral((None, False), "completions behind their end"),
     "include_reasoning": Neutral((None, True), "a message without the model's thoughts"),
     "include_stop_str_in_output": Neutral((None, False), "the stop string in the answer"),
@@ -106,17 +109,15 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
     "no_stop_trim": Neutral((None, False), "the stop string in the answer"),
     "prediction": Neutral((None,), "speculation"),
     "presence_penalty": Neutral((None, 0), _PENALTY),
-    "regex": Neutral((None, ""), _GUIDED),
     "repetition_penalty": Neutral((None, 1), _PENALTY),
-    "response_format": Neutral((None, {"type": "text"}), _GUIDED),
     "return_hidden_states": Neutral((None, False), "the model's hidden states"),
     "separate_reasoning": Neutral((None, True), "thoughts in the text"),
     "skip_special_tokens": Neutral((None, True), "special tokens in the text; ids have them"),
     "spaces_between_special_tokens": Neutral((None, True), "another text of special tokens"),
     "stream_reasoning": Neutral((None, True), "thoughts at the end"),
-    "structured_outputs": Neutral((None, {}), _GUIDED),
     "suffix": Neutral((None, ""), "text between two texts"),
     "thinking_token_budget": Neutral((None,), "a bound of the model's thoughts"),
+    "tool_choice": Neutral((None, "auto", "none"), "calls, which are of a chat"),
     "top_logprobs": Neutral((None, 0), "the likeliest tokens, of which a completion's `logprobs` is the number"),
     "truncate_prompt_tokens": Neutral((None,), "a prompt that is cut"),
     "use_beam_search": Neutral((None, False), "beam search"),
@@ -126,15 +127,13 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
 }
 """What is taken with these values alone."""
 
-_ONLY_AUTO: Final = Neutral((None, "auto", "none"), "a call that must be made: a grammar would force its tokens")
-
 
 def check(more: Mapping[str, Any]) -> None:
     """Of a body, what its form has no field for. Raises Refusal."""
     for name, value in more.items():
         if name in IGNORED or name == "metadata":
             continue
-        rule = _ONLY_AUTO if name == "tool_choice" else NEUTRAL.get(name)
+        rule = NEUTRAL.get(name)
         if rule is None:
             raise invalid("unknown_parameter", f"{name!a} is not a parameter of this route", name)
         if not any(_same(value, neutral) for neutral in rule.values):

@@ -19,9 +19,10 @@ from streamrl.gateway.openai import parameters
 from streamrl.gateway.openai.bodies import ChatRequest, CompletionRequest, Message, OpenAIRequest
 from streamrl.gateway.openai.chat import ChatTemplate, no_template
 from streamrl.gateway.openai.extras import NO_EXTRAS, Extras, chat_extras, completion_extras
+from streamrl.gateway.openai.grammars import asking_for_grammar, calls_grammar, grammar_of
 from streamrl.gateway.refusal import Refusal, invalid
 from streamrl.models.tokenizer import TextTokenizer
-from streamrl.types import GenerationRequest, IntArray, SamplingParams, completion_seed
+from streamrl.types import GenerationRequest, Grammar, IntArray, SamplingParams, completion_seed
 
 MAX_STOPS = 16
 LEAST_TEMPERATURE = 1e-3
@@ -34,13 +35,14 @@ DEFAULT_COMPLETION_TOKENS = 16
 class Limits:
     """model: the one name that is served. context: tokens of prompt and completion together. max_completions: of one
     request. vocab_size: prompt ids are below it. top_logprobs: tokens that the engine tells in the place of each, at
-    most; with 0 it tells no log-probs of prompts either."""
+    most; with 0 it tells no log-probs of prompts either. follows_grammars: the engine does."""
 
     model: str
     context: int
     max_completions: int
     vocab_size: int
     top_logprobs: int
+    follows_grammars: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class ParsedRequest:
     where one came as ids. tools: the JSON schema of each tool's arguments by its name, where calls of them are read.
     parallel_calls: whether a message may have several. thinks: whether its answers begin within thoughts; None where
     these are not read. return_token_ids: also where vLLM has them. ids_as_tokens: of
-    log-probs. extras: what is shown beyond what was sampled.
+    log-probs. extras: what is shown beyond what was sampled. grammar: of the text of each answer.
     conversation: that it is a part of, "" for none; memory: of what was said in it."""
 
     prompts: list[IntArray]
@@ -68,6 +70,7 @@ class ParsedRequest:
     return_token_ids: bool = False
     ids_as_tokens: bool = False
     extras: Extras = NO_EXTRAS
+    grammar: Grammar | None = None
     conversation: str = ""
     memory: Memory = NOTHING
 
@@ -91,6 +94,7 @@ class ParsedRequest:
                 opening=self.memory.opening(prompt),
                 top_logprobs=self.extras.top_logprobs,
                 prompt_logprobs=self.extras.prompt_logprobs,
+                grammar=self.grammar,
             )
             made.append(request)
         return made
@@ -134,7 +138,8 @@ class Reader:
             most = min(DEFAULT_COMPLETION_TOKENS, self._limits.context - max(map(len, ids)))
         # An engine samples one token at least; with `max_tokens: 0` nobody is shown it.
         asked = self._parsed(body, _Prompts(ids, texts, "prompt"), max(1, most), body.logprobs is not None, random_seed)
-        return replace(asked, extras=completion_extras(body, ids, texts, self._tokenizer, self._limits.top_logprobs))
+        extras = completion_extras(body, ids, texts, self._tokenizer, self._limits.top_logprobs)
+        return replace(asked, extras=extras, grammar=self._followed(grammar_of(body), body))
 
     def chat(self, body: ChatRequest, random_seed: int, memory: Memory = NOTHING) -> ParsedRequest:
         """Raises Refusal for what cannot be answered."""
@@ -148,10 +153,22 @@ class Reader:
         asked = replace(asked, extras=chat_extras(body, self._limits.top_logprobs))
         if self.reads_thoughts:
             asked = replace(asked, thinks=text.rstrip().endswith(BEGIN))
+        readable = self._template is not None and self._template.calls_are_objects
+        # A message that must make calls has no text for another grammar.
+        grammar = calls_grammar(body, readable, asked.thinks) or grammar_of(body, asked.thinks)
+        asked = replace(asked, grammar=self._followed(grammar, body))
         if not body.tools or _no_calls(body) or self._template is None or not self._template.tool_calls_are_read:
             return asked
         schemas = {one.function.name: one.function.parameters for one in body.tools or ()}
         return replace(asked, tools=schemas, parallel_calls=body.parallel_tool_calls is not False)
+
+    def _followed(self, grammar: Grammar | None, body: OpenAIRequest) -> Grammar | None:
+        """The same. Raises Refusal where the engine follows none."""
+        if grammar is not None and not self._limits.follows_grammars:
+            param = next(iter(asking_for_grammar(body)))
+            what = f"{param} asks for text by a grammar, and the engine of this run (rollout.engine) follows none"
+            raise invalid("unsupported_parameter", f"{what}: leave it out", param)
+        return grammar
 
     def _parsed(
         self, body: OpenAIRequest, prompts: _Prompts, most: int, logprobs: bool, random_seed: int
@@ -248,7 +265,7 @@ def _prompts_of(prompt: Any) -> list[str | list[int]]:
 
 
 def _no_calls(body: ChatRequest) -> bool:
-    return (body.model_extra or {}).get("tool_choice") == "none"
+    return body.tool_choice == "none"
 
 
 def _plain(message: Message) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from streamrl.conversations.conversation import Conversation
 from streamrl.gateway.openai.bodies import ChatRequest, CompletionRequest
+from streamrl.gateway.openai.grammars import asking_for_grammar
 from streamrl.gateway.openai.requests import ParsedRequest
 from streamrl.gateway.refusal import invalid, json_bytes
 from streamrl.gateway.sessions.trajectory import Trajectory, check_branch
@@ -93,7 +94,7 @@ def checked(name: Any, param: str) -> str:
 def as_rollouts(asked: ParsedRequest, body: ChatRequest | CompletionRequest, drawn: SamplingParams) -> ParsedRequest:
     """The same, drawn as the run's rollouts are: the learner knows the log-probs of no other distribution. Raises
     Refusal where the request wants another one, or what no turn of a session has."""
-    _check_turn(asked)
+    _check_turn(asked, body)
     for name in _DRAWN:
         given, ours = getattr(body, name), getattr(drawn, name)
         if given is not None and max(given, 0) != ours:
@@ -103,11 +104,15 @@ def as_rollouts(asked: ParsedRequest, body: ChatRequest | CompletionRequest, dra
     return replace(asked, sampling=sampling)
 
 
-def _check_turn(asked: ParsedRequest) -> None:
+def _check_turn(asked: ParsedRequest, body: ChatRequest | CompletionRequest) -> None:
     """Raises Refusal for a request that no turn of a session can be."""
     if asked.extras.prompt_logprobs:
         param = "echo" if asked.extras.echo_scored else "prompt_logprobs"
         what = "a turn of a session reuses what its history left, so that its prompt has no log-probs"
+        raise invalid("invalid_value", f"{what}; leave out {param}, or ask outside of a session", param)
+    if asked.grammar is not None:
+        param = next(iter(asking_for_grammar(body)))
+        what = "a turn of a session is the model's own: tokens of a grammar would be trained as if it had chosen"
         raise invalid("invalid_value", f"{what}; leave out {param}, or ask outside of a session", param)
     if not asked.extras.completes:
         what = "max_tokens is 0, and a turn of a session is what was sampled; send 1 or more, or ask outside of one"

@@ -5,7 +5,7 @@ each under `token_id:NUMBER`, as the clients of that route read them.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,10 +24,11 @@ _OF_TEXT: Final = frozenset(
 
 
 class SamplingParams(SamplingFields):
-    """logprobs, prompt_logprobs: as a completion has them."""
+    """logprobs, prompt_logprobs, structured_outputs: as a completion has them."""
 
     logprobs: NumberOfTokens | None = None
     prompt_logprobs: NumberOfTokens | None = None
+    structured_outputs: dict[str, Any] | None = None
 
 
 class GenerateRequest(BaseModel):

@@ -30,13 +30,13 @@ verbosity web_search_options best_of suffix prompt
 def test_what_other_servers_know_is_in_the_table_and_no_name_is_there_twice() -> None:
     names = [*KEPT, *IGNORED, *NEUTRAL]
     assert set(NAMES.split()) - set(names) == set()
-    of_one_route = {"add_special_tokens", "echo", "top_logprobs"}
+    of_one_route = {"add_special_tokens", "echo", "tool_choice", "top_logprobs"}
     assert {name for name in names if names.count(name) > 1} == of_one_route, "these are kept in one, neutral in others"
 
 
 def test_every_field_of_a_body_is_in_the_table() -> None:
     fields = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
-    assert fields == set(KEPT) - {"metadata", "tool_choice"}
+    assert fields == set(KEPT) - {"metadata"}
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
