@@ -246,7 +246,10 @@ $(VENV)/.installed-bench: $(VENV)/.installed
 	$(BIN)/python -m venv .venvs/clients
 	printf '%s\n' $(CURDIR) $(CURDIR)/$(VENV)/lib/python3.*/site-packages > $$(echo .venvs/clients/lib/python3.*/site-packages)/streamrl.pth
 	.venvs/clients/bin/python -m pip install --quiet --disable-pip-version-check 'anthropic==2.14.*' 'litellm==1.110.*' \
-	  'openai-agents==0.24.*' 'pydantic-ai-slim[openai,anthropic]==2.68.*' 'langchain-openai==1.7.*' 'langchain-anthropic==1.7.*'
+	  'openai-agents==0.24.*' 'pydantic-ai-slim[openai,anthropic]==2.68.*' 'langchain-openai==1.7.*' 'langchain-anthropic==1.7.*' \
+	  'dspy==3.4.*' 'smolagents[openai]==1.26.*' 'inspect-ai==0.3.285' 'lm-eval[api]==0.4.13'
+	# It asks for an older jiter than the others do, of which it uses what both have.
+	.venvs/clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'instructor==1.17.*' 'docstring-parser<1'
 	touch $@
 
 # The peer of bench-e2e, in an environment of its own: its pins are not ours.

@@ -1,19 +1,13 @@
 """Published clients, as they are, at a real gateway: each does its plain job with the base URL and the key alone."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import pydantic
 import pytest
-from safetensors.torch import load_file
-from support.engines.calling_model import write_calling_tokenizer
 from support.gateway.agent_sessions import CALLS, gateway_of
-from support.gateway.local_gateway import LocalGateway, local_gateway, until
-
-from streamrl.types import Version
+from support.gateway.local_gateway import LocalGateway
 
 pytestmark = pytest.mark.skipif(find_spec("agents") is None, reason="make test-clients")
 
@@ -38,102 +32,6 @@ async def rewarded(gateway: LocalGateway, session: str) -> dict[str, Any]:
 async def session_key(gateway: LocalGateway, session: str) -> str:
     _, begun = await gateway.ask("/api/sessions", {"session_id": session})
     return begun["api_key"]
-
-
-@asynccontextmanager
-async def torch_gateway(folder: Path, **options: Any) -> AsyncIterator[LocalGateway]:
-    """Of a replica whose engine is `torch`: it tells log-probs of prompts, and follows grammars."""
-    async with local_gateway(folder, ready=False, engine="torch", **options) as gateway:
-        tensors = load_file(folder / "model" / "model.safetensors")
-        await gateway.replicas["rollout-0"]._take_up(gateway.publisher.publish(list(tensors.items()), Version(0, 1)))
-        await gateway.actor.serve(0, gateway.handles)
-        await until(lambda: gateway.actor._pool.ready)
-        yield gateway
-
-
-# ---- what lm-evaluation-harness asks for
-
-
-async def test_log_likelihoods_are_those_of_what_is_sampled_greedily(tmp_path: Path) -> None:
-    """As `local-completions` sends and reads them: ids in, `echo`, one token, and the last of each list left out."""
-    import openai
-
-    asked = {"model": "run", "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True, "seed": 1234}
-    begins = [[1, 4, 5, 6], [1, 9]]
-    async with (
-        torch_gateway(tmp_path) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=gateway.token(), max_retries=0) as client,
-    ):
-        sampled = await client.completions.create(model="run", prompt=begins, max_tokens=5, temperature=0, logprobs=0)
-        greedy = [begin + choice.streamrl["token_ids"] for begin, choice in zip(begins, sampled.choices, strict=True)]
-        other = [[*ids[:-1], ids[-1] % 9 + 10] for ids in greedy]
-        answers = [await client.completions.create(prompt=prompts, **asked) for prompts in (greedy, other)]
-    for answer, is_greedy in zip(answers, (True, False), strict=True):
-        for choice, begin in zip(answer.choices, begins, strict=True):
-            logprobs = choice.logprobs.token_logprobs[len(begin) : -1]
-            tops = choice.logprobs.top_logprobs[len(begin) : -1]
-            assert len(logprobs) == len(tops) > 0
-            pairs = zip(logprobs, tops, strict=True)
-            assert all(one == max(top.values()) for one, top in pairs) == is_greedy
-            assert sum(logprobs) < 0
-
-
-# ---- grammars
-
-
-class Sum(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid")
-    a: Literal[1, 2]
-
-
-FOLLOWS: dict[str, Any] = {"template": None, "finish": write_calling_tokenizer}
-"""Its tokens are parts of objects and calls."""
-SUMS = {
-    **PARAMETERS,
-    "properties": {"a": {"enum": [1, 2]}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
-QUESTION = [{"role": "user", "content": "1"}]
-
-
-async def test_openais_client_parses_what_it_asked_for(tmp_path: Path) -> None:
-    import openai
-
-    async with (
-        torch_gateway(tmp_path, **FOLLOWS) as gateway,
-        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=gateway.token(), max_retries=0) as client,
-    ):
-        asked = {"model": "run", "max_tokens": 24, "seed": 1}
-        answer = await client.chat.completions.parse(messages=QUESTION, response_format=Sum, **asked)
-        assert answer.choices[0].message.parsed.a in (1, 2)
-        async with client.chat.completions.stream(messages=QUESTION, response_format=Sum, **asked) as stream:
-            streamed = await stream.get_final_completion()
-        assert streamed.choices[0].message.parsed == answer.choices[0].message.parsed
-        tools = [openai.pydantic_function_tool(Sum, name="add")]
-        for choice in ("required", {"type": "function", "function": {"name": "add"}}):
-            answer = await client.chat.completions.parse(messages=QUESTION, tools=tools, tool_choice=choice, **asked)
-            assert answer.choices[0].finish_reason == "tool_calls"
-            calls = [call.function for call in answer.choices[0].message.tool_calls]
-            assert calls
-            assert all(call.name == "add" and call.parsed_arguments.a in (1, 2) for call in calls)
-        nothing = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {"type": "nothing"}}}
-        with pytest.raises(openai.BadRequestError, match="response_format is no grammar"):
-            await client.chat.completions.create(messages=QUESTION, response_format=nothing, **asked)
-
-
-async def test_anthropics_client_has_a_tool_called(tmp_path: Path) -> None:
-    tools = [{"name": "add", "input_schema": SUMS}, {"name": "other", "input_schema": SUMS}]
-    async with torch_gateway(tmp_path, **FOLLOWS) as gateway, anthropic_of(gateway) as client:
-        for choice in ({"type": "any"}, {"type": "tool", "name": "add"}):
-            answer = await client.messages.create(
-                model="run", max_tokens=24, messages=QUESTION, tools=tools, tool_choice=choice
-            )
-            calls = [block for block in answer.content if block.type == "tool_use"]
-            assert answer.stop_reason == "tool_use"
-            assert {call.name for call in calls} <= {"add", "other"}
-            assert all(call.input["a"] in (1, 2) for call in calls)
-            assert calls
 
 
 # ---- Anthropic's

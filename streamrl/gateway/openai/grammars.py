@@ -81,6 +81,9 @@ def _named(choice: str | Mapping[str, Any] | None, names: list[str]) -> str:
 
 def _call_schema(name: str, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     arguments = dict(parameters or ANY_OBJECT)
+    if "properties" in arguments:
+        # A function fails by an argument that it does not have, which few schemas care to forbid.
+        arguments.setdefault("additionalProperties", False)
     # What a schema refers to in itself lies where it was written to lie.
     shared = {key: arguments.pop(key) for key in ("$defs", "definitions") if key in arguments}
     properties = {"name": {"const": name}, "arguments": arguments}

@@ -177,6 +177,7 @@ async def local_gateway(
     *,
     replicas: int = 1,
     most: int = 24,
+    longest_prompt: int = LONGEST_PROMPT,
     latency_steps: int = 4,
     slots: int = 64,
     engine: str = "scripted",
@@ -214,7 +215,8 @@ async def local_gateway(
         publisher = stack.enter_context(ShmPublisher(run.run_id, run.key()))
         works: list[asyncio.Task[None]] = []
         queue = Direct(await _queue(stack, run, config, works)) if trains else None
-        started = {f"rollout-{i}": await _replica(stack, f"rollout-{i}", run, config, queue) for i in range(replicas)}
+        names = [f"rollout-{i}" for i in range(replicas)]
+        started = {name: await _replica(stack, name, run, config, queue, longest_prompt) for name in names}
         controller = Handle(status=(lambda: {"steps": 3}) if story is None else story.answers)
         store = WeightStoreActor(str(run.path), config.deadlines.update_s)
         stack.push_async_callback(store.close)
@@ -224,7 +226,7 @@ async def local_gateway(
             return GatewayActor(str(run.path), msgspec.to_builtins(config), *told, patience=patience)
 
         actor = make()
-        port = await actor.start(0, LONGEST_PROMPT, config.gateway.port)
+        port = await actor.start(0, longest_prompt, config.gateway.port)
         serving = asyncio.create_task(actor.run())
         stack.push_async_callback(_end, actor, serving)
         http = await stack.enter_async_context(aiohttp.ClientSession())
@@ -269,13 +271,13 @@ def _runs(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> "asyncio.Ta
 
 
 async def _replica(
-    stack: AsyncExitStack, name: str, run: RunFolder, config: Config, queue: Any = None
+    stack: AsyncExitStack, name: str, run: RunFolder, config: Config, queue: Any, longest_prompt: int
 ) -> RolloutReplica:
     store, runs = Handle(join=lambda *_: None), queue is not None
     queue = queue or Handle(serving=lambda *_: None, pause=lambda: "", next_epoch=lambda _: 0)
     await queue.next_epoch.remote(name)
     replica = RolloutReplica(name, str(run.path), msgspec.to_builtins(config), queue, store)
-    await replica.start(0, LONGEST_PROMPT)
+    await replica.start(0, longest_prompt)
 
     async def end() -> None:
         replica._client_requests.close()

@@ -164,6 +164,15 @@ def test_a_call_that_must_be_made_is_one_of_the_tools(thinks: bool | None) -> No
     assert not is_text_of(grammar, begin + CALL.replace("3", '"3"'))
 
 
+@pytest.mark.parametrize("open_to_more", [None, True])
+def test_a_call_has_arguments_of_other_names_only_where_its_schema_says_so(open_to_more: bool | None) -> None:
+    schema = {**ADD, **({} if open_to_more is None else {"additionalProperties": open_to_more})}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": schema}}]
+    grammar = calls_grammar(chat(tools=tools, tool_choice="required"), True, None)
+    assert is_text_of(grammar, CALL)
+    assert is_text_of(grammar, CALL.replace("3", '3, "b": 4')) is bool(open_to_more)
+
+
 @pytest.mark.parametrize(
     "choice", [{"type": "function", "function": {"name": "now"}}, {"type": "function", "name": "now"}, {"name": "now"}]
 )
