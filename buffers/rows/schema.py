@@ -121,14 +121,16 @@ def major(version: str) -> int:
 
 
 _TABLES: Final = {"completions": COMPLETIONS, "scores": SCORES, "partials": PARTIALS}
+_LATER: Final = ("info", "turn")
+"""Columns that came with a later minor version: where one is missing, nothing is said in it."""
 
 
 def check_readable(schema: pa.Schema, source: str) -> None:
     """Refuse a schema that this release cannot read. `source` names where it came from in the message.
 
     Raises:
-        DataError: no version, a newer major or an older one, an unknown table, or a column that the table must
-            have and that is missing or of another type.
+        DataError: no version, a newer major or an older one, an unknown table, a name of a column that is no text,
+            or a column that the table must have and that is missing or of another type.
     """
     version = _metadata(schema, VERSION_KEY)
     if not version:
@@ -141,10 +143,14 @@ def check_readable(schema: pa.Schema, source: str) -> None:
     ours = _TABLES.get(table_of(schema))
     if ours is None:
         raise DataError(f"{source}: the Arrow schema is of the table {table_of(schema)!r}, not {' or '.join(_TABLES)}")
+    try:
+        names = schema.names
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source}: table {table_of(schema)}: the name of a column is no text: {error}") from error
     for field in ours:
+        if field.name in _LATER and field.name not in names:
+            continue
         place = schema.get_field_index(field.name)
-        if place < 0 and field.nullable:
-            continue  # a column that came with a later minor version: nothing is said in it
         if place < 0 or not schema.field(place).equals(field):
             raise DataError(f"{source}: table {table_of(schema)}: column {field.name!r} is missing or of another type")
 

@@ -12,7 +12,7 @@ from support.gateway.local_gateway import LocalGateway
 pytestmark = pytest.mark.skipif(find_spec("agents") is None, reason="make test-clients")
 
 MOST = 8
-TRIES = 60
+TRIES = 400
 """A model of random weights calls a tool in some of its answers, and says something in others."""
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
 

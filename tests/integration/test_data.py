@@ -23,9 +23,17 @@ pytestmark = pytest.mark.ray
 STEPS = 8
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
 REWARDS = """
+import time
+
+
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     small = sum(character in "01234" for character in solution_str) / 6
     return {"score": small, "acc": solution_str == ground_truth, "pred": solution_str, **(extra_info or {})}
+
+
+def slow_score(data_source, solution_str, ground_truth, extra_info=None):
+    time.sleep(0.02)
+    return compute_score(data_source, solution_str, ground_truth, extra_info)
 
 
 async def brevity(completions, prompts, **columns):
@@ -151,7 +159,9 @@ def test_a_run_whose_reward_was_wrong_is_scored_again_and_goes_on_with_the_right
     streamrl, files: Path, streamrl_path: Path, user_folder: Path
 ) -> None:
     steps = 60
-    flags = (*options(files), "--learner.steps", str(steps), "--checkpoint.every", "2", "--checkpoint.keep", "1")
+    # So slow that the run is still up when both commands have come to it: each takes seconds to start.
+    slow = ("--reward.function", "verl_rewards:slow_score", "--learner.steps", str(steps))
+    flags = (*options(files), *slow, "--checkpoint.every", "2", "--checkpoint.keep", "1")
     with live_run(user_folder, streamrl_path, "wrong", *flags) as run:
         run.until_step(5)
         refused = streamrl("rescore", "wrong", "--reward", "dense:reward")

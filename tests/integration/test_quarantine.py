@@ -48,6 +48,8 @@ def reward(completion, item, **_):
 OPTIONS = (
     *("--task.name", "few:Few", "--reward.function", "few:reward", "--reward.max_failed", "1.0"),
     *("--rollout.engine", "scripted", "--eval.every", "1000", "--learner.steps", str(STEPS)),
+    # Slow enough that a stop comes before the third turn of the bad one, which is issued with step 10.
+    *("--rollout.scripted.step_s", "0.02"),
 )
 
 
@@ -67,7 +69,7 @@ def test_a_prompt_that_always_fails_is_tried_three_times_over_a_stop_and_a_resum
 ) -> None:
     (user_folder / "few.py").write_text(FEW)
     with live_run(user_folder, streamrl_path, "few", *OPTIONS) as run:
-        run.until_step(6)
+        run.until_step(4)
         run.process.send_signal(signal.SIGINT)
         code, err = run.end()
     assert code == 130, err

@@ -316,6 +316,18 @@ def test_a_newer_minor_with_a_further_column_is_read():
     check_readable(COMPLETIONS.append(pa.field("further", pa.int8())).with_metadata(metadata), "x.arrow")
 
 
+def test_a_column_of_a_later_minor_may_be_missing_and_another_one_may_not():
+    check_readable(SCORES.remove(SCORES.get_field_index("info")), "x.arrow")
+    with pytest.raises(DataError, match=r"x.arrow: .*'reward' is missing or of another type"):
+        check_readable(SCORES.remove(SCORES.get_field_index("reward")), "x.arrow")
+
+
+def test_a_column_whose_name_is_no_text_is_refused():
+    message = SCORES.serialize().to_pybytes().replace(b"scored_ns", b"scored\xff\xffs")
+    with pytest.raises(DataError, match=r"x.arrow: .*the name of a column is no text"):
+        check_readable(pa.ipc.read_schema(pa.py_buffer(message)), "x.arrow")
+
+
 def test_a_column_of_another_type_is_refused_by_its_name():
     place = COMPLETIONS.get_field_index("token_ids")
     other = COMPLETIONS.set(place, pa.field("token_ids", pa.list_(pa.int64()), nullable=False))

@@ -19,7 +19,8 @@ from streamrl.gateway.auth import Scope, all_scopes_token
 from streamrl.gateway.refusal import CODES
 from streamrl.services.gateway.guard import Patience
 
-COUNT = scaled(20_000)
+COUNT = max(1000, scaled(20_000))
+"""Of fewer, by chance, none may be answered with 401."""
 AT_ONCE = 8
 LIMIT_S = 60.0
 """Seconds after which an answer counts as one that does not come."""

@@ -162,7 +162,7 @@ async def test_a_conversation_goes_on_from_the_response_before_as_from_its_items
 
 async def called(client: openai.AsyncOpenAI, asked: dict[str, Any]) -> tuple[Any, str]:
     """A response that calls a tool in words that the template can write again, and its session."""
-    for number in range(60):
+    for number in range(400):
         session = f"agent-{number}"
         answer = await client.responses.create(input="1", extra_headers={"x-session-id": session}, **asked)
         calls = [item.arguments for item in answer.output if item.type == "function_call"]

@@ -280,7 +280,8 @@ def test_many_conversations_in_few_slots_and_pages_are_answered_as_by_themselves
     talks: dict[str, tuple[list[int], int]] = {}
     asked: dict[str, GenerationRequest] = {}
     finished = 0
-    while finished < 24:
+    # By chance nothing may have been kept in the first 24.
+    while finished < 24 or (finished < 240 and not engine.stats().kept_tokens):
         name = str(chance.integers(6))
         if not any(request.conversation == name for request in asked.values()):
             prompt, opening = talks.get(name, ([], 0))
