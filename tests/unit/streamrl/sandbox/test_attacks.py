@@ -112,9 +112,17 @@ def test_an_attack_is_contained(attack: str, sandbox: Sandbox, machine: Machine)
     assert len(finished.stdout) + len(finished.stderr) <= 2 * LIMITS["output_bytes"]
     assert finished.wall_s < LIMITS["time_s"] + 3.0
     # The machine goes on, and the next program finds nothing of the one before.
-    after = asyncio.run(sandbox.run(Program(source="import os; print(os.listdir('.'))")))
-    assert after.stdout == b"['main.py']\n"
+    assert seen_by_the_next(sandbox) == b"['main.py']\n"
     assert left_behind() == []
+
+
+def seen_by_the_next(sandbox: Sandbox) -> bytes:
+    """A busy machine may take all of its second away: then by the one behind it."""
+    for _ in range(20):
+        after = asyncio.run(sandbox.run(Program(source="import os; print(os.listdir('.'))")))
+        if after.ending is not Ending.TIME:
+            return after.stdout
+    raise AssertionError("no program came to its end in its second")
 
 
 async def _unconfined(source: str, folder: Path) -> bytes:
