@@ -17,7 +17,7 @@ from streamrl.services.inspect.why import explain
 from streamrl.services.launch import watcher
 from streamrl.services.launch.start import remove_leftovers
 from streamrl.services.run import run_lock
-from streamrl.services.run.control_client import ControlClient
+from streamrl.services.run.control_client import ControlClient, OwnerGoneError
 from streamrl.services.run.ending import first_cause
 from streamrl.services.run.folder import RunFolder, RunState
 from streamrl.services.run.read_logs import FOLLOW_S, Tail, last_lines, log_files, readable
@@ -36,8 +36,14 @@ def status(run: RunFolder) -> dict[str, Any]:
     facts["launch"] = run.incarnation
     facts["durability"] = load(run.config_path).promise
     if state is RunState.RUNNING and run.owner() is not None:
-        with ControlClient.of(run) as client:
-            return {**client.ask("status"), **facts}
+        try:
+            with ControlClient.of(run) as client:
+                return {**client.ask("status"), **facts}
+        except OwnerGoneError:
+            # It ends just now, and its files say how once all of it has.
+            if not run_lock.wait_until_free(run.lock_path, load(run.config_path).deadlines.stop_s + _SPARE_S):
+                raise
+            return status(run)
     if state is RunState.FINISHED:
         return {**facts, "summary": run.summary()}
     if state is RunState.FAILED:

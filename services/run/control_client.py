@@ -16,6 +16,10 @@ from streamrl.services.run.folder import RunFolder
 from streamrl.system.poll import readable
 
 
+class OwnerGoneError(ComponentError):
+    """The owner of a run does not answer, since it has ended or ends now."""
+
+
 class ControlClient:
     """One connection. `ask` for an answer, or `events` for a stream of them."""
 
@@ -28,7 +32,7 @@ class ControlClient:
             self._socket.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError) as error:
             self._socket.close()
-            raise ComponentError(f"the run's owner does not answer at {path}: {error.strerror}") from error
+            raise OwnerGoneError(f"the run's owner does not answer at {path}: {error.strerror}") from error
 
     @classmethod
     def of(cls, run: RunFolder, timeout_s: float = 10.0) -> "ControlClient":
@@ -47,7 +51,7 @@ class ControlClient:
         self._socket.close()
 
     def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """Send one request and wait for its answer. Raises what the run raised, or DeadlineError."""
+        """Send one request and wait for its answer. Raises what the run raised, DeadlineError, or OwnerGoneError."""
         self.send(op, **arguments)
         try:
             while (line := self._line()) is None:
@@ -88,7 +92,7 @@ class ControlClient:
         except ConnectionResetError:
             received = b""
         if not received:
-            raise ComponentError("the run's owner closed the connection; `streamrl status` says how it ended")
+            raise OwnerGoneError("the run's owner closed the connection; `streamrl status` says how it ended")
         self._pending += received
 
 

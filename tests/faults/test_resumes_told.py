@@ -30,9 +30,10 @@ class Task:
     def fingerprint(self):
         return f"mine, {COUNT} prompts"
 """
-# Slow enough that a stop always finds it under way, and a pass over the data every two steps and a half.
+# So slow that a stop and a look always find it under way; and a pass over the data every two steps and a half.
 MINE = (
-    *("--rollout.engine", "scripted", "--rollout.scripted.latency_steps", "40", "--eval.every", "1000"),
+    *("--rollout.engine", "scripted", "--rollout.scripted.latency_steps", "40", "--rollout.scripted.step_s", "0.02"),
+    *("--eval.every", "1000"),
     *("--task.name", "own:Task", "--queue.durability", "memory", "--checkpoint.every", "2", "--learner.steps", "30"),
 )
 

@@ -2,8 +2,12 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,8 @@ from streamrl.errors import RunFolderError
 from streamrl.services.cli.main import run_app
 from streamrl.services.commands import run_verbs
 from streamrl.services.launch.claim import claim
-from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.folder import Launch, RunFolder
+from streamrl.services.run.liveness import ProcessId
 from streamrl.services.run.read_logs import Tail, last_lines, log_files, readable
 
 HEAVY = ("torch", "ray", "pyarrow", "numpy", "transformers", "asyncio")
@@ -35,6 +40,32 @@ def run(tmp_path: Path, config: Path) -> RunFolder:
     assert taken.lock is not None
     taken.lock.abandon()
     return taken.run
+
+
+@pytest.fixture
+def ending(tmp_path: Path, config: Path) -> Iterator[RunFolder]:
+    """A run whose owner hears of one request, and ends: its summary is written and its lock free before it hangs up."""
+    taken = claim(load_args(str(config), ["--runs", str(tmp_path / "runs")]))
+    run, lock, me = taken.run, taken.lock, ProcessId.own()
+    assert lock is not None
+    lock.sign()
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        control = f"{folder}/control"
+        listening.bind(control)
+        listening.listen()
+        run.start_launch(Launch(owner=me, watcher=me, runtime=folder, control=control, started_ns=1))
+
+        def end() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1 << 16)
+                run.write_summary({"eval_after": 0.9, "steps": 4})
+                lock.abandon()
+
+        with ThreadPoolExecutor(1) as beside:
+            ended = beside.submit(end)
+            yield run
+            ended.result()
 
 
 def write_rows(run: RunFolder, *rows: dict[str, Any]) -> None:
@@ -114,6 +145,11 @@ def test_up_on_a_folder_in_use_is_exit_code_2_with_the_pid(
     assert f"in use by process {os.getpid()}" in capsys.readouterr().err
     assert taken.lock is not None
     taken.lock.abandon()
+
+
+def test_status_of_a_run_that_ends_at_that_moment_says_how(ending: RunFolder) -> None:
+    told = run_verbs.status(ending)
+    assert (told["state"], told["summary"]) == ("finished", {"eval_after": 0.9, "steps": 4})
 
 
 def test_status_of_a_run_that_is_not_up_comes_from_its_files(run: RunFolder) -> None:
