@@ -148,6 +148,21 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
+class Adjustments(msgspec.Struct, frozen=True, kw_only=True):
+    """What changes the logits of a completion before the temperature divides them, as vLLM does it, in this order:
+
+    logit_bias: (token id, what is added). repetition_penalty: of each token that the prompt or the completion has, a
+    positive logit is divided by it and another multiplied. frequency_penalty: taken from it as often as the completion
+    has the token; presence_penalty: once, where it has it. min_tokens: before so many tokens no stop token is drawn.
+    """
+
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    min_tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One completion to make. Ids in, ids out: an engine knows nothing of text.
@@ -164,8 +179,8 @@ class GenerationRequest:
     where `prompt_logprobs`; at most MOST_TOP_LOGPROBS. `prompt_logprobs`: the prompt's log-probs are told; such a
     request is part of no conversation.
 
-    `grammar`: of the completion's text; what cannot come by it is drawn with probability 0, and log-probs are of the
-    distribution that is left.
+    `grammar`: of the completion's text; what cannot come by it is drawn with probability 0. `adjustments`: of its
+    logits; None where there are none. With either, log-probs are of the distribution that is left.
     """
 
     request_id: str
@@ -179,6 +194,7 @@ class GenerationRequest:
     top_logprobs: int = 0
     prompt_logprobs: bool = False
     grammar: Grammar | None = None
+    adjustments: Adjustments | None = None
 
 
 @dataclass(frozen=True, slots=True)

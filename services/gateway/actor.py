@@ -146,6 +146,7 @@ class GatewayActor:
             vocab_size=tokenizer.vocab_size,
             top_logprobs=TOP_LOGPROBS.get(config.rollout.engine, 0),
             follows_grammars=config.rollout.engine == "torch",
+            adjusts_logits=config.rollout.engine == "torch",
         )
         self._rows = GatewayRows(self._run.path, tokenizer, self._home, config.deadlines.step_s)
         return GatewayServices(

@@ -24,9 +24,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from streamrl.engines.torch.admission import Reading, Rest, Segment, admit, find_faults, most_length
 from streamrl.engines.torch.arrangement import arrange
 from streamrl.engines.torch.batch_invariance import prove_batch_invariance
-from streamrl.engines.torch.constrained import ConstrainedRequests, Grammars
 from streamrl.engines.torch.kept import KeptPrefixes
 from streamrl.engines.torch.ladder import Ladder
+from streamrl.engines.torch.logits_processors.constrained import ConstrainedRequests, Grammars
 from streamrl.engines.torch.logprobs.asked import AskedLogprobs
 from streamrl.engines.torch.paths import ModelPath, path_for
 from streamrl.engines.torch.products import RowProducts
@@ -113,7 +113,7 @@ class TorchEngine:
         self._generated = 0
         self._finished = 0
         self._kept_tokens = 0
-        self._asked, self._constrained = AskedLogprobs(), ConstrainedRequests(grammars)
+        self._asked, self._constrained = AskedLogprobs(), ConstrainedRequests(grammars, path.vocab_size)
         self._closed = False
 
     def _make_runner(self) -> None:
@@ -307,12 +307,12 @@ class TorchEngine:
         if self._stale_cache:
             self._rebuild_cache()
         segments, rests = self._fill_slots()
-        masks, failed = self._constrained.masks(self._table)
+        changes, failed = self._constrained.changes(self._table)
         if failed:
             self._ended += self._table.take(list(failed), [FinishReason.ERROR] * len(failed), list(failed.values()))
             self._runner.drop(self._table)
         if self._table.running:
-            self._runner.begin(self._serving.current, self._table, segments, rests, masks)
+            self._runner.begin(self._serving.current, self._table, segments, rests, changes)
 
     def _starts(self) -> bool:
         """Whether waiting requests are to start now."""
@@ -328,7 +328,7 @@ class TorchEngine:
         """Whether the pass after the one in flight can be started before that one is read: the same rows go on, and
         read what it draws."""
         table, runner = self._table, self._runner
-        if not runner.runs_ahead or self._stale_cache or self._constrained or self._starts():
+        if not runner.runs_ahead or self._stale_cache or self._constrained.change(table) or self._starts():
             return False
         return not table.reading().any() and not runner.packs(table.running, table.num_rows) and table.outlasts()
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from streamrl.engines.torch.admission import Admission, Budget, Rest, Segment
-from streamrl.engines.torch.constrained import RowMasks
+from streamrl.engines.torch.logits_processors.constrained import NO_CHANGES, RowChanges
 from streamrl.engines.torch.logprobs.asked import Drawn
 from streamrl.engines.torch.slots import SlotTable
 from streamrl.engines.torch.weights import FusedWeights
@@ -89,10 +89,10 @@ class Runner(Protocol):
         table: SlotTable,
         segments: Sequence[Segment],
         rests: Sequence[Rest] = (),
-        masks: RowMasks | None = None,
+        changes: RowChanges = NO_CHANGES,
     ) -> None:
-        """Start a pass: read `segments` and `rests`, then one token for every row, by `masks` where rows have one. No
-        pass is in flight."""
+        """Start a pass: read `segments` and `rests`, then one token for every row, of logits with `changes`. No pass
+        is in flight."""
         ...
 
     def go_on(self, weights: FusedWeights) -> None:

@@ -35,8 +35,8 @@ class SlotTable:
     token_ids int64 and logprobs float32 [slots, max_length], prompt first; length: tokens so far, those that are known
     and still to be read not counted; start: tokens of the prompt; opening: of these, those of the first request of the
     conversation; known: the length up to which tokens came with the request; told: the length up to which `partials`
-    told them; limit: the length at which the row ends; top_logprobs: of the likeliest tokens so many are told.
-    Slots without a request hold leftovers.
+    told them; limit: the length at which the row ends; top_logprobs: of the likeliest tokens so many are told;
+    adjusts: whether its request changes logits. Slots without a request hold leftovers.
     """
 
     def __init__(self, slots: int, max_length: int) -> None:
@@ -47,6 +47,7 @@ class SlotTable:
         self.known, self.told, self.opening, self.top_logprobs = (np.zeros(slots, dtype=np.int64) for _ in range(4))
         self.temperature, self.top_p, self.min_p = (np.ones(slots, dtype=np.float32) for _ in range(3))
         self.stream = np.zeros(slots, dtype=np.uint64)
+        self.adjusts = np.zeros(slots, dtype=np.bool_)
         self._stop = np.full((slots, 1), NO_STOP, dtype=np.int64)
         self._requests: list[GenerationRequest | None] = [None] * slots
         self._spans: list[list[VersionSpan]] = [[] for _ in range(slots)]
@@ -81,6 +82,7 @@ class SlotTable:
         self.opening[index] = [request.opening or len(request.prompt_ids) for request in requests]
         self.length[index] = lengths
         self.top_logprobs[index] = [request.top_logprobs for request in requests]
+        self.adjusts[index] = [request.adjustments is not None for request in requests]
         sampling = [request.sampling for request in requests]
         self.limit[index] = sizes + [s.max_new_tokens for s in sampling]
         self.temperature[index] = [s.temperature for s in sampling]
@@ -229,6 +231,15 @@ class SlotTable:
         """int64 [num_rows]: of the likeliest tokens, how many each row is told."""
         return np.where(self.taken(), self.top_logprobs[: self.num_rows], 0)
 
+    def adjusted(self) -> list[tuple[int, GenerationRequest, LongArray, LongArray]]:
+        """Of running rows whose requests change logits: row, request, ids of the prompt, and of what came so far."""
+        found = []
+        for row in np.flatnonzero(self.adjusts[: self.num_rows] & self.taken()).tolist():
+            request, start, end = self._requests[row], int(self.start[row]), int(self.length[row])
+            assert request is not None, f"slot {row} has no request"
+            found.append((row, request, self.token_ids[row, :start], self.token_ids[row, start:end]))
+        return found
+
     def find(self, request_ids: set[str]) -> list[int]:
         """Rows of the running requests among `request_ids`, in order."""
         running = enumerate(self._requests[: self.num_rows])
@@ -267,7 +278,7 @@ class SlotTable:
     def _columns(self) -> Iterable[npt.NDArray[np.generic]]:
         return (
             *(self.token_ids, self.logprobs, self.length, self.start, self.known, self.told, self.opening),
-            *(self.limit, self.top_logprobs, self._stop),
+            *(self.limit, self.top_logprobs, self.adjusts, self._stop),
             *(self.temperature, self.top_k, self.top_p, self.min_p, self.stream),
         )
 

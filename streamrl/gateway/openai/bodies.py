@@ -21,6 +21,8 @@ _OF_THE_RENDERER = frozenset(
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 NumberOfTokens = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+_TokenName = Annotated[int, Field(ge=0, lt=2**31)]
+"""A token's id as the name of a field, which is text in JSON."""
 _Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 
 
@@ -44,6 +46,11 @@ class SamplingFields(BaseModel):
     seed: _Seed | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
+    min_tokens: NumberOfTokens | None = None
+    logit_bias: dict[_TokenName, Annotated[_Finite, Field(ge=-100.0, le=100.0)]] | None = None
+    presence_penalty: Annotated[_Finite, Field(ge=-2.0, le=2.0)] | None = None
+    frequency_penalty: Annotated[_Finite, Field(ge=-2.0, le=2.0)] | None = None
+    repetition_penalty: Annotated[_Finite, Field(gt=0.0, le=100.0)] | None = None
 
 
 class OpenAIRequest(SamplingFields):

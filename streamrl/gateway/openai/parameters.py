@@ -25,9 +25,11 @@ KEPT: Final[Mapping[str, str]] = {
     "add_special_tokens": "whether the text of a completion gets the model's special tokens; in a chat only `false`",
     "chat_template_kwargs": "arguments of the chat template, for instance `enable_thinking`",
     "echo": "the text of a completion begins with the prompt, and its `logprobs` with the prompt's",
+    "frequency_penalty": "is taken from a token's logit for each time that the completion has it",
     "guided_choice": "the text is one of these",
     "guided_json": "the text follows a JSON schema",
     "guided_regex": "the text follows a regular expression",
+    "logit_bias": "is added to the logits of these tokens",
     "logprobs": "log-probs of the tokens; of a completion a number: so many of the likeliest in the place of each",
     "max_completion_tokens": "as `max_tokens`, of a chat",
     "max_tokens": "the most tokens of a completion; 0 is for `echo` alone",
@@ -35,12 +37,15 @@ KEPT: Final[Mapping[str, str]] = {
     "metadata": "`session_id` makes the request a part of a session; the rest is ignored",
     "min_p": "tokens less likely than this share of the likeliest are not sampled",
     "model": "the one model, named as the run",
+    "min_tokens": "before so many tokens no end token comes",
     "n": "completions of each prompt",
     "parallel_tool_calls": "with false the first call of a message is shown alone",
+    "presence_penalty": "is taken once from the logits of tokens that the completion has",
     "prompt": "text, texts, ids, or lists of ids, of a completion",
     "prompt_logprobs": "log-probs of the prompt, and so many of the likeliest in the place of each, as vLLM has them",
     "reasoning_effort": "an argument of the chat template",
     "regex": "the text follows a regular expression",
+    "repetition_penalty": "divides positive logits of tokens that prompt or completion have, and multiplies others",
     "response_format": "with `json_object` or `json_schema` the text follows a schema",
     "return_token_ids": "ids of prompts and completions where vLLM has them",
     "return_tokens_as_token_ids": "tokens of log-probs as `token_id:7`",
@@ -75,7 +80,6 @@ IGNORED: Final[Mapping[str, str]] = {
 }
 """What has no part in the answer, and why."""
 
-_PENALTY = "a penalty: log-probs would not be those of a distribution that the learner knows"
 _GUIDED = "output by a grammar: its tokens are not those that the model alone would sample"
 _PICTURES = "pictures, sound or video"
 
@@ -91,7 +95,6 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
     "documents": Neutral((None, []), "documents for the template"),
     "ebnf": Neutral((None, ""), _GUIDED),
     "echo": Neutral((None, False), "the prompt in the answer, which a completion may have"),
-    "frequency_penalty": Neutral((None, 0), _PENALTY),
     "function_call": Neutral((None, "none"), "a call, in the form before `tool_choice`"),
     "functions": Neutral((None, []), "tools, in the form before `tools`"),
     "guided_grammar": Neutral((None,), _GUIDED),
@@ -100,16 +103,12 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
     "include_stop_str_in_output": Neutral((None, False), "the stop string in the answer"),
     "kv_transfer_params": Neutral((None, {}), "a cache of another server"),
     "length_penalty": Neutral((None, 1), "beam search"),
-    "logit_bias": Neutral((None, {}), "another distribution than the model's"),
     "logits_processors": Neutral((None, []), "another distribution than the model's"),
     "lora_path": Neutral((None, ""), "another adapter than the one that is trained"),
-    "min_tokens": Neutral((None, 0), "a least length: the end token could not be sampled"),
     "mm_processor_kwargs": Neutral((None, {}), _PICTURES),
     "modalities": Neutral((None, ["text"]), _PICTURES),
     "no_stop_trim": Neutral((None, False), "the stop string in the answer"),
     "prediction": Neutral((None,), "speculation"),
-    "presence_penalty": Neutral((None, 0), _PENALTY),
-    "repetition_penalty": Neutral((None, 1), _PENALTY),
     "return_hidden_states": Neutral((None, False), "the model's hidden states"),
     "separate_reasoning": Neutral((None, True), "thoughts in the text"),
     "skip_special_tokens": Neutral((None, True), "special tokens in the text; ids have them"),

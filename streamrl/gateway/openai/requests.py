@@ -16,13 +16,14 @@ from streamrl.conversations.reasoning import BEGIN
 from streamrl.conversations.tool_calls import MessageReader
 from streamrl.errors import ConfigError
 from streamrl.gateway.openai import parameters
+from streamrl.gateway.openai.adjustments import adjustments_of, asking_for_adjustments
 from streamrl.gateway.openai.bodies import ChatRequest, CompletionRequest, Message, OpenAIRequest
 from streamrl.gateway.openai.chat import ChatTemplate, no_template
 from streamrl.gateway.openai.extras import NO_EXTRAS, Extras, chat_extras, completion_extras
 from streamrl.gateway.openai.grammars import asking_for_grammar, calls_grammar, grammar_of
 from streamrl.gateway.refusal import Refusal, invalid
 from streamrl.models.tokenizer import TextTokenizer
-from streamrl.types import GenerationRequest, Grammar, IntArray, SamplingParams, completion_seed
+from streamrl.types import Adjustments, GenerationRequest, Grammar, IntArray, SamplingParams, completion_seed
 
 MAX_STOPS = 16
 LEAST_TEMPERATURE = 1e-3
@@ -35,7 +36,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 class Limits:
     """model: the one name that is served. context: tokens of prompt and completion together. max_completions: of one
     request. vocab_size: prompt ids are below it. top_logprobs: tokens that the engine tells in the place of each, at
-    most; with 0 it tells no log-probs of prompts either. follows_grammars: the engine does."""
+    most; with 0 it tells no log-probs of prompts either. follows_grammars, adjusts_logits: the engine does."""
 
     model: str
     context: int
@@ -43,6 +44,7 @@ class Limits:
     vocab_size: int
     top_logprobs: int
     follows_grammars: bool = False
+    adjusts_logits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class ParsedRequest:
     where one came as ids. tools: the JSON schema of each tool's arguments by its name, where calls of them are read.
     parallel_calls: whether a message may have several. thinks: whether its answers begin within thoughts; None where
     these are not read. return_token_ids: also where vLLM has them. ids_as_tokens: of
-    log-probs. extras: what is shown beyond what was sampled. grammar: of the text of each answer.
+    log-probs. extras: what is shown beyond what was sampled. grammar: of the text of each answer. adjustments: of
+    its logits.
     conversation: that it is a part of, "" for none; memory: of what was said in it."""
 
     prompts: list[IntArray]
@@ -71,6 +74,7 @@ class ParsedRequest:
     ids_as_tokens: bool = False
     extras: Extras = NO_EXTRAS
     grammar: Grammar | None = None
+    adjustments: Adjustments | None = None
     conversation: str = ""
     memory: Memory = NOTHING
 
@@ -95,6 +99,7 @@ class ParsedRequest:
                 top_logprobs=self.extras.top_logprobs,
                 prompt_logprobs=self.extras.prompt_logprobs,
                 grammar=self.grammar,
+                adjustments=self.adjustments,
             )
             made.append(request)
         return made
@@ -170,6 +175,14 @@ class Reader:
             raise invalid("unsupported_parameter", f"{what}: leave it out", param)
         return grammar
 
+    def _adjusted(self, asked: Adjustments | None) -> Adjustments | None:
+        """The same. Raises Refusal where the engine changes no logits."""
+        if asked is not None and not self._limits.adjusts_logits:
+            param = next(iter(asking_for_adjustments(asked)))
+            what = f"{param} changes logits, which the engine of this run (rollout.engine) does not"
+            raise invalid("unsupported_parameter", f"{what}: leave it out", param)
+        return asked
+
     def _parsed(
         self, body: OpenAIRequest, prompts: _Prompts, most: int, logprobs: bool, random_seed: int
     ) -> ParsedRequest:
@@ -188,6 +201,7 @@ class Reader:
             usage=not body.stream or bool(options and options.include_usage),
             return_token_ids=bool(body.return_token_ids),
             ids_as_tokens=bool(body.return_tokens_as_token_ids),
+            adjustments=self._adjusted(adjustments_of(body, self._limits.vocab_size, most)),
         )
 
     def check_model(self, name: str) -> None:

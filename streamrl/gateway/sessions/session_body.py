@@ -10,6 +10,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict
 
 from streamrl.conversations.conversation import Conversation
+from streamrl.gateway.openai.adjustments import asking_for_adjustments
 from streamrl.gateway.openai.bodies import ChatRequest, CompletionRequest
 from streamrl.gateway.openai.grammars import asking_for_grammar
 from streamrl.gateway.openai.requests import ParsedRequest
@@ -113,6 +114,10 @@ def _check_turn(asked: ParsedRequest, body: ChatRequest | CompletionRequest) -> 
     if asked.grammar is not None:
         param = next(iter(asking_for_grammar(body)))
         what = "a turn of a session is the model's own: tokens of a grammar would be trained as if it had chosen"
+        raise invalid("invalid_value", f"{what}; leave out {param}, or ask outside of a session", param)
+    if asked.adjustments is not None:
+        param = next(iter(asking_for_adjustments(asked.adjustments)))
+        what = "a turn of a session is drawn from the model's own distribution, which the learner knows"
         raise invalid("invalid_value", f"{what}; leave out {param}, or ask outside of a session", param)
     if not asked.extras.completes:
         what = "max_tokens is 0, and a turn of a session is what was sampled; send 1 or more, or ask outside of one"

@@ -225,28 +225,3 @@ def draw(logits_BV: torch.Tensor, rows: RowState, tokens_B: torch.Tensor, logpro
         BLOCK=min(BLOCK, triton.next_power_of_2(size)),
         num_warps=8,
     )
-
-
-@triton.jit
-def _mask(logits_ptr, bound_ptr, allowed_ptr, size, words, BLOCK: tl.constexpr, FORBIDDEN: tl.constexpr):  # type: ignore[no-untyped-def]
-    row = tl.program_id(0)
-    if tl.load(bound_ptr + row) != 0:
-        at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        inside = at < size
-        word = tl.load(allowed_ptr + row.to(tl.int64) * words + at // 32, mask=inside, other=0)
-        place = logits_ptr + row.to(tl.int64) * size + at
-        x = tl.load(place, mask=inside, other=0.0)
-        x = tl.where(((word >> (at % 32)) & 1) != 0, x, FORBIDDEN)
-        tl.store(place, x, mask=inside)
-
-
-FORBIDDEN = -1e30
-"""The logit of a token that is not allowed: its share is 0, and it is a number, as all logits of a sound row are."""
-
-
-def forbid(logits_BV: torch.Tensor, bound_B: torch.Tensor, allowed_BW: torch.Tensor) -> None:
-    """Take from the rows that are bound (int32, not 0) what is not allowed: bit i % 32 of the int32 i // 32."""
-    count, size = logits_BV.shape
-    block = min(1024, triton.next_power_of_2(size))
-    grid = (count, triton.cdiv(size, block))
-    _mask[grid](logits_BV, bound_B, allowed_BW, size, allowed_BW.shape[1], BLOCK=block, FORBIDDEN=FORBIDDEN)

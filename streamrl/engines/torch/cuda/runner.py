@@ -12,15 +12,16 @@ import torch
 from transformers import PretrainedConfig
 
 from streamrl.engines.torch.admission import Admission, Budget, Rest, Segment, most_length
-from streamrl.engines.torch.constrained import RowMasks
 from streamrl.engines.torch.cuda.cache import PagedCache
 from streamrl.engines.torch.cuda.decoder import PagedDecoder
-from streamrl.engines.torch.cuda.draw import RowState, draw, forbid
+from streamrl.engines.torch.cuda.draw import RowState, draw
 from streamrl.engines.torch.cuda.graphs import CudaGraphMaker, DirectCalls, GraphMaker
+from streamrl.engines.torch.cuda.logits import LogitChanges
 from streamrl.engines.torch.cuda.pages import PAGE, PageBudget, PageTable, pages_for
 from streamrl.engines.torch.cuda.prompts import SIZES, PromptPass, lay_out, num_blocks
 from streamrl.engines.torch.cuda.readback import Readback
 from streamrl.engines.torch.families import ModelShape
+from streamrl.engines.torch.logits_processors.constrained import NO_CHANGES, RowChanges
 from streamrl.engines.torch.logprobs.asked import Drawn
 from streamrl.engines.torch.logprobs.measured import AskingRows, Looked, ScoredSegments
 from streamrl.engines.torch.slots import SlotTable
@@ -79,8 +80,7 @@ class GraphRunner:
         self._table = torch.zeros(rows, self._cache.width, dtype=torch.int32, device=device)
         self._state = _empty_state(rows, device)
         self._logits = torch.zeros(rows, shape.vocab_size, dtype=dtype, device=device)
-        self._bound = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._allowed = torch.zeros(rows, -(-shape.vocab_size // 32), dtype=torch.int32, device=device)
+        self._changes = LogitChanges(rows, max_length, shape.vocab_size, device)
         self._readback = Readback(rows, device)
         # What is read at once rounds in another way than what was sampled: exact results never use what was kept.
         self.reads_rests = not deterministic
@@ -112,7 +112,7 @@ class GraphRunner:
 
         def run() -> None:
             self._decoder.decode(self._weights, self._cache, self._table, part.token, part.position, logits)
-            forbid(logits, self._bound, self._allowed)
+            self._changes.run(logits)
             draw(logits, part, tokens, logprobs, self._last_position)
 
         return run
@@ -220,13 +220,13 @@ class GraphRunner:
         table: SlotTable,
         segments: Sequence[Segment],
         rests: Sequence[Rest] = (),
-        masks: RowMasks | None = None,
+        changes: RowChanges = NO_CHANGES,
     ) -> None:
         assert not self.in_flight, "a pass is in flight"
         self._upload_table()
         self._read(segments, rests)
         self._upload_rows(table)
-        self._bind(masks)
+        self._changes.bind(changes)
         self._asking = AskingRows(table, self._device)
         self.go_on(weights)
 
@@ -265,14 +265,6 @@ class GraphRunner:
 
     def _upload_table(self) -> None:
         self._table.copy_(torch.from_numpy(self._pages.table), non_blocking=True)
-
-    def _bind(self, masks: RowMasks | None) -> None:
-        """Have the passes draw by these masks, until the next ones."""
-        self._bound.zero_()
-        if masks is not None:
-            rows = torch.from_numpy(masks.rows).to(self._device)
-            self._bound.index_fill_(0, rows, 1)
-            self._allowed.index_copy_(0, rows, torch.from_numpy(masks.allowed.view(np.int32)).to(self._device))
 
     def _upload_rows(self, table: SlotTable) -> None:
         self._rows, rows = table.num_rows, slice(table.num_rows)

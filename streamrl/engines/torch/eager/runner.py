@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from streamrl.engines.torch.admission import PREFILL_TOKENS, Admission, Budget, Rest, Segment, SlotBudget
-from streamrl.engines.torch.constrained import RowMasks
 from streamrl.engines.torch.eager.attention import round_up
 from streamrl.engines.torch.eager.decoder import Outcome
 from streamrl.engines.torch.eager.passes import to_device
 from streamrl.engines.torch.eager.plan import Plan, plan_pass
+from streamrl.engines.torch.logits_processors.constrained import NO_CHANGES, RowChanges
 from streamrl.engines.torch.logprobs.asked import Drawn
 from streamrl.engines.torch.logprobs.measured import AskingRows, Looked, ScoredSegments
 from streamrl.engines.torch.sampling import Draws, SamplingRows, sampling_rows
@@ -142,7 +142,7 @@ class EagerRunner:
         table: SlotTable,
         segments: Sequence[Segment],
         rests: Sequence[Rest] = (),
-        masks: RowMasks | None = None,
+        changes: RowChanges = NO_CHANGES,
     ) -> None:
         if self._pass is None or not self._pass.decodes_only:
             plan = plan_pass(*table.last_tokens(), segments, rests, self._min_rows)
@@ -157,8 +157,8 @@ class EagerRunner:
             self._sampling = sampling_rows(*table.sampling(), self._device)
             self._asking = AskingRows(table, self._device)
             self._draws = Draws(table.stream[: table.num_rows], table.token_index(), self._device)
-        if masks is not None:
-            logits = masks.applied(logits)
+        if changes:
+            logits = changes.applied(logits)
         self._looked = self._asking.look(logits)
         self._chosen, self._drawn = self._decoder.choose(logits, self._sampling, self._draws.next())
 

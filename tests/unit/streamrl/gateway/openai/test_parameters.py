@@ -50,7 +50,7 @@ def test_values_that_change_nothing_are_taken_and_others_refused_with_the_reason
 
 @pytest.mark.parametrize("value", [1, 1.0])
 def test_a_number_is_neutral_in_any_form_and_a_truth_is_no_number(value: Any) -> None:
-    check({"repetition_penalty": value, "best_of": value})
+    check({"length_penalty": value, "best_of": value})
     with pytest.raises(Refusal, match="best_of"):
         check({"best_of": True})
 

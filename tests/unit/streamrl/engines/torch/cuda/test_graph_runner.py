@@ -15,6 +15,7 @@ from streamrl.engines.torch import TorchEngine
 from streamrl.engines.torch.cuda.pages import PAGE
 from streamrl.errors import ConfigError
 from streamrl.types import (
+    Adjustments,
     FinishReason,
     GenerationRequest,
     GenerationResult,
@@ -326,6 +327,15 @@ def test_what_is_told_beside_the_tokens_is_what_the_eager_runner_tells(determini
             np.testing.assert_array_equal(one.prompt.top_logprobs.token_ids, other.prompt.top_logprobs.token_ids)
 
 
+EVERYTHING = Adjustments(
+    logit_bias=((3, 4.0), (5, -100.0)),
+    repetition_penalty=1.3,
+    frequency_penalty=0.7,
+    presence_penalty=-0.4,
+    min_tokens=6,
+)
+
+
 class Stripes:
     """Allows every third token or its neighbour, by turns: without a tokenizer."""
 
@@ -345,7 +355,10 @@ class Stripes:
         self._turn += 1
 
 
-def test_what_a_grammar_forbids_is_drawn_by_neither_runner_and_told_by_neither() -> None:
+@pytest.mark.parametrize("changes", [None, Adjustments(frequency_penalty=0.7), EVERYTHING], ids=["none", "some", "all"])
+def test_what_a_grammar_forbids_and_a_request_changes_is_drawn_and_told_as_by_the_eager_runner(
+    changes: Adjustments | None,
+) -> None:
     model = tiny_model()
     asked = requests_of([5, 33, 9, 20, 7], temperature=0.8, top_k=9) + requests_of([6, 12], temperature=0.0)
     asked = [
@@ -354,6 +367,8 @@ def test_what_a_grammar_forbids_is_drawn_by_neither_runner_and_told_by_neither()
             request_id=f"{place}",
             top_logprobs=place % 3,
             grammar=Grammar(GrammarKind.REGEX, str(place)) if place % 2 else None,
+            adjustments=changes if place % 3 else None,
+            stop_token_ids=(place,),
         )
         for place, one in enumerate(asked)
     ]

@@ -1,7 +1,8 @@
-"""The requests of an engine whose text follows a grammar: what each may draw next. Pure but for the grammars.
+"""The requests of an engine that do not draw from the model's own distribution: whose text follows a grammar, or which
+change logits. Pure but for the grammars.
 
-Guaranteed: a request without a grammar is not looked at; one whose grammar fails ends, and no other. It knows requests
-by their ids, and rows of one pass.
+Guaranteed: a request that asks for neither is not looked at; one whose grammar fails ends, and no other. It knows
+requests by their ids, and rows of one pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from streamrl.engines.torch.logits_processors import adjustments
+from streamrl.engines.torch.logits_processors.adjustments import RowTerms
 from streamrl.engines.torch.slots import SlotTable
 from streamrl.errors import ConfigError
 from streamrl.types import GenerationRequest, GenerationResult, Grammar, LongArray
@@ -59,25 +62,50 @@ class RowMasks(NamedTuple):
         return logits_NV.index_copy(0, rows, logits_NV.index_select(0, rows).masked_fill_(forbidden, float("-inf")))
 
 
+class RowChanges(NamedTuple):
+    """Of the logits of a pass. First the terms, then the masks."""
+
+    terms: RowTerms | None
+    masks: RowMasks | None
+
+    def __bool__(self) -> bool:
+        return self.terms is not None or self.masks is not None
+
+    def applied(self, logits_NV: torch.Tensor) -> torch.Tensor:
+        """The logits of all rows."""
+        logits_NV = logits_NV if self.terms is None else self.terms.applied(logits_NV)
+        return logits_NV if self.masks is None else self.masks.applied(logits_NV)
+
+
+NO_CHANGES = RowChanges(None, None)
+
+
 class ConstrainedRequests:
-    """Of one engine. grammars: None for an engine that follows none.
+    """Of one engine. grammars: None for an engine that follows none. vocab_size: of the model.
 
     Example:
         faults = [constrained.fault_of(request) for request in requests]   # as they are submitted
-        masks, failed = constrained.masks(table)                           # before each pass
+        changes, failed = constrained.changes(table)                       # before each pass
         constrained.take({row: request_id}, token_ids)                     # after it
         constrained.finish(results)
     """
 
-    def __init__(self, grammars: Grammars | None) -> None:
-        self._grammars = grammars
+    def __init__(self, grammars: Grammars | None, vocab_size: int) -> None:
+        self._grammars, self._vocab_size = grammars, vocab_size
         self._constraints: dict[str, Constraint] = {}
 
     def __bool__(self) -> bool:
+        """Whether a request follows a grammar."""
         return bool(self._constraints)
 
+    def change(self, table: SlotTable) -> bool:
+        """Whether what a row draws next depends on what it draws now by more than the model."""
+        return bool(self._constraints) or bool((table.adjusts[: table.num_rows] & table.taken()).any())
+
     def fault_of(self, request: GenerationRequest) -> str:
-        """Why its grammar cannot be followed; "" where it can, or where it has none. From now on it is known."""
+        """Why what it asks for cannot be kept; "" where it can, or where that is nothing. From now on it is known."""
+        if fault := adjustments.fault_of(request, self._vocab_size):
+            return fault
         if request.grammar is None:
             return ""
         if self._grammars is None:
@@ -91,9 +119,12 @@ class ConstrainedRequests:
         self._constraints[request.request_id] = constraint
         return ""
 
-    def masks(self, table: SlotTable) -> tuple[RowMasks | None, dict[int, str]]:
-        """What the rows may draw whose requests have a grammar, None where none has; and the rows whose grammar failed,
-        with why."""
+    def changes(self, table: SlotTable) -> tuple[RowChanges, dict[int, str]]:
+        """Of the logits of the next pass; and the rows whose grammar failed, with why."""
+        masks, failed = self._masks(table)
+        return RowChanges(adjustments.row_terms(table), masks), failed
+
+    def _masks(self, table: SlotTable) -> tuple[RowMasks | None, dict[int, str]]:
         allowed: dict[int, BitMask] = {}
         failed: dict[int, str] = {}
         for row, name in table.request_ids().items() if self._constraints else ():
