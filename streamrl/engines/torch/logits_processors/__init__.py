@@ -1,4 +1,4 @@
 """What requests change of the distribution that their tokens are drawn from: grammars, bias, penalties, a least length.
-
-It may import the engine's books and configuration. No kernel of a GPU comes in, and nothing that draws.
+It imports `streamrl.engines.torch` and torch.
+No kernel of a GPU, and nothing that draws: it is given logits, and gives others.
 """
