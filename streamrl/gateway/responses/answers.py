@@ -87,21 +87,24 @@ class ResponseForm:
             yield from self._end_message(head)
 
     def _think(self, head: Head, text: str) -> Iterator[bytes]:
-        place = {"item_id": _reasoning(head, "")["id"], "output_index": 0, "content_index": 0}
+        yield from self._end_message(head)
+        index = len(self._items)
+        place = {"item_id": _reasoning(head, "", index)["id"], "output_index": index, "content_index": 0}
         if self._thoughts is None:
             self._thoughts = ""
-            empty = {**_reasoning(head, ""), "content": [], "status": "in_progress"}
-            yield self._event("response.output_item.added", output_index=0, item=empty)
+            empty = {**_reasoning(head, "", index), "content": [], "status": "in_progress"}
+            yield self._event("response.output_item.added", output_index=index, item=empty)
         self._thoughts += text
         yield self._event("response.reasoning_text.delta", **place, delta=text)
 
     def _end_thoughts(self, head: Head) -> Iterator[bytes]:
         if self._thoughts is None:
             return
-        item, self._thoughts = _reasoning(head, self._thoughts), None
-        place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+        index = len(self._items)
+        item, self._thoughts = _reasoning(head, self._thoughts, index), None
+        place = {"item_id": item["id"], "output_index": index, "content_index": 0}
         yield self._event("response.reasoning_text.done", **place, text=item["content"][0]["text"])
-        yield self._event("response.output_item.done", output_index=0, item=item)
+        yield self._event("response.output_item.done", output_index=index, item=item)
         self._items.append(item)
 
     def _say(self, head: Head, text: str) -> Iterator[bytes]:
@@ -198,9 +201,10 @@ def _message(head: Head, index: int, text: str) -> Json:
     return {**said, "content": [_part(text)]}
 
 
-def _reasoning(head: Head, text: str) -> Json:
+def _reasoning(head: Head, text: str, index: int = 0) -> Json:
+    """index: of the item. Some models think again behind a text."""
     content = [{"type": "reasoning_text", "text": text}]
-    name = f"rs_{head.id.removeprefix(ResponseForm.prefix)}"
+    name = f"rs_{head.id.removeprefix(ResponseForm.prefix)}{f'_{index}' if index else ''}"
     return {"type": "reasoning", "id": name, "summary": [], "content": content, "status": "completed"}
 
 
