@@ -30,6 +30,8 @@ class TextStream:
     A token's text may depend on its neighbours, so each is decoded together with those of the piece of text before it,
     as Hugging Face's text-generation-inference does it (`prefix_offset`, `read_offset`).
 
+    written: ids of special tokens that the text shows.
+
     Example:
         stream = TextStream(tokenizer, stops=["\\n\\n"])
         taken = stream.feed(token_ids)
@@ -37,8 +39,11 @@ class TextStream:
         rest = stream.flush()
     """
 
-    def __init__(self, tokenizer: TextTokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: TextTokenizer, stops: Sequence[str] = (), written: frozenset[int] = frozenset()
+    ) -> None:
         self._tokenizer = tokenizer
+        self._written = written
         self._stops = tuple(stops)
         self._ids: list[int] = []
         self._prefix = self._read = 0
@@ -81,7 +86,7 @@ class TextStream:
         return now[len(before) :]
 
     def _text(self, start: int, stop: int) -> str:
-        return self._tokenizer.decode(np.array(self._ids[start:stop], np.int32))
+        return self._tokenizer.decode(np.array(self._ids[start:stop], np.int32), written=self._written)
 
     def _show(self, new: str) -> str:
         """Of what is held and `new`, what cannot be a part of a stop string."""

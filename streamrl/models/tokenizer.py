@@ -7,7 +7,8 @@ replicas start in a moment.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -50,11 +51,16 @@ class TextTokenizer:
         known: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return known
 
-    @property
-    def special_token_ids(self) -> set[int]:
+    @cached_property
+    def special_token_ids(self) -> frozenset[int]:
         """Those that `decode` leaves out."""
         added = self._tokenizer.get_added_tokens_decoder()
-        return {token_id for token_id, token in added.items() if token.special}
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    def special_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        """Of those special tokens that are among these texts."""
+        known = (self._tokenizer.token_to_id(text) for text in texts)
+        return self.special_token_ids.intersection(token_id for token_id in known if token_id is not None)
 
     def as_json(self) -> str:
         """As `tokenizer.json` has it."""
@@ -82,9 +88,15 @@ class TextTokenizer:
         """`encode` for many texts at once."""
         return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
-    def decode(self, token_ids: IntArray, *, special_tokens: bool = False) -> str:
-        """The text of one row, special tokens left out unless `special_tokens`."""
-        text: str = self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=not special_tokens)
+    def decode(
+        self, token_ids: IntArray, *, special_tokens: bool = False, written: frozenset[int] = frozenset()
+    ) -> str:
+        """The text of one row, special tokens left out unless `special_tokens`, or unless they are among `written`."""
+        ids: list[int] = token_ids.tolist()
+        if written and not special_tokens:
+            special = self.special_token_ids
+            ids = [token_id for token_id in ids if token_id in written or token_id not in special]
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=not (special_tokens or written))
         return text
 
     def decode_batch(self, token_ids_T: IntArray, offsets: LongArray) -> list[str]:

@@ -45,9 +45,18 @@ class Choice:
         if choice.finish_reason: ...        # "stop" or "length"; there is no more
     """
 
-    def __init__(self, index: int, tokenizer: TextTokenizer, stops: Sequence[str], completes: bool = True) -> None:
-        """completes: whether what was sampled is shown; else the choice is its prompt alone."""
+    def __init__(
+        self,
+        index: int,
+        tokenizer: TextTokenizer,
+        stops: Sequence[str],
+        completes: bool = True,
+        written: frozenset[int] = frozenset(),
+    ) -> None:
+        """completes: whether what was sampled is shown; else the choice is its prompt alone. written: ids of special
+        tokens that its text shows."""
         self.index = index
+        self._written = written
         self._completes = completes
         self._tokenizer = tokenizer
         self._stops = stops
@@ -55,7 +64,7 @@ class Choice:
 
     def begin(self) -> None:
         """Begin anew, as if nothing had come."""
-        self._stream = TextStream(self._tokenizer, self._stops)
+        self._stream = TextStream(self._tokenizer, self._stops, self._written)
         self._prompt_told = False
         self.num_tokens = 0
         self.finish_reason = ""
