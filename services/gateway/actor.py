@@ -149,8 +149,9 @@ class GatewayActor:
             adjusts_logits=config.rollout.engine == "torch",
         )
         self._rows = GatewayRows(self._run.path, tokenizer, self._home, config.deadlines.step_s)
+        parsers = config.gateway.tool_call_parser, config.gateway.reasoning_parser
         return GatewayServices(
-            reader=Reader(limits, tokenizer, load_chat_template(folder), config.gateway.reasoning_parser == "think"),
+            reader=Reader(limits, tokenizer, load_chat_template(folder), *parsers),
             limits=limits,
             tokenizer=tokenizer,
             pool=self._pool,

@@ -94,7 +94,7 @@ class Answering:
     async def _made(self, asked: ParsedRequest) -> AsyncGenerator[Step, None]:
         requests = asked.requests(self._pool.prefix())
         choices = {
-            request.request_id: Choice(index, self._tokenizer, asked.stops, asked.extras.completes)
+            request.request_id: Choice(index, self._tokenizer, asked.stops, asked.extras.completes, asked.written)
             for index, request in enumerate(requests)
         }
         deadline = asyncio.get_running_loop().time() + self._limit_s

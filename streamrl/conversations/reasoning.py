@@ -1,10 +1,11 @@
-"""Thoughts in what a model says, as it comes: text between `<think>` and `</think>`, at its beginning. Pure.
+"""Thoughts in what a model says, as it comes: text between two marks at its beginning, mostly `<think>` and `</think>`.
+Pure.
 
 Guarantees: the same is read in however many pieces the text comes; of a text that does not begin with thoughts nothing
 is taken away. White space around thoughts is dropped.
 """
 
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from streamrl.conversations.text import overlap
 
@@ -17,15 +18,29 @@ class Said(NamedTuple):
     rest: str
 
 
+class Thoughts(Protocol):
+    """The thoughts of one text, in one of the forms."""
+
+    def feed(self, text: str) -> Said:
+        """What is new."""
+        ...
+
+    def flush(self) -> Said:
+        """What was held back, when no more comes."""
+        ...
+
+
 class ThoughtStream:
-    """See the module. inside: the text begins with thoughts, as its prompt ended with `<think>`.
+    """See the module. inside: the text begins with thoughts, as its prompt ended with the mark `begin`.
 
     Example:
         stream = ThoughtStream(inside=False)
         stream.feed("<think>well</think> 42")
     """
 
-    def __init__(self, inside: bool) -> None:
+    def __init__(self, inside: bool, begin: str = BEGIN, end: str = END) -> None:
+        self._begin = begin
+        self._end = end
         self._inside = inside
         self._begun = inside
         self._held = ""
@@ -41,8 +56,8 @@ class ThoughtStream:
         if not self._begun and not self._begins():
             return Said("", "")
         if self._inside:
-            before, mark, after = self._held.partition(END)
-            sure = before if mark else before[: len(before) - overlap(before, END)]
+            before, mark, after = self._held.partition(self._end)
+            sure = before if mark else before[: len(before) - overlap(before, self._end)]
             thoughts = self._think(sure)
             if not mark:
                 self._held = before[len(sure) :]
@@ -61,11 +76,11 @@ class ThoughtStream:
     def _begins(self) -> bool:
         """Whether it is known by now what the text begins with."""
         text = self._held.lstrip()
-        if BEGIN.startswith(text) and text != BEGIN:
+        if self._begin.startswith(text) and text != self._begin:
             return False
         self._begun = True
-        if text.startswith(BEGIN):
-            self._inside, self._held = True, text[len(BEGIN) :]
+        if text.startswith(self._begin):
+            self._inside, self._held = True, text[len(self._begin) :]
         else:
             self._fresh = False
         return True

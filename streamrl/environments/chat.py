@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from streamrl.conversations.formats.choose import GLM, HERMES, call_form_of
+from streamrl.conversations.formats.tagged import BEGIN
 from streamrl.conversations.memory import Memory
-from streamrl.conversations.tool_calls import BEGIN, MessageReader
+from streamrl.conversations.tool_calls import MessageReader
 from streamrl.environments.base import Message
 from streamrl.errors import DataError
 from streamrl.models.chat_template import ChatTemplate
@@ -47,7 +49,10 @@ class Chat:
         self._tokenizer = tokenizer
         self._template = template
         self._arguments = dict(arguments or {})
-        self.reads_tool_calls = template.supports_tools and BEGIN in template.source(tools=True)
+        source = template.source(tools=True)
+        self.reads_tool_calls = template.supports_tools and BEGIN in source
+        # Of the forms between these marks: those of others may be special tokens, which a text here leaves out.
+        self._call_form = GLM if call_form_of(source) == GLM else HERMES
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], memory: Memory) -> ChatPrompt:
         """What the model is given next.
@@ -76,7 +81,7 @@ class Chat:
         if not tools or not self.reads_tool_calls:
             return {"role": "assistant", "content": text}
         schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
-        parsed = MessageReader(name, schemas).parse(0, text, result.finish_reason)
+        parsed = MessageReader(name, schemas, call_form=self._call_form).parse(0, text, result.finish_reason)
         if not parsed.calls:
             return {"role": "assistant", "content": text}
         calls = [

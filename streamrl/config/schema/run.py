@@ -270,9 +270,27 @@ class GatewayConfig(Table, frozen=True):
     """Seconds after which a session that nobody used, and nobody rewarded, is forgotten."""
     session_bytes: Positive = 2**28
     """Bytes of the sessions that have no reward yet; further ones are told to come back."""
-    reasoning_parser: Literal["none", "think"] = "none"
-    """Whether a model's thoughts, between `<think>` and `</think>` at the beginning of an answer, are told apart from
-    its text: as `reasoning_content` of a chat, a block of `thinking`, an item of `reasoning`."""
+    tool_call_parser: Literal[
+        "auto",
+        "none",
+        "hermes",
+        "qwen3_coder",
+        "glm45",
+        "llama3_json",
+        "pythonic",
+        "llama4_pythonic",
+        "mistral",
+        "deepseek_v3",
+        "deepseek_v31",
+        "openai",
+    ] = "auto"
+    """In which form tool calls in a model's answers are read, by the names that vLLM has for them: `openai` is the one
+    of gpt-oss. With `auto` it is the one that the chat template asks for; with `none` calls stay text."""
+    reasoning_parser: Literal["none", "think", "mistral", "openai_gptoss"] = "none"
+    """In which form a model's thoughts are read, and told apart from its text: as `reasoning_content` of a chat, a
+    block of `thinking`, an item of `reasoning`. `think`: between `<think>` and `</think>` at the beginning of an
+    answer, as Qwen, DeepSeek and GLM write them. `mistral`: between `[THINK]` and `[/THINK]` there. `openai_gptoss`: in
+    the channel `analysis`, as gpt-oss writes them."""
     stream_weights: dict[str, float] | None = None
     """Groups that each stream of prompts gets for each one of a stream of weight 1, while both have prompts. `train` is
     the run's own data, which may have 0; a client names its stream, `clients` where it does not."""

@@ -1,13 +1,13 @@
 """Messages to the text of a prompt, for clients of the gateway.
 
-Guarantees that whatever the model's template refuses is a Refusal, and says whether tool calls in its answers are read.
+Guarantees that whatever the model's template refuses is a Refusal, and says in which form it asks for tool calls.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from streamrl.conversations.tool_calls import BEGIN, CODER
+from streamrl.conversations.formats.choose import call_form_of
 from streamrl.errors import DataError
 from streamrl.gateway.refusal import Refusal, invalid
 from streamrl.models import chat_template
@@ -18,10 +18,8 @@ class ChatTemplate:
 
     def __init__(self, template: chat_template.ChatTemplate) -> None:
         self._template = template
-        self.tool_calls_are_read = template.supports_tools and BEGIN in template.source(tools=True)
-        """Whether it asks for calls in a form that is read here."""
-        self.calls_are_objects = self.tool_calls_are_read and CODER not in template.source(tools=True)
-        """Whether these are JSON objects."""
+        self.call_form = call_form_of(template.source(tools=True)) if template.supports_tools else ""
+        """In which it asks for calls, by name; "" where it asks for none that is read here."""
 
     def render(
         self,

@@ -8,7 +8,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from streamrl.conversations import reasoning, tool_calls
+from streamrl.conversations import reasoning
+from streamrl.conversations.formats import tagged
 from streamrl.gateway.openai.bodies import ChatRequest, OpenAIRequest
 from streamrl.gateway.refusal import Refusal, invalid
 from streamrl.models.grammars import as_lark, fault_of
@@ -37,8 +38,8 @@ def asking_for_grammar(body: OpenAIRequest) -> Iterator[str]:
 
 
 def calls_grammar(body: ChatRequest, readable: bool, thinks: bool | None) -> Grammar | None:
-    """Of the calls that a message must make; None where none must be. readable: whether the template asks for calls in
-    the form that is written here. Raises Refusal."""
+    """Of the calls that a message must make; None where none must be. readable: whether calls are read in the form that
+    is written here. Raises Refusal."""
     choice = body.tool_choice
     if choice in (None, "auto", "none"):
         return None
@@ -47,8 +48,11 @@ def calls_grammar(body: ChatRequest, readable: bool, thinks: bool | None) -> Gra
     if not wanted:
         raise invalid("invalid_value", f"tool_choice is {choice!a}, and there are no tools", "tool_choice")
     if not readable:
-        what = f"tool_choice is {choice!a}, and the model's chat template asks for no calls as JSON objects"
-        raise invalid("unsupported_parameter", f"{what}; send `auto`", "tool_choice")
+        what = (
+            f"tool_choice is {choice!a}, and this model's calls are not read as JSON objects between <tool_call> marks"
+        )
+        way_out = "send `auto`, or set gateway.tool_call_parser to `hermes` where it writes them"
+        raise invalid("unsupported_parameter", f"{what}: {way_out}", "tool_choice")
     functions = [tool.function for tool in body.tools or () if tool.function.name in wanted]
     # Each is a document of its own: what a schema refers to lies in it.
     objects = [
@@ -58,7 +62,7 @@ def calls_grammar(body: ChatRequest, readable: bool, thinks: bool | None) -> Gra
     several = choice == "required" and body.parallel_tool_calls is not False
     rules = [
         f"body: call{' (NEWLINES call)*' if several else ''}",
-        f"call: {_json(tool_calls.BEGIN)} NEWLINES? object NEWLINES? {_json(tool_calls.END)}",
+        f"call: {_json(tagged.BEGIN)} NEWLINES? object NEWLINES? {_json(tagged.END)}",
         f"object: {' | '.join(f'object{place}' for place in range(len(objects)))}",
         *objects,
         r"NEWLINES: /\n{1,2}/",

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from streamrl.conversations.formats.choose import HERMES, THINK
 from streamrl.conversations.memory import NOTHING, Memory
-from streamrl.conversations.reasoning import BEGIN
 from streamrl.conversations.tool_calls import MessageReader
 from streamrl.errors import ConfigError
 from streamrl.gateway.openai import parameters
@@ -20,6 +20,7 @@ from streamrl.gateway.openai.adjustments import adjustments_of, asking_for_adjus
 from streamrl.gateway.openai.bodies import ChatRequest, CompletionRequest, Message, OpenAIRequest
 from streamrl.gateway.openai.chat import ChatTemplate, no_template
 from streamrl.gateway.openai.extras import NO_EXTRAS, Extras, chat_extras, completion_extras
+from streamrl.gateway.openai.forms import AUTO, NONE, AnswerForms
 from streamrl.gateway.openai.grammars import asking_for_grammar, calls_grammar, grammar_of
 from streamrl.gateway.refusal import Refusal, invalid
 from streamrl.models.tokenizer import TextTokenizer
@@ -52,10 +53,10 @@ class ParsedRequest:
     """A request that can be answered: `n` completions of each prompt. prompts: int32 each. texts: of the prompts, None
     where one came as ids. tools: the JSON schema of each tool's arguments by its name, where calls of them are read.
     parallel_calls: whether a message may have several. thinks: whether its answers begin within thoughts; None where
-    these are not read. return_token_ids: also where vLLM has them. ids_as_tokens: of
-    log-probs. extras: what is shown beyond what was sampled. grammar: of the text of each answer. adjustments: of
-    its logits.
-    conversation: that it is a part of, "" for none; memory: of what was said in it."""
+    these are not read. call_form, thought_form: in which both are read. written: ids of the special tokens that the
+    texts of its answers show. return_token_ids: also where vLLM has them. ids_as_tokens: of log-probs. extras: what is
+    shown beyond what was sampled. grammar: of the text of each answer. adjustments: of its logits. conversation: that
+    it is a part of, "" for none; memory: of what was said in it."""
 
     prompts: list[IntArray]
     n: int
@@ -70,6 +71,9 @@ class ParsedRequest:
     tools: Mapping[str, Any] | None = None
     parallel_calls: bool = True
     thinks: bool | None = None
+    call_form: str = HERMES
+    thought_form: str = THINK
+    written: frozenset[int] = frozenset()
     return_token_ids: bool = False
     ids_as_tokens: bool = False
     extras: Extras = NO_EXTRAS
@@ -80,7 +84,8 @@ class ParsedRequest:
 
     def reader(self, number: str) -> MessageReader:
         """Of its answers. number: of the request, unique in the run."""
-        return MessageReader(number, self.tools, self.parallel_calls, self.thinks)
+        forms = {"call_form": self.call_form, "thought_form": self.thought_form}
+        return MessageReader(number, self.tools, self.parallel_calls, self.thinks, **forms)
 
     def requests(self, prefix: str) -> list[GenerationRequest]:
         """One for each completion, in the order of the choices. Their seeds differ, and follow from `seed`."""
@@ -122,10 +127,11 @@ class Reader:
         limits: Limits,
         tokenizer: TextTokenizer,
         template: ChatTemplate | None,
-        reads_thoughts: bool = False,
+        tool_call_parser: str = AUTO,
+        reasoning_parser: str = NONE,
     ) -> None:
-        """reads_thoughts: whether thoughts of answers to chats are told apart from the text."""
-        self.reads_thoughts = reads_thoughts
+        """tool_call_parser, reasoning_parser: in which forms answers to chats are read, as `AnswerForms` has them."""
+        self.forms = AnswerForms(tokenizer, template, tool_call_parser, reasoning_parser)
         self._limits = limits
         self._tokenizer = tokenizer
         self._template = template
@@ -156,16 +162,31 @@ class Reader:
         prompts = _Prompts([ids], (text,), "messages")
         asked = self._parsed(body, prompts, most, bool(body.logprobs), random_seed)
         asked = replace(asked, extras=chat_extras(body, self._limits.top_logprobs))
-        if self.reads_thoughts:
-            asked = replace(asked, thinks=text.rstrip().endswith(BEGIN))
-        readable = self._template is not None and self._template.calls_are_objects
-        # A message that must make calls has no text for another grammar.
-        grammar = calls_grammar(body, readable, asked.thinks) or grammar_of(body, asked.thinks)
-        asked = replace(asked, grammar=self._followed(grammar, body))
-        if not body.tools or _no_calls(body) or self._template is None or not self._template.tool_calls_are_read:
+        return self._as_read(asked, body, text)
+
+    def _as_read(self, asked: ParsedRequest, body: ChatRequest, text: str) -> ParsedRequest:
+        """The same with what of its answers is read, and the grammar that these follow. text: of its prompt. Raises
+        Refusal."""
+        forms, thinks = self.forms, self.forms.thinks(text)
+        asked = replace(asked, thinks=thinks, thought_form=forms.thoughts or THINK, written=forms.written(calls=False))
+        asked = replace(asked, grammar=self._followed(self._grammar(body, thinks), body))
+        if not body.tools or _no_calls(body) or not forms.calls:
             return asked
         schemas = {one.function.name: one.function.parameters for one in body.tools or ()}
-        return replace(asked, tools=schemas, parallel_calls=body.parallel_tool_calls is not False)
+        parallel, written = body.parallel_tool_calls is not False, forms.written(calls=True)
+        return replace(asked, tools=schemas, parallel_calls=parallel, call_form=forms.calls, written=written)
+
+    def _grammar(self, body: ChatRequest, thinks: bool | None) -> Grammar | None:
+        """Of an answer's text, behind its thoughts. Raises Refusal."""
+        # A message that must make calls has no text for another grammar.
+        grammar = calls_grammar(body, self.forms.calls == HERMES, thinks) or grammar_of(body, thinks)
+        if grammar is not None and thinks is not None and self.forms.thoughts != THINK:
+            param = next(iter(asking_for_grammar(body)))
+            form = self.forms.thoughts
+            what = f"{param} asks for text by a grammar, and thoughts of the form {form!a} cannot come before it"
+            way_out = "leave it out, or set gateway.reasoning_parser to `think` or `none`"
+            raise invalid("unsupported_parameter", f"{what}: {way_out}", param)
+        return grammar
 
     def _followed(self, grammar: Grammar | None, body: OpenAIRequest) -> Grammar | None:
         """The same. Raises Refusal where the engine follows none."""
@@ -217,8 +238,15 @@ class Reader:
         tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools]
         if _no_calls(body):
             tools = None
-        messages = memory.recalled([_plain(message) for message in body.messages])
-        return self._template.render(messages, tools, body.arguments())
+        sent: list[Mapping[str, Any]] = [_plain(message) for message in body.messages]
+        recalled = memory.recalled(sent)
+        try:
+            return self._template.render(recalled, tools, body.arguments())
+        except Refusal:
+            # Some templates count turns, and one that made calls is none; of a text they do not know that it did.
+            if recalled == sent:
+                raise
+            return self._template.render(sent, tools, body.arguments())
 
     def _check(self, body: OpenAIRequest) -> None:
         self.check_model(body.model)

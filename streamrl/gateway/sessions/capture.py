@@ -56,20 +56,20 @@ class Capture:
     def _call(self, index: int, one: Delta) -> Call:
         prompt, text = self._asked.prompts[index // self._asked.n], self._asked.texts[index // self._asked.n]
         if text is not None:
-            text += _shown(self._tokenizer, np.array(one.token_ids, np.int32), one.finish_reason)
+            text += self._shown(np.array(one.token_ids, np.int32), one.finish_reason)
         answer = self._answer(index, one)
         return Call(prompt.tolist(), one.token_ids, one.logprobs, one.spans, one.finish_reason, text, answer)
 
     def _answer(self, index: int, one: Delta) -> tuple[ParsedMessage, str] | None:
-        """Of a choice of which tool calls or thoughts were read."""
-        if self._reader is None:
+        """Of a choice of which tool calls or thoughts were read, where a template can write it as it was sampled."""
+        if self._reader is None or not self._reader.reads_content:
             return None
         said = self._reader.parse(index, one.text, one.finish_reason)
         return (said, one.text) if said.calls or said.thoughts else None
 
-
-def _shown(tokenizer: TextTokenizer, ids: IntArray, finish_reason: str) -> str:
-    """What a client saw of sampled ids, and behind it the token that ended them: a template writes that one itself."""
-    text, last = tokenizer.decode(ids), ids[-1:]
-    ended = finish_reason == FinishReason.STOP and not tokenizer.decode(last)
-    return text + tokenizer.decode(last, special_tokens=True) if ended else text
+    def _shown(self, ids: IntArray, finish_reason: str) -> str:
+        """What was read of sampled ids, and behind it the token that ended them: a template writes that one itself."""
+        written, last = self._asked.written, ids[-1:]
+        text = self._tokenizer.decode(ids, written=written)
+        ended = finish_reason == FinishReason.STOP and not self._tokenizer.decode(last, written=written)
+        return text + self._tokenizer.decode(last, special_tokens=True) if ended else text

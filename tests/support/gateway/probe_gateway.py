@@ -121,17 +121,18 @@ def codes(config: Config, folder: Path) -> list[str]:
     return asyncio.run(_codes(config, folder))
 
 
-def reads_thoughts(config: Config, folder: Path) -> bool:
-    """Whether the gateway's reader of requests has thoughts told apart."""
-    return asyncio.run(_reads_thoughts(config, folder))
+def forms_read(config: Config, folder: Path) -> tuple[str, str]:
+    """In which forms the gateway's reader of requests has tool calls and thoughts read."""
+    return asyncio.run(_forms_read(config, folder))
 
 
-async def _reads_thoughts(config: Config, folder: Path) -> bool:
+async def _forms_read(config: Config, folder: Path) -> tuple[str, str]:
     run = open_run(config, folder)
     actor = GatewayActor(str(run.path), msgspec.to_builtins(config), Handle(), Handle(), Handle())
     await actor.start(0, 7, 0)
     try:
-        return actor._services(7, GatewayCounts()).reader.reads_thoughts
+        forms = actor._services(7, GatewayCounts()).reader.forms
+        return forms.calls, forms.thoughts
     finally:
         actor._socket.close()
         await actor._pool.close()

@@ -6,7 +6,8 @@ import secrets
 
 import pytest
 
-from streamrl.conversations.tool_calls import BEGIN, END, MessageReader, ParsedMessage, ToolCallStream
+from streamrl.conversations.formats.tagged import BEGIN, END
+from streamrl.conversations.tool_calls import MessageReader, MessageStream, ParsedMessage
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "s": {"type": "string"}, "o": {"type": "object"}}}
 TOOLS = {"add": SCHEMA, "odd": {"properties": {"a": 7, "b": {"type": ["integer", "null"]}}}, "odder": {"properties": 3}}
@@ -110,7 +111,7 @@ def test_ids_of_calls_differ_between_requests_choices_and_calls() -> None:
 
 
 def in_pieces(text: str, rng: random.Random, finish_reason: str) -> ParsedMessage:
-    stream: ToolCallStream = MessageReader("n", TOOLS).stream(0)
+    stream: MessageStream = MessageReader("n", TOOLS).stream(0)
     parts = []
     while text:
         count = rng.choice((1, 1, 2, 3, 7, 40))

@@ -206,7 +206,7 @@ def test_a_call_that_may_be_made_is_no_grammar(choice: str | None) -> None:
         ),
         ({"tools": TOOLS, "tool_choice": "always"}, True, "unsupported_parameter", "`required`, or a function"),
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, True, "unsupported_parameter", "or a function"),
-        ({"tools": TOOLS, "tool_choice": "required"}, False, "unsupported_parameter", "no calls as JSON objects"),
+        ({"tools": TOOLS, "tool_choice": "required"}, False, "unsupported_parameter", "not read as JSON objects"),
     ],
 )
 def test_a_call_that_cannot_be_made_is_refused(body: dict[str, Any], readable: bool, code: str, told: str) -> None:

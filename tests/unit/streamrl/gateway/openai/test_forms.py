@@ -1,0 +1,111 @@
+"""In which forms a request has its answers read, and what a grammar can then be of."""
+
+from typing import Any
+
+import pytest
+from support.engines.bytewise import BYTEWISE
+from support.engines.calling_model import TEMPLATE, TOOL
+
+from streamrl.conversations.memory import Memory, message_key
+from streamrl.conversations.tool_calls import ParsedMessage, ToolCall
+from streamrl.gateway.openai.bodies import ChatRequest
+from streamrl.gateway.openai.chat import ChatTemplate
+from streamrl.gateway.openai.requests import Limits, Reader
+from streamrl.gateway.refusal import Refusal
+from streamrl.models import chat_template
+
+CODER = TEMPLATE.replace("<tool_call>{", "<tool_call><function= {")
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+
+
+def reader(template: str = TEMPLATE, **parsers: str) -> Reader:
+    limits = Limits("run", 2048, 8, 256, 20, follows_grammars=True)
+    return Reader(limits, BYTEWISE, ChatTemplate(chat_template.ChatTemplate(template)), **parsers)
+
+
+def chat(**body: Any) -> ChatRequest:
+    return ChatRequest(**{"model": "run", "messages": [{"role": "user", "content": "1"}], "max_tokens": 8, **body})
+
+
+@pytest.mark.parametrize(
+    ("template", "parser", "form"),
+    [
+        (TEMPLATE, "auto", "hermes"),
+        (TEMPLATE, "mistral", "mistral"),
+        (TEMPLATE, "none", ""),
+        (CODER, "auto", "qwen3_coder"),
+        (CODER, "hermes", "hermes"),
+        ("{{ tools }}", "auto", ""),
+        ("{# <tool_call> #}", "auto", ""),
+    ],
+)
+def test_the_form_is_the_templates_unless_it_is_named(template: str, parser: str, form: str) -> None:
+    found = reader(template, tool_call_parser=parser)
+    assert found.forms.calls == form
+    if "tools" in template:
+        asked = found.chat(chat(tools=[TOOL]), 0)
+        assert (asked.tools is not None, asked.call_form) == (bool(form), form or "hermes")
+        assert found.chat(chat(tools=[TOOL], tool_choice="none"), 0).tools is None
+
+
+@pytest.mark.parametrize(
+    ("parser", "end", "thinks"),
+    [
+        ("none", "<think>", None),
+        ("think", "<think>\n", True),
+        ("think", "[THINK]", False),
+        ("mistral", "[THINK]", True),
+        ("mistral", "<think>", False),
+        ("openai_gptoss", "<|start|>assistant", False),
+        ("openai_gptoss", "<|channel|>analysis<|message|>", True),
+    ],
+)
+def test_an_answer_begins_within_thoughts_where_its_prompt_began_them(
+    parser: str, end: str, thinks: bool | None
+) -> None:
+    asked = reader("{{ messages[0].content }}" + end, reasoning_parser=parser).chat(chat(), 0)
+    assert asked.thinks is thinks
+    assert asked.thought_form == (parser if thinks is not None else "think")
+
+
+@pytest.mark.parametrize("parsers", [{"tool_call_parser": "mistral"}, {"tool_call_parser": "none"}, {}])
+def test_calls_are_written_by_a_grammar_in_hermes_form_alone(parsers: dict[str, str]) -> None:
+    body = chat(tools=[TOOL], tool_choice="required")
+    with pytest.raises(Refusal, match=r"tool_choice is 'required'.*send `auto`, or set gateway\.tool_call_parser"):
+        reader(TEMPLATE if parsers else CODER, **parsers).chat(body, 0)
+    assert reader().chat(body, 0).grammar is not None
+
+
+@pytest.mark.parametrize("parser", ["mistral", "openai_gptoss"])
+@pytest.mark.parametrize(
+    ("param", "body"), [("response_format", {"response_format": SCHEMA}), ("tool_choice", {"tool_choice": "required"})]
+)
+def test_a_grammar_comes_behind_thoughts_of_one_form_alone(parser: str, param: str, body: dict[str, Any]) -> None:
+    with pytest.raises(
+        Refusal, match=f"{param} .*{parser}.* reasoning_parser to `think` or `none`".replace(" r", ".r")
+    ):
+        reader(reasoning_parser=parser).chat(chat(tools=[TOOL], **body), 0)
+    assert reader(reasoning_parser="think").chat(chat(tools=[TOOL], **body), 0).grammar is not None
+    assert reader(reasoning_parser=parser).chat(chat(tools=[TOOL]), 0).grammar is None
+
+
+def test_a_template_that_takes_no_call_as_a_text_is_given_the_call() -> None:
+    call = ToolCall("123456789", "add", '{"a":1}')
+    memory = Memory((), {message_key(ParsedMessage("", (call,))): "[TOOL_CALLS]add[ARGS]{}"})
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    said = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": call.id, "type": "function", "function": function}],
+    }
+    body = chat(messages=[{"role": "user", "content": "1"}, said, {"role": "tool", "content": "2"}])
+    counts = (
+        "{% for one in messages %}{% if one.role == 'assistant' and not one.tool_calls %}{{ raise_exception('turns') }}"
+    )
+    assert reader().text_of(body, memory).count("[TOOL_CALLS]add[ARGS]{}") == 1
+    text = reader(counts + "{% endif %}{% endfor %}" + TEMPLATE).text_of(body, memory)
+    assert text == reader().text_of(body)
+    with pytest.raises(Refusal, match="turns"):
+        reader(counts + "{% endif %}{% endfor %}" + TEMPLATE).text_of(
+            chat(messages=[{"role": "assistant", "content": "x"}])
+        )
