@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.engines.bytewise import BYTEWISE
+from support.engines.bytewise import BYTEWISE, bytewise
 
 from streamrl.config.estimates.model_presets import PRESETS
 from streamrl.conversations.text import TextStream
@@ -80,3 +80,21 @@ def test_special_tokens_have_no_text_and_offsets_count_what_is_before(letterwise
     taken = TextStream(letterwise).feed(ids)
     assert (taken.text, taken.offsets) == ("12=", [0, 0, 1, 2, 3])
     assert letterwise.decode(np.array(ids, np.int32)) == "12="
+
+
+def test_special_tokens_that_are_needed_are_shown_and_no_others() -> None:
+    inner = bytewise()._tokenizer
+    marks = ["<｜tool▁sep｜>", "[TOOL_CALLS]", "<|end|>"]  # noqa: RUF001
+    inner.add_special_tokens(marks)
+    tokenizer = TextTokenizer(inner, eos_token_ids=(0,))
+    written = tokenizer.special_ids([*marks[:2], "a", "none"])
+    assert written == {256, 257}
+    text = f"ü{marks[0]}漢 {marks[1]}x{marks[2]}😀{marks[0]}"
+    ids = tokenizer.encode(text).tolist()
+    assert {256, 257, 258} < set(ids)
+    expected = text.replace(marks[2], "")
+    assert tokenizer.decode(np.array(ids, np.int32), written=written) == expected
+    stream = TextStream(tokenizer, written=written)
+    assert "".join(stream.feed([token_id]).text for token_id in ids) + stream.flush() == expected
+    plain = TextStream(tokenizer)
+    assert plain.feed(ids).text + plain.flush() == "ü漢 x😀" == tokenizer.decode(np.array(ids, np.int32))
