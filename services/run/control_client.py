@@ -8,12 +8,15 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from streamrl.errors import ComponentError, DeadlineError, RunFolderError
 from streamrl.services.run.ending import error_of
 from streamrl.services.run.folder import RunFolder
 from streamrl.system.poll import readable
+
+
+_CLOSED: Final = "the run's owner closed the connection; `streamrl status` says how it ended"
 
 
 class OwnerGoneError(ComponentError):
@@ -63,7 +66,10 @@ class ControlClient:
     def send(self, op: str, **arguments: Any) -> None:
         """Send a request and do not wait for its answer."""
         request = {"op": op, "args": arguments} if arguments else {"op": op}
-        self._socket.sendall(json.dumps(request).encode() + b"\n")
+        try:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise OwnerGoneError(_CLOSED) from error
 
     def events(self, tick_s: float = 0.25) -> Iterator[dict[str, Any] | None]:
         """Subscribe: yields each event, and None after `tick_s` seconds without one. Ends with the owner."""
@@ -92,7 +98,7 @@ class ControlClient:
         except ConnectionResetError:
             received = b""
         if not received:
-            raise OwnerGoneError("the run's owner closed the connection; `streamrl status` says how it ended")
+            raise OwnerGoneError(_CLOSED)
         self._pending += received
 
 

@@ -80,7 +80,7 @@ IGNORED: Final[Mapping[str, str]] = {
 }
 """What has no part in the answer, and why."""
 
-_GUIDED = "output by a grammar: its tokens are not those that the model alone would sample"
+_GUIDED = "output by a grammar in a language that is not read here; `regex` and JSON schemas are"
 _PICTURES = "pictures, sound or video"
 
 NEUTRAL: Final[Mapping[str, Neutral]] = {
