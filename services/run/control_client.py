@@ -15,7 +15,6 @@ from streamrl.services.run.ending import error_of
 from streamrl.services.run.folder import RunFolder
 from streamrl.system.poll import readable
 
-
 _CLOSED: Final = "the run's owner closed the connection; `streamrl status` says how it ended"
 
 
