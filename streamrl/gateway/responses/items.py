@@ -5,6 +5,7 @@ name. A call of a tool belongs to the message before it, as the model said both 
 (`reasoning`) are of another model, since none are told here, and are left out.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
@@ -136,8 +137,29 @@ class ResponsesRequest(BaseModel):
                 kind = "is not kept here; leave it out" if name in _NEUTRAL else "is not a parameter of this route"
                 code = "unsupported_parameter" if name in _NEUTRAL else "unknown_parameter"
                 raise invalid(code, f"{name!a} {kind}", name)
+        self._check_repeated()
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         return ChatRequest(model=self.model, messages=[*first, *messages], **self._options())
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return (self.model_extra or {}).get("metadata") or {}
+
+    def _check_repeated(self) -> None:
+        """A response repeats these, and JSON has no form for NaN, which Python reads. Raises Refusal."""
+        if not isinstance(self.metadata, dict):
+            raise invalid("invalid_value", "'metadata' is an object of texts", "metadata")
+        tools = [tool.parameters for tool in self.tools or ()]
+        for name, value in {
+            "metadata": self.metadata,
+            "tools": tools,
+            "tool_choice": self.tool_choice,
+            "text": self.text,
+        }.items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except ValueError as error:
+                raise invalid("non_finite", f"{name!a} holds a number that is not finite", name) from error
 
     def _options(self) -> dict[str, Any]:
         form = (self.text or {}).get("format") or {"type": "text"}

@@ -7,31 +7,16 @@ that nothing between here and the server mends it.
 import json
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from support.gateway.request_bodies import BODIES, RAW, text_of
+from support.gateway.sent_request import LEAVES, STALLS, Sent, honest_headers
 
 from streamrl.gateway.routes import ROUTES
 
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-STALLS, LEAVES, WHOLE = "stalls", "leaves", "whole"
-"""How a request ends: all of it is sent; some, and the client waits; some, and the client goes away."""
 MOST_BYTES = 2**17
 """Of a body, that the gateway under test takes."""
 
-RAW: Mapping[str, str] = {
-    "NaN": "NaN",
-    "infinity": "-Infinity",
-    "a number beyond floats": "1e999",
-    "5,000 digits": "9" * 5000,
-    "no number": "0x1F",
-    "another quote": "'a'",
-    "half an escape": '"\\u12',
-    "a NUL": '"\0"',
-    **{f"lists {deep} deep": "[" * deep + "]" * deep for deep in (90, 240, 700, 3000)},
-    **{f"objects {deep} deep": '{"a":' * deep + "1" + "}" * deep for deep in (90, 240, 700, 3000)},
-    "lists that do not end": "[" * 50_000,
-}
-"""JSON, and what is none, that no value of Python is written as."""
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2, 10**6, 2**31, 2**63, -(2**63), 10**30, 10**400, 0.5, -0.0, 1e-300, 1e308),
     *(
@@ -170,60 +155,6 @@ STREAMS = (
 )
 
 
-@dataclass
-class Sent:
-    """A request. raw: its bytes. lines: of prompts that are whole. ways: what was done to it, in words."""
-
-    method: bytes
-    target: bytes
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
-    end: str = WHOLE
-    chunked: bool = False
-    length: bytes | None = None
-    version: bytes = b"HTTP/1.1"
-    after: bytes = b""
-    ways: list[str] = field(default_factory=list)
-
-    @property
-    def raw(self) -> bytes:
-        framing = []
-        if self.chunked:
-            framing.append((b"transfer-encoding", b"chunked"))
-        if self.length is not None or (self.body and not self.chunked):
-            framing.append((b"content-length", self.length or b"%d" % len(self.body)))
-        pairs = [*self.headers, *framing, (b"connection", b"close")]
-        head = b"".join(name + b": " + value + b"\r\n" for name, value in pairs)
-        return (
-            b" ".join((self.method, self.target, self.version)) + b"\r\n" + head + b"\r\n" + self._framed() + self.after
-        )
-
-    @property
-    def prompts(self) -> int:
-        """Lines that a stream of prompts answers at once; 0 for everything else."""
-        if self.target.partition(b"?")[0] != b"/api/prompts":
-            return 0
-        *whole, rest = self.body.split(b"\n")
-        return sum(bool(line.strip()) for line in ([*whole, rest] if self.end == WHOLE else whole))
-
-    @property
-    def endless(self) -> bool:
-        """Whether what is asked for has no end of its own."""
-        return self.target.partition(b"?")[0] == b"/api/events"
-
-    def _framed(self) -> bytes:
-        if not self.chunked:
-            return self.body
-        half = len(self.body) // 2
-        pieces = [piece for piece in (self.body[:half], self.body[half:]) if piece]
-        framed = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
-        return framed + (b"0\r\n\r\n" if self.end == WHOLE else b"")
-
-    def __str__(self) -> str:
-        shown = self.raw if len(self.raw) < 2000 else self.raw[:1500] + b" ... " + self.raw[-400:]
-        return f"{', '.join(self.ways)} ({self.end})\n{shown!r}"
-
-
 def mutated(seed: int, number: int, tokens: Mapping[str, str]) -> Sent:
     """The request of that number. tokens: of the gateway, by what they are good for; `all` is for everything."""
     chance = random.Random(f"{seed}/{number}")
@@ -239,101 +170,8 @@ def _good(chance: random.Random, token: str) -> Sent:
     """A request that is as it should be."""
     path = chance.choice([*ROUTES, *BODIES, *BODIES])
     body = BODIES[path](chance) if path in BODIES else b""
-    headers = [(b"host", b"127.0.0.1"), (b"authorization", b"Bearer " + token.encode())]
-    if body:
-        headers.append((b"content-type", b"application/json"))
-    return Sent(b"POST" if body else b"GET", path.encode(), headers, body)
-
-
-def _common(chance: random.Random) -> dict[str, Any]:
-    more = {
-        "n": 2,
-        "temperature": 0.7,
-        "top_p": 0.9,
-        "top_k": 5,
-        "min_p": 0.1,
-        "max_tokens": 4,
-        "seed": 3,
-        "stop": ["=", "9"],
-        "stop_token_ids": [3],
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "user": "me",
-        "metadata": {"a": "b"},
-        "logit_bias": {},
-    }
-    return {"model": "run", **{name: more[name] for name in chance.sample(list(more), chance.randrange(5))}}
-
-
-def _completion(chance: random.Random) -> bytes:
-    prompt = chance.choice(["1+1=", [1, 4, 5], ["1", "2+"], [[1, 4], [5]]])
-    return _text(
-        {
-            **_common(chance),
-            "prompt": prompt,
-            "logprobs": chance.choice([None, 0, 1]),
-            "echo": chance.choice([None, True]),
-        }
-    )
-
-
-def _chat(chance: random.Random) -> bytes:
-    contents = ["1", [{"type": "text", "text": "1"}]]
-    messages = [{"role": "user", "content": chance.choice(contents)} for _ in range(chance.randrange(1, 3))]
-    more = chance.choice([{}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "none"}, {"logprobs": True}])
-    return _text({**_common(chance), "messages": messages, **more})
-
-
-def _prompts(chance: random.Random) -> bytes:
-    # Of few keys, so that they are few prompts however many requests there are.
-    return b"\n".join(
-        _text({"key": f"k{chance.randrange(8)}", "prompt": "1+1=", "payload": {"answer": "2"}})
-        for _ in range(chance.randrange(1, 4))
-    )
-
-
-def _cancel(chance: random.Random) -> bytes:
-    return _text({"stream": "clients", "keys": [f"k{chance.randrange(9)}"]})
-
-
-def _scale(chance: random.Random) -> bytes:
-    return _text(chance.choice([{"rollout": 2}, {"reward": 1}, {"rollout": 1, "reward": 2}]))
-
-
-def _trajectory(chance: random.Random) -> bytes:
-    turn = {
-        "prompt_token_ids": [1, 4, 5],
-        "token_ids": [6, 7],
-        "logprobs": [-0.5, -0.25],
-        "version_spans": [[0, "0.1"]],
-    }
-    named = {"key": f"k{chance.randrange(8)}", "group": f"g{chance.randrange(3)}"}
-    return _text({**named, "reward": 0.5, "turns": [turn] * chance.randrange(1, 3)})
-
-
-def _reward(chance: random.Random) -> bytes:
-    return _text({"reward": chance.choice([0, 0.5, 1]), **chance.choice([{}, {"group": "g"}])})
-
-
-BODIES: Mapping[str, Callable[[random.Random], bytes]] = {
-    "/v1/completions": _completion,
-    "/v1/chat/completions": _chat,
-    "/api/prompts": _prompts,
-    "/api/prompts/cancel": _cancel,
-    "/api/scale": _scale,
-    "/api/trajectories": _trajectory,
-    "/api/sessions/a1/reward": _reward,
-}
-
-
-def _text(value: Any) -> bytes:
-    text = json.dumps(value)
-    for name, raw in RAW.items():
-        text = text.replace(f'"<<{name}>>"', raw)
-    return text.encode()
-
-
-# ---- the ways
+    headers = honest_headers(token.encode())
+    return Sent(b"POST" if body else b"GET", path.encode(), headers if body else headers[:2], body)
 
 
 def _field(sent: Sent, chance: random.Random, _: Mapping[str, str]) -> None:
@@ -354,7 +192,7 @@ def _field(sent: Sent, chance: random.Random, _: Mapping[str, str]) -> None:
         at.extend([at[key]] * chance.choice((1, 70, 2000)))
     else:
         at[key] = chance.choice(ODD)
-    lines[place] = _text(tree[""])
+    lines[place] = text_of(tree[""])
     sent.body = b"\n".join(lines)
 
 

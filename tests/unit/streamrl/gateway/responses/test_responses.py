@@ -55,6 +55,22 @@ def test_items_become_the_messages_of_a_chat() -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"metadata": {"a": float("inf")}}, "non_finite", "metadata"),
+        ({"tools": [{**TOOL, "parameters": {"maximum": float("nan")}}]}, "non_finite", "tools"),
+        ({"tool_choice": float("nan")}, "non_finite", "tool_choice"),
+        ({"text": {"verbosity": float("nan")}}, "non_finite", "text"),
+        ({"metadata": [1]}, "invalid_value", "metadata"),
+    ],
+)
+def test_what_a_response_repeats_must_have_a_form_in_json(body: dict[str, Any], code: str, param: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        chat_of(**body)
+    assert (refused.value.code, refused.value.param) == (code, param)
+
+
+@pytest.mark.parametrize(
     ("body", "expected"),
     [
         ({"reasoning": {"effort": "low", "summary": "auto"}}, {"reasoning_effort": "low"}),
