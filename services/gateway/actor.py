@@ -35,6 +35,7 @@ from streamrl.services.gateway.guard import PATIENCE, Guard, Patience
 from streamrl.services.gateway.heads import BoundedHeads
 from streamrl.services.gateway.page.routes import add_page
 from streamrl.services.gateway.page.watch import RunWatch
+from streamrl.services.gateway.path_prefix import PathPrefix
 from streamrl.services.gateway.pool import Pool
 from streamrl.services.gateway.training.prompts import PromptService
 from streamrl.services.gateway.training.rows import GatewayRows
@@ -102,7 +103,9 @@ class GatewayActor:
             count=counts.answered,
             patience=self._patience,
         )
-        self._server = uvicorn.Server(server_settings(config.gateway, guard, self._patience.head_s))
+        prefix = config.gateway.path_prefix
+        door = PathPrefix(guard, prefix) if prefix else guard
+        self._server = uvicorn.Server(server_settings(config.gateway, door, self._patience.head_s))
         bound: int = self._socket.getsockname()[1]
         self._observer.log.info("listens", host=config.gateway.host, port=bound, session=session)
         return bound

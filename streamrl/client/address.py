@@ -11,7 +11,7 @@ TOKEN_FILE = "gateway-token"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The URL of a gateway, without a path, and a token of it."""
+    """The URL of a gateway, with the prefix of a proxy before it if there is one, and a token of it."""
 
     url: str
     token: str

@@ -1,6 +1,7 @@
 """The page in a real browser: what it shows, what it follows, what it says when something is wrong."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 from selenium.webdriver.common.keys import Keys
@@ -32,6 +33,23 @@ def opened(page: Viewer, server: PageServer) -> None:
 
 
 # ---- what it shows
+
+
+def test_behind_a_prefix_of_a_proxy_the_page_finds_its_files_its_figures_and_its_events(
+    page: Viewer, tmp_path: Path
+) -> None:
+    with PageServer(tmp_path, path_prefix="/team/llm") as server:
+        server.samples = [sample(number) for number in range(5, 0, -1)]
+        running(server)
+        opened(page, server)
+        page.until(lambda: len(page.all("#sample-rows tr")) == 5, "samples")
+        server.step({**row(121), "reward/mean": 0.987})
+        page.until_text("#reward .readout", "reward 0.987")
+        asked = page.run("return performance.getEntriesByType('resource').map(one => one.name)")
+        # A proxy has nothing of the gateway's outside of the prefix.
+        assert len(asked) > 10
+        assert [url for url in asked if not url.startswith((f"{server.url}/team/llm/", "data:"))] == []
+        assert page.complaints() == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -1,12 +1,16 @@
 """The rules about the door for clients, `[gateway]`. Pure: a configuration in, problems out."""
 
 import ipaddress
+import re
 from collections.abc import Iterator
+from typing import Final
 
 from streamrl.config.problems import Problem
 from streamrl.config.rules.loopback import is_loopback
 from streamrl.config.schema.run import Config
 from streamrl.config.toml_text import quoted
+
+_PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
 
 def gateway_host(config: Config) -> Iterator[Problem]:
@@ -22,6 +26,14 @@ def gateway_host(config: Config) -> Iterator[Problem]:
         )
         involves = ("gateway.tls_cert", "gateway.tls_key", "gateway.insecure_bind")
         yield Problem(key="gateway.host", what=what, given=quoted(gateway.host), involves=involves)
+
+
+def gateway_path_prefix(config: Config) -> Iterator[Problem]:
+    """It is compared with paths letter by letter."""
+    prefix = config.gateway.path_prefix
+    if prefix and not _PREFIX.fullmatch(prefix):
+        what = 'begins with a slash, ends with none, and has letters, digits and `-._~` between: as "/llm"'
+        yield Problem(key="gateway.path_prefix", what=what, given=quoted(prefix))
 
 
 def gateway_tls(config: Config) -> Iterator[Problem]:
@@ -41,4 +53,4 @@ def _is_address(host: str) -> bool:
     return True
 
 
-GATEWAY_RULES = (gateway_host, gateway_tls)
+GATEWAY_RULES = (gateway_host, gateway_path_prefix, gateway_tls)

@@ -247,6 +247,9 @@ class GatewayConfig(Table, frozen=True):
     names: tuple[str, ...] = ()
     """Names by which clients reach it, beside `localhost`, `host` and addresses; a request for another one is
     refused."""
+    path_prefix: str = ""
+    """What a proxy before it leaves in front of every path, such as `/llm`; requests without it are answered too. A
+    proxy that takes its prefix off needs nothing here."""
     tls_cert: str | None = None
     """PEM file of its certificate."""
     tls_key: str | None = None

@@ -185,7 +185,7 @@ def events_until_both_serve(client: Any) -> dict[str, Any]:
 def test_the_page_follows_a_live_run(trained: Any) -> None:
     _, client = trained
     with urllib.request.urlopen(page_link(client.folder).partition("#")[0], timeout=30) as response:
-        assert b"/page/main.js" in response.read()
+        assert b'"page/main.js"' in response.read()
     told = events_until_both_serve(client)
     assert told["phase"]["name"]
     status = told["status"]

@@ -18,10 +18,12 @@ from starlette.routing import Route
 from support.gateway.local_gateway import LONGEST_PROMPT, LocalGateway, local_gateway
 from support.runs.scripted_owner import ScriptedOwner
 
+from streamrl.config.schema.run import GatewayConfig
 from streamrl.gateway.auth import Scope
 from streamrl.gateway.refusal import Refusal
 from streamrl.observability.metrics import MetricsWriter
 from streamrl.services.gateway.actor import GatewayActor
+from streamrl.services.gateway.path_prefix import PathPrefix
 
 T = TypeVar("T")
 LIMIT_S = 60.0
@@ -29,10 +31,12 @@ QUEUE_STATES = ("pending", "complete", "scored", "ready", "leased")
 
 
 class PageServer:
-    """Use as a context manager. scale: what `/api/scale` says. samples: of `/api/samples`, the newest first."""
+    """Use as a context manager. path_prefix: `gateway.path_prefix`. scale: what `/api/scale` says. samples: of
+    `/api/samples`, the newest first."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, path_prefix: str = "") -> None:
         self._folder = folder
+        self._prefix = path_prefix
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="page server")
         self._up = threading.Event()
         self._failed: BaseException | None = None
@@ -64,7 +68,7 @@ class PageServer:
 
     @property
     def link(self) -> str:
-        return f"{self.url}/#token={self.token()}"
+        return f"{self.url}{self._prefix}/#token={self.token()}"
 
     @property
     def readers(self) -> int:
@@ -119,7 +123,8 @@ class PageServer:
     async def _serve(self) -> None:
         self._loop, self._down = asyncio.get_running_loop(), asyncio.Event()
         try:
-            async with local_gateway(self._folder, story=self._owner) as gateway:
+            settings = GatewayConfig(enabled=True, path_prefix=self._prefix)
+            async with local_gateway(self._folder, story=self._owner, gateway=settings) as gateway:
                 self._gateway: LocalGateway = gateway
                 self._add_contract(gateway.actor)
                 self._up.set()
@@ -152,7 +157,9 @@ class PageServer:
         self._again = actor, asyncio.create_task(actor.run())
 
     def _add_contract(self, actor: GatewayActor) -> None:
-        app: FastAPI = actor._server.config.app._app
+        door = actor._server.config.app
+        guard = door._app if isinstance(door, PathPrefix) else door
+        app: FastAPI = guard._app
         # In front of the gateway's own, which would ask a queue and an owner that are not there.
         app.router.routes[:0] = [
             Route("/api/scale", self._scale, methods=["GET", "POST"]),

@@ -121,6 +121,11 @@ def codes(config: Config, folder: Path) -> list[str]:
     return asyncio.run(_codes(config, folder))
 
 
+def code_behind_prefix(config: Config, folder: Path) -> str:
+    """What the gateway says to a request for another model under `/llm`."""
+    return asyncio.run(_code_behind_prefix(config, folder))
+
+
 def forms_read(config: Config, folder: Path) -> tuple[str, str]:
     """In which forms the gateway's reader of requests has tool calls and thoughts read."""
     return asyncio.run(_forms_read(config, folder))
@@ -133,6 +138,19 @@ async def _forms_read(config: Config, folder: Path) -> tuple[str, str]:
     try:
         forms = actor._services(7, GatewayCounts()).reader.forms
         return forms.calls, forms.thoughts
+    finally:
+        actor._socket.close()
+        await actor._pool.close()
+        release()
+
+
+async def _code_behind_prefix(config: Config, folder: Path) -> str:
+    run = open_run(config, folder)
+    actor = GatewayActor(str(run.path), msgspec.to_builtins(config), Handle(), Handle(), Handle())
+    await actor.start(0, 7, 0)
+    try:
+        app, token = actor._server.config.app, all_scopes_token(run.key())
+        return await _asked(app, token, {"model": "another", "prompt": "1"}, path="/llm/v1/completions")
     finally:
         actor._socket.close()
         await actor._pool.close()
@@ -161,7 +179,13 @@ async def _codes(config: Config, folder: Path) -> list[str]:
 
 
 async def _asked(
-    guard: Any, token: str, body: dict[str, Any], *, host: str = "localhost", until: Callable[[], Any] | None = None
+    guard: Any,
+    token: str,
+    body: dict[str, Any],
+    *,
+    host: str = "localhost",
+    path: str = "/v1/completions",
+    until: Callable[[], Any] | None = None,
 ) -> str:
     """The code of the refusal."""
     said = {"host": host, "authorization": f"Bearer {token}", "content-type": "application/json"}
@@ -179,7 +203,6 @@ async def _asked(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    path = "/v1/completions"
     scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
     await guard({**scope, "headers": headers, "http_version": "1.1", "scheme": "http", "root_path": ""}, receive, send)
     return json.loads(b"".join(message.get("body", b"") for message in sent))["error"]["code"]

@@ -37,7 +37,8 @@ async function request(path, body, signal) {
     headers["content-type"] = "application/json";
     Object.assign(asked, { method: "POST", body: JSON.stringify(body) });
   }
-  const response = await fetch(path, asked);
+  // Beside the page: a proxy may have put a prefix before all paths.
+  const response = await fetch(new URL(path.slice(1), document.baseURI), asked);
   if (!response.ok) throw await refusal(response);
   return response;
 }

@@ -664,6 +664,7 @@ KEYS: dict[str, Key] = {
     "gateway.port": Key(gateway.asks_for_port, 8001, 8002),
     "gateway.insecure_bind": Key(gateway.faults, False, True, {"gateway.host": "0.0.0.0"}),
     "gateway.names": Key(gateway.codes, (), ("train.example",)),
+    "gateway.path_prefix": Key(gateway.code_behind_prefix, "", "/llm"),
     "gateway.tls_cert": Key(gateway.certificate, "one.pem", "other.pem"),
     "gateway.tls_key": Key(gateway.certificate, "one.pem", "other.pem"),
     "gateway.max_body_bytes": Key(gateway.codes, 3000, 5000),

@@ -44,7 +44,7 @@ def test_no_file_names_another_host_has_script_or_style_inside_or_makes_html_of_
         )
     index = page_file(PAGE)[0].decode()
     assert not re.findall(r"<style|\sstyle=|\son\w+=|javascript:", index)
-    assert re.findall(r"<script[^>]*>", index) == ['<script type="module" src="/page/main.js">']
+    assert re.findall(r"<script[^>]*>", index) == ['<script type="module" src="page/main.js">']
 
 
 def test_scripts_import_files_of_the_page_alone_and_none_is_left_out() -> None:
