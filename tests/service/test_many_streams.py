@@ -1,4 +1,4 @@
-"""1,000 answers streamed at once from a live run, again and again: none is lost or cut short, and no memory stays.
+"""1,000 answers streamed at once from a live run, in each dialect: none is lost or cut short, and no memory stays.
 
 And readers who never read: the gateway holds for each what it may, and the others are answered. How fast that is says
 `benchmarks/bench_service.py`.
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+from service_parts.dialects import DIALECTS, write_chat_model
 from service_parts.load import Load
 from support.runs.live_run import LiveRun, live_run
 
@@ -40,8 +41,11 @@ OVERRIDES = (
 
 
 @pytest.fixture(scope="module")
-def run(user_folder: Path, streamrl_path: Path) -> Iterator[LiveRun]:
-    with live_run(user_folder, streamrl_path, "many", *OVERRIDES) as run:
+def run(user_folder: Path, streamrl_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
+    model = tmp_path_factory.mktemp("model")
+    write_chat_model(model)
+    own = ("--model.preset", "none", "--model.path", str(model))
+    with live_run(user_folder, streamrl_path, "many", *OVERRIDES, *own) as run:
         assert run.read_until(lambda event: event["kind"] == "gateway")
         assert run.read_until(lambda event: bool(event.get("replicas"))), (run.events[-3:], run.end())
         yield run
@@ -58,14 +62,15 @@ def gateway_of(run: LiveRun) -> tuple[str, dict[str, str], psutil.Process]:
 
 
 def body_of(run: LiveRun) -> dict[str, object]:
-    return {"model": run.folder.name, "prompt": "1+1=", "max_tokens": TOKENS, "stream": True}
+    return DIALECTS["completions"].body(run.folder.name, TOKENS)
 
 
 @pytest.mark.timeout(900)
-async def test_a_thousand_streams_at_once_are_answered_whole_and_no_memory_stays(run: LiveRun) -> None:
-    url, headers, gateway = gateway_of(run)
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_thousand_streams_at_once_are_answered_whole_and_no_memory_stays(run: LiveRun, dialect: str) -> None:
+    spoken, (url, headers, gateway) = DIALECTS[dialect], gateway_of(run)
     resident = []
-    async with Load(f"{url}/v1/completions", headers, body_of(run)) as load:
+    async with Load(f"{url}{spoken.path}", headers, spoken.body(run.folder.name, TOKENS), spoken.ends) as load:
         for _ in range(ROUNDS):
             answers = await load.at_once(STREAMS)
             assert answers.errors == []
