@@ -250,6 +250,8 @@ $(VENV)/.installed-bench: $(VENV)/.installed
 	  'dspy==3.4.*' 'smolagents[openai]==1.26.*' 'inspect-ai==0.3.285' 'lm-eval[api]==0.4.13'
 	# It asks for an older jiter than the others do, of which it uses what both have.
 	.venvs/clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'instructor==1.17.*' 'docstring-parser<1'
+	# The run that they are clients of has the project's own environment.
+	ln -sf $(CURDIR)/$(VENV)/bin/streamrl .venvs/clients/bin/
 	touch $@
 
 # The peer of bench-e2e, in an environment of its own: its pins are not ours.
