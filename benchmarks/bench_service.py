@@ -2,12 +2,18 @@
 
     make bench-service
 
-A live run with the scripted engine, which trains on nothing meanwhile. Wanted: no error; memory of the gateway that
-stays what the first round made it; at half of the rate that saturates the Serve application, and at the same rate for
-both, in turns, a 99th percentile of an answer's overhead of at most 1.5 times that of Serve; in each dialect one of
-an answer of at most 1.1 times a chat's. The overhead is what an answer takes above the time in which it is made: 48
-tokens of 12.5 ms here, which the gateway sends in chunks of 50 ms; on Serve the same chunks, one each 50 ms. And while replicas come and go, 1 -> 8 -> 2, no error, and a 99th percentile of the time to an answer's first
-bytes of at most 5 times that of the same rate at rest. Writes benchmarks/out/service.json.
+A live run with the scripted engine, which trains on nothing meanwhile. Wanted:
+
+* no error of 1,000 streams at once, and memory of the gateway that stays what the first round made it;
+* while replicas come and go, 1 -> 8 -> 2, no error, and a 99th percentile of the time to an answer's first bytes of at
+  most 5 times that of the same rate at rest;
+* in each dialect a 99th percentile of an answer's time of at most 1.1 times a chat's;
+* at half of the rate that saturates the Serve application, and at the same rate for both, in turns, a 99th percentile
+  of an answer's overhead of at most 1.5 times that of Serve. The overhead is what an answer takes above the time in
+  which it is made: 48 tokens of 12.5 ms here, which the gateway sends in chunks of 50 ms; on Serve the same chunks, one
+  each 50 ms.
+
+Writes benchmarks/out/service.json.
 """
 
 import argparse
