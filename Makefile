@@ -67,7 +67,8 @@ test-kernels: $(VENV)/.installed-dev .venvs/triton/.installed
 test-environments: $(VENV)/.installed-dev .venvs/environments/.installed .venvs/openenv/.installed
 test-environments: .venvs/nemo-gym/.installed .venvs/verifiers/.installed
 	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.venvs/environments $(BIN)/python $(PYTEST) tests/environments
-	OMP_NUM_THREADS=1 .venvs/verifiers/bin/python $(PYTEST) tests/environments/test_verifiers.py tests/environments/test_train_client.py
+	OMP_NUM_THREADS=1 .venvs/verifiers/bin/python $(PYTEST) tests/environments/test_verifiers.py tests/environments/test_verifiers_clients.py \
+	  tests/environments/test_train_client.py
 
 # Published clients of the gateway, above streamrl's own environment. Connections that they leave open are theirs.
 test-clients: $(VENV)/.installed-dev .venvs/clients/.installed

@@ -71,6 +71,7 @@ IGNORED: Final[Mapping[str, str]] = {
     "prompt_cache_retention": "sessions say what belongs together",
     "request_id": "ids are the gateway's",
     "rid": "ids are the gateway's",
+    "routed_experts_prompt_start": "where a prompt's routes of experts would begin, of which none are told",
     "safety_identifier": "nobody looks at it",
     "service_tier": "there is one",
     "session_id": "of vLLM's router; a session has a header, or `metadata`",
