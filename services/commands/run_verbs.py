@@ -18,6 +18,7 @@ from streamrl.services.launch import watcher
 from streamrl.services.launch.start import remove_leftovers
 from streamrl.services.run import run_lock
 from streamrl.services.run.control_client import ControlClient, OwnerGoneError
+from streamrl.services.run.control_socket import LOOK_S
 from streamrl.services.run.ending import first_cause
 from streamrl.services.run.folder import RunFolder, RunState
 from streamrl.services.run.read_logs import FOLLOW_S, Tail, last_lines, log_files, readable
@@ -27,6 +28,8 @@ from streamrl.services.run.run_lock import RunLock
 _EVAL_S = 600.0
 # Beyond the run's own time to stop: the watcher's kill and sweep.
 _SPARE_S = 5.0
+# Until a socket that somebody removed is there again.
+_BACK_S = LOOK_S + 1.0
 
 
 def status(run: RunFolder) -> dict[str, Any]:
@@ -36,20 +39,32 @@ def status(run: RunFolder) -> dict[str, Any]:
     facts["launch"] = run.incarnation
     facts["durability"] = load(run.config_path).promise
     if state is RunState.RUNNING and run.owner() is not None:
-        try:
-            with ControlClient.of(run) as client:
-                return {**client.ask("status"), **facts}
-        except OwnerGoneError:
-            # It ends just now, and its files say how once all of it has.
-            if not run_lock.wait_until_free(run.lock_path, load(run.config_path).deadlines.stop_s + _SPARE_S):
-                raise
-            return status(run)
+        told = _status_told(run)
+        return status(run) if told is None else {**told, **facts}
     if state is RunState.FINISHED:
         return {**facts, "summary": run.summary()}
     if state is RunState.FAILED:
         facts["cause"] = first_cause(run)
     rows = read_metrics(run.metrics_path)
     return {**facts, "last": rows[-1]} if rows else facts
+
+
+def _status_told(run: RunFolder) -> dict[str, Any] | None:
+    """What the owner says; None when it ended meanwhile, so that the run's files say how. Raises OwnerGoneError for one
+    that lives and is not to be reached."""
+    # It ends just now, or its socket was removed and is there again soon.
+    for patience_s in (_BACK_S, load(run.config_path).deadlines.stop_s + _SPARE_S):
+        try:
+            return _ask_status(run)
+        except OwnerGoneError:
+            if run_lock.wait_until_free(run.lock_path, patience_s):
+                return None
+    return _ask_status(run)
+
+
+def _ask_status(run: RunFolder) -> dict[str, Any]:
+    with ControlClient.of(run) as client:
+        return client.ask("status")
 
 
 def why(run: RunFolder, tell: Callable[[str], None] | None = None) -> list[dict[str, Any]]:

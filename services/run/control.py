@@ -21,14 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.errors import ComponentError, StreamRLError
-from streamrl.services.run.control_socket import listen_at
+from streamrl.services.run.control_socket import LOOK_S, listen_at
 
 Event = dict[str, Any]
 Handler = Callable[..., Awaitable[dict[str, Any]]]
 # Steps come and go; a client that is this many events behind loses the oldest.
 BACKLOG = 4096
-LOOK_S = 5.0
-"""Between two looks whether the socket's file is there."""
 
 
 class EventHub:

@@ -2,6 +2,10 @@
 
 import socket
 from pathlib import Path
+from typing import Final
+
+LOOK_S: Final = 5.0
+"""Seconds between two looks of the owner whether the socket's file is there."""
 
 
 def listen_at(path: Path) -> socket.socket:

@@ -1,5 +1,6 @@
 """The command line as a user has it: exit codes, one message, no traceback, nothing heavy imported."""
 
+import asyncio
 import json
 import os
 import socket
@@ -18,6 +19,8 @@ from streamrl.errors import RunFolderError
 from streamrl.services.cli.main import run_app
 from streamrl.services.commands import run_verbs
 from streamrl.services.launch.claim import claim
+from streamrl.services.run.control import ControlServer, EventHub
+from streamrl.services.run.control_socket import listen_at
 from streamrl.services.run.folder import Launch, RunFolder
 from streamrl.services.run.liveness import ProcessId
 from streamrl.services.run.read_logs import Tail, last_lines, log_files, readable
@@ -150,6 +153,34 @@ def test_up_on_a_folder_in_use_is_exit_code_2_with_the_pid(
 def test_status_of_a_run_that_ends_at_that_moment_says_how(ending: RunFolder) -> None:
     told = run_verbs.status(ending)
     assert (told["state"], told["summary"]) == ("finished", {"eval_after": 0.9, "steps": 4})
+
+
+async def test_status_of_a_run_whose_socket_was_removed_waits_until_it_is_there_again(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_verbs, "_BACK_S", 0.5)
+    taken = claim(load_args(str(config), ["--runs", str(tmp_path / "runs")]))
+    run, lock, me = taken.run, taken.lock, ProcessId.own()
+    assert lock is not None
+    lock.sign()
+    tries = 0
+
+    async def answer() -> dict[str, Any]:
+        return {"step": 3}
+
+    with tempfile.TemporaryDirectory() as folder:
+        control = Path(folder) / "control"
+        run.start_launch(Launch(owner=me, watcher=me, runtime=folder, control=str(control), started_ns=1))
+        async with ControlServer(listen_at(control), EventHub(), {"status": answer}) as server:
+            control.unlink()
+            ask = asyncio.create_task(asyncio.to_thread(run_verbs.status, run))
+            while not ask.done():
+                tries += 1
+                await asyncio.wait([ask], timeout=0.25)
+                await server.restore()
+            assert ask.result()["step"] == 3
+    lock.abandon()
+    assert tries > 1, "it was asked before the socket was there again"
 
 
 def test_status_of_a_run_that_is_not_up_comes_from_its_files(run: RunFolder) -> None:
