@@ -25,6 +25,7 @@ class Run:
     url = "http://stand-in"
     summary = {}
     dir = str(HERE)
+    starting_step = int((HERE / "starts").read_text()) if (HERE / "starts").exists() else 0
 
     def log(self, values, step):
         note(f"log {step}")

@@ -1,11 +1,15 @@
 """A tracker that hangs, raises, ends its process or floods memory is dropped, is told once, and holds nobody."""
 
 import os
+import select
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from support.repository import TESTS
 from support.trackers.recorded import tracked
 from support.trackers.stand_in import calls, stand_in
 
@@ -140,3 +144,36 @@ def test_steps_that_come_again_after_a_resume_are_not_told_twice(make: Make, tmp
         hub.write({"step": step, "reward/mean": 0.5})
     hub.close(LONG_S)
     assert [call for call in calls(tmp_path / "stand-in") if "log" in call] == ["log 5", "log 6", "log 7"]
+
+
+def test_a_step_that_the_tracker_says_it_has_is_not_told(make: Make, tmp_path: Path) -> None:
+    stand_in(tmp_path / "stand-in", "well")
+    (tmp_path / "stand-in" / "starts").write_text("3")
+    told(make("well"), steps=5)
+    assert [call for call in calls(tmp_path / "stand-in") if "log" in call] == ["log 3", "log 4", "log 5"]
+
+
+def test_a_tracker_dies_with_the_process_of_the_run(tmp_path: Path) -> None:
+    stand_in(tmp_path / "stand-in", "well")
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from support.trackers.recorded import tracked\n"
+        "from streamrl.observability.trackers.tracker_process import TrackerProcess\n"
+        "one = TrackerProcess('wandb', tracked(Path(sys.argv[1])), start_s=60.0, answer_s=60.0)\n"
+        "while one.status()['state'] == 'starting': time.sleep(0.01)\n"
+        "print(one.pid, flush=True)\n"
+        "time.sleep(3600)\n"
+    )
+    places = [tmp_path / "stand-in", *_path(), TESTS]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        child = int(run.stdout.readline())
+        ends = os.pidfd_open(child)
+        run.kill()
+    try:
+        assert select.select([ends], [], [], LONG_S)[0] == [ends]
+    finally:
+        os.close(ends)
