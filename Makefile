@@ -7,6 +7,7 @@
 #   make test-long           these, and the longest fault tests in a short form: runs of minutes; ARGS='--part 2/3' a third of their files
 #   make test-low-bit        the tests of 8-bit optimizer states, which `make test` skips
 #   make test-kernels        the tests of a GPU's kernels, by Triton's interpreter, which `make test` skips
+#   make test-trackers       the trackers' published packages, each told a recorded run; nothing of it goes out
 #   make test-processors     the promises of equal bits as other processors would keep them, in child processes
 #   make test-machines       three steps of a run under odd environments, limits, shells and namespaces
 #   make test-faults         the long fault tests: parts killed, crash points, damage, full disks; KILLS=500 for more

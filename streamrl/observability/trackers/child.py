@@ -2,7 +2,7 @@
 
 Started by `tracker_process` as `python -P -m streamrl.observability.trackers.child SETTINGS`. Guarantees: it dies with
 the run's process; it takes at most `MOST_BYTES` of memory of its own, and the kernel ends it before any part of the run
-where memory runs out; what the package raises is told and ends nothing.
+where memory runs out; it takes the processors after them; what the package raises is told and ends nothing.
 """
 
 import os
@@ -22,9 +22,12 @@ from streamrl.system.frames import pack, receive_body
 MOST_BYTES = 2 * 2**30
 """Of memory that a process of the tracker writes to. Its programs in Go map far more than they use, so their address
 space says nothing."""
+NICENESS = 10
 OUT_OF_MEMORY = 77
 """Exit code."""
 LONGEST_ERROR = 500
+MOST_LOG_BYTES = 2**20
+"""Of what a package prints; then the file begins anew."""
 
 
 def main(argv: list[str]) -> int:
@@ -33,6 +36,7 @@ def main(argv: list[str]) -> int:
     _be_first_to_go()
     settings.run.own_folder.mkdir(parents=True, exist_ok=True)
     os.chdir(settings.run.own_folder)  # packages leave files where they are
+    _print_into(f"{settings.tracker}.log")
     try:
         tracker = TRACKERS[settings.tracker](settings.run)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a package may raise anything
@@ -81,15 +85,31 @@ def _serve(channel: socket.socket, passing: Passing) -> None:
             os._exit(OUT_OF_MEMORY)
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - a package may raise anything
             error = _told(raised)
+        _bound_log()
         channel.sendall(pack(Taken(message.number, error)))
         if isinstance(message, Finish):
             return
 
 
 def _be_first_to_go() -> None:
+    """The run's parts come first, for processors and for memory."""
+    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
+
+
+def _print_into(path: str) -> None:
+    """What the package prints goes there: the terminal of the run is not for it."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _bound_log() -> None:
+    if os.fstat(1).st_size > MOST_LOG_BYTES:
+        os.ftruncate(1, 0)
 
 
 def _told(error: BaseException) -> str:

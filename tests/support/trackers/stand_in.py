@@ -36,6 +36,8 @@ class Run:
             program = subprocess.Popen(["sleep", "3600"])
             (HERE / "program").write_text(str(program.pid))
             time.sleep(3600)
+        if WAY == "talk":
+            print(f"word {step} " * 2 ** 16, flush=True)
         if WAY == "raise":
             raise RuntimeError(f"no step {step}")
         if WAY == "raise once" and step == 1:

@@ -177,3 +177,13 @@ def test_a_tracker_dies_with_the_process_of_the_run(tmp_path: Path) -> None:
         assert select.select([ends], [], [], LONG_S)[0] == [ends]
     finally:
         os.close(ends)
+
+
+def test_what_a_package_prints_is_in_a_log_of_its_own_that_stays_small(
+    make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert told(make("talk"), steps=5) == []
+    assert "word" not in "".join(capfd.readouterr())
+    text = (tmp_path / "runs/small/trackers/wandb.log").read_text()
+    assert text.startswith("word 4")
+    assert "word 5" in text
