@@ -184,7 +184,8 @@ class Controller:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.deadlines.tracker_s):
                 rows = await newest_samples(self._queue, self._run, self._config, self._nodes.home)
-                self._book.trackers.table(step, "samples", COLUMNS, rows)
+                if rows:
+                    self._book.trackers.table(step, "samples", COLUMNS, rows)
 
     def _make_parts(self) -> None:
         """Make all actors at once, so that their imports overlap; they open in the order in which they need each

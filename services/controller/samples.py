@@ -3,9 +3,12 @@
 Only a run with trackers pays for it: reading rows takes a tokenizer, and Arrow.
 """
 
+import asyncio
+from contextlib import closing
 from typing import Any
 
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
 from streamrl.config import Config
 from streamrl.errors import StreamRLError
@@ -29,14 +32,12 @@ async def newest_samples(
     from streamrl.services.gateway.training.rows import GatewayRows
     from streamrl.services.gateway.training.samples import SampleService
 
-    tokenizer = load_tokenizer(model_folder(run.path, config))
-    rows = GatewayRows(run.path, tokenizer, home, config.deadlines.tracker_s)
     try:
-        page = await SampleService(queue, rows, tokenizer, config).page(MOST_ROWS, "")
-    except (StreamRLError, Refusal):
+        tokenizer = await asyncio.to_thread(load_tokenizer, model_folder(run.path, config))
+        with closing(GatewayRows(run.path, tokenizer, home, config.deadlines.tracker_s)) as rows:
+            page = await SampleService(queue, rows, tokenizer, config).page(MOST_ROWS, "")
+    except (StreamRLError, Refusal, RayError, OSError):
         return []
-    finally:
-        rows.close()
     return [[_cell(sample.get(column)) for column in COLUMNS] for sample in page["samples"]]
 
 

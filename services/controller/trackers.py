@@ -5,6 +5,7 @@ all of this does nothing.
 """
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,10 @@ STOP_SHARE = 0.25
 def tracker_hub(run: RunFolder, config: Config) -> TrackerHub:
     """The trackers of the configuration, starting; the run waits for none."""
     deadlines = config.deadlines
-    tracked = tracked_run(run, config)
     figures = NamedFigures(config.observe.names, max(1, gpus_for(gpus_on_run_node(config))))
     return TrackerHub(
         [
-            TrackerProcess(name, tracked, start_s=deadlines.start_s, answer_s=deadlines.tracker_s)
+            TrackerProcess(name, tracked_run(run, config), start_s=deadlines.start_s, answer_s=deadlines.tracker_s)
             for name in config.observe.all_trackers
         ],
         figures,
@@ -57,8 +57,9 @@ def ending(run: RunFolder, config: Config, summary: dict[str, Any], *, stopping:
     """How the launch ended, with what is kept of it. summary: empty where it did not finish."""
     state = "finished" if summary else "stopped" if stopping else "failed"
     told = run.path / "trackers" / "config.json"
-    told.parent.mkdir(exist_ok=True)
-    told.write_text(json.dumps(_told(config), indent=2) + "\n")
+    with suppress(OSError):  # a disk that is full is no reason for a run to end otherwise
+        told.parent.mkdir(exist_ok=True)
+        told.write_text(json.dumps(_told(config), indent=2) + "\n")
     files = [told, run.curve_path] if summary else [told]
     # The wall clock of the whole is the owner's to know, later.
     summary = {key: value for key, value in summary.items() if key != "wall_s"}

@@ -94,7 +94,9 @@ def _serve(channel: socket.socket, passing: Passing) -> None:
 def _be_first_to_go() -> None:
     """The run's parts come first, for processors and for memory."""
     os.nice(NICENESS)
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = MOST_BYTES if hard == resource.RLIM_INFINITY else min(MOST_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 

@@ -119,7 +119,7 @@ class TrackerProcess:
             while (message := self._next()) is not None:
                 self._ask(message)
             self._state = "finished"
-        except ComponentError as lost:
+        except (ComponentError, ValueError, OverflowError) as lost:  # the latter two of what no message can hold
             self._drop(self._given_up or str(lost))
         finally:
             self._end()
@@ -208,12 +208,13 @@ class TrackerProcess:
         if process is None:
             return "is gone"
         end_session(process.pid)  # a process that ends already keeps its own exit code
-        return ending(process.wait(_REAP_S))
+        try:
+            return ending(process.wait(_REAP_S))
+        except subprocess.TimeoutExpired:
+            return f"{process.pid} is alive {_REAP_S:g} s after SIGKILL"
 
     def _end(self) -> None:
-        if self._process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._how_it_ended()
+        self._how_it_ended()
         if self._channel is not None:
             self._channel.close()
 
