@@ -7,6 +7,7 @@
 #   make test-long           these, and the longest fault tests in a short form: runs of minutes; ARGS='--part 2/3' a third of their files
 #   make test-low-bit        the tests of 8-bit optimizer states, which `make test` skips
 #   make test-kernels        the tests of a GPU's kernels, by Triton's interpreter, which `make test` skips
+#   make test-trackers       the trackers' published packages, each told a recorded run; nothing of it goes out
 #   make test-processors     the promises of equal bits as other processors would keep them, in child processes
 #   make test-machines       three steps of a run under odd environments, limits, shells and namespaces
 #   make test-faults         the long fault tests: parts killed, crash points, damage, full disks; KILLS=500 for more
@@ -34,7 +35,7 @@ PYTEST ?= -m pytest
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKSTART := $(if $(SEED),--seed $(SEED) --name quickstart-seed$(SEED)) $(ARGS)
 
-.PHONY: quickstart test test-long test-low-bit test-kernels test-environments test-clients test-processors test-machines test-faults test-service engines test-engines test-page bubblewrap check fmt docs benchmarks-page clean
+.PHONY: quickstart test test-long test-low-bit test-kernels test-environments test-clients test-trackers test-processors test-machines test-faults test-service engines test-engines test-page bubblewrap check fmt docs benchmarks-page clean
 .PHONY: bench bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-page bench-e2e bench-service bench-data bench-sandbox bench-gpu
 
 quickstart: $(VENV)/.installed
@@ -73,6 +74,10 @@ test-environments: .venvs/nemo-gym/.installed .venvs/verifiers/.installed
 # Published clients of the gateway, above streamrl's own environment. Connections that they leave open are theirs.
 test-clients: $(VENV)/.installed-dev .venvs/clients/.installed
 	OMP_NUM_THREADS=1 .venvs/clients/bin/python $(PYTEST) -p no:unraisableexception tests/clients
+
+# Published trackers, above streamrl's own environment. Nothing of them goes out.
+test-trackers: $(VENV)/.installed-dev .venvs/trackers/.installed
+	OMP_NUM_THREADS=1 .venvs/trackers/bin/python $(PYTEST) tests/trackers
 
 test-processors: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/processors -n 2 --durations=3
@@ -253,6 +258,13 @@ $(VENV)/.installed-bench: $(VENV)/.installed
 	.venvs/clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'instructor==1.17.*' 'docstring-parser<1'
 	# The run that they are clients of has the project's own environment.
 	ln -sf $(CURDIR)/$(VENV)/bin/streamrl .venvs/clients/bin/
+	touch $@
+
+.venvs/trackers/.installed: $(VENV)/.installed-dev
+	$(BIN)/python -m venv .venvs/trackers
+	printf '%s\n' $(CURDIR) $(CURDIR)/$(VENV)/lib/python3.*/site-packages > $$(echo .venvs/trackers/lib/python3.*/site-packages)/streamrl.pth
+	.venvs/trackers/bin/python -m pip install --quiet --disable-pip-version-check 'wandb==0.31.*' 'mlflow==3.17.*' \
+	  'trackio==0.43.*' 'pandas>=2' 'swanlab==0.10.*' 'opentelemetry-exporter-otlp-proto-http==1.45.*' 'tensorboard==2.21.*'
 	touch $@
 
 # The peer of bench-e2e, in an environment of its own: its pins are not ours.

@@ -335,10 +335,12 @@ def _checked(path: str, rest: tuple[str, ...], name: str | None) -> Any:
     """The configuration of a command line, weighed against this machine. Raises ConfigError,
     ResourceError.
     """
-    from streamrl.config import ResourceProblems, check_resources, load_args
+    from streamrl.config import ConfigProblems, ResourceProblems, check_resources, check_trackers, load_args
 
     given = [*rest, *(["--name", name] if name is not None else [])]
     config = load_args(path, given)
+    if wrong := check_trackers(config):
+        raise ConfigProblems(tuple(wrong))
     problems = check_resources(config)
     if problems:
         raise ResourceProblems(tuple(problems))

@@ -19,6 +19,7 @@ through here: only names, numbers and metrics.
 
 import asyncio
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ from streamrl.services.controller.parts import Parts
 from streamrl.services.controller.replica_scaler import ReplicaScaler
 from streamrl.services.controller.replicas import ReplicaPool
 from streamrl.services.controller.reward_keeper import RewardKeeper
+from streamrl.services.controller.samples import COLUMNS, newest_samples
 from streamrl.services.reward.actor import NAME as REWARD
 from streamrl.services.run.folder import RunFolder
 from streamrl.services.run.resumed import EVENT, resumed_event, worth_telling
@@ -172,7 +174,18 @@ class Controller:
         # Each replica has a name of its own in what is written down.
         named["rollout"] = self._pool.loop()
         result = await run_until("learner", named)
+        await self._show_samples(result["step"])
         return self._book.summary(result)
+
+    async def _show_samples(self, step: int) -> None:
+        """Have trackers show some rollouts. What cannot be had in time is not shown."""
+        if not self._config.observe.all_trackers:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.deadlines.tracker_s):
+                rows = await newest_samples(self._queue, self._run, self._config, self._nodes.home)
+                if rows:
+                    self._book.trackers.table(step, "samples", COLUMNS, rows)
 
     def _make_parts(self) -> None:
         """Make all actors at once, so that their imports overlap; they open in the order in which they need each
@@ -234,6 +247,8 @@ class Controller:
         self._observer.close()
         if self._config.observe.trace:
             await asyncio.to_thread(write_trace, self._run)
+        if self._config.observe.all_trackers:
+            await asyncio.to_thread(self._book.finish_trackers, stopping=self._supervision.stopping)
         self._book.close()
 
     # ---- the learner

@@ -15,6 +15,7 @@ from streamrl.observability.metrics import STANDS_FOR, MetricsWriter, Summary, r
 from streamrl.observability.plot import reward_curve
 from streamrl.observability.plural import how_many
 from streamrl.services.controller.events import EventLog
+from streamrl.services.controller.trackers import ending, finish_limit_s, tracker_hub
 from streamrl.services.run.folder import RunFolder
 from streamrl.services.run.resumed import EVENT
 from streamrl.types import Version
@@ -29,8 +30,9 @@ class RunBook:
         self.events = EventLog()
         self._run = run
         self._config = config
-        tensorboard = run.path / "tensorboard" if config.observe.tensorboard else None
-        self._metrics = MetricsWriter(run.metrics_path, tensorboard, log_shares(config).metrics)
+        self.trackers = tracker_hub(run, config)
+        self._metrics = MetricsWriter(run.metrics_path, self.trackers, log_shares(config).metrics)
+        self._summary: dict[str, Any] = {}
         self._told_thinned = False
         self._last: dict[str, Any] = {}
         self._resumed: dict[str, Any] = {}
@@ -117,11 +119,13 @@ class RunBook:
             self._continued_before += known if tokens < known else 0
             self._continued[one["name"]] = tokens
         self._episodes.take(replicas)
+        self._tell_of_trackers()
         self.events.add({"kind": "replicas", "replicas": replicas})
 
     def status(self) -> dict[str, Any]:
         resumed = {"resumed": self._resumed} if self._resumed else {}
-        return {"metrics": self._last, "eval": self._scores, "steps": self._steps, **resumed}
+        trackers = {"trackers": told} if (told := self.trackers.status()) else {}
+        return {"metrics": self._last, "eval": self._scores, "steps": self._steps, **trackers, **resumed}
 
     def summary(self, result: dict[str, Any]) -> dict[str, Any]:
         """The figures of the finished run, as `streamrl.observability.metrics.Summary`. The wall clock is the owner's
@@ -157,11 +161,23 @@ class RunBook:
             bytes_fetched=result.get("fetched", {}).get("bytes", 0),
             learner_wait_share=self._totals["time/wait"] / seconds if seconds else 0.0,
         )
-        return msgspec.to_builtins(summary)
+        self._summary = msgspec.to_builtins(summary)
+        return self._summary
+
+    def finish_trackers(self, *, stopping: bool) -> None:
+        """Tell the trackers how the launch ended, and wait until they have all, for as long as a run waits for that.
+        Any thread may call it."""
+        self.trackers.finish(ending(self._run, self._config, self._summary, stopping=stopping))
+        self.trackers.close(finish_limit_s(self._config, stopping=stopping))
 
     def close(self) -> None:
         self._metrics.close()
+        self._tell_of_trackers()
         self.events.close()
+
+    def _tell_of_trackers(self) -> None:
+        for text in self.trackers.take_news():
+            self._notice(text)
 
     def _report_thinned(self) -> None:
         if self._metrics.num_thinned and not self._told_thinned:

@@ -38,6 +38,7 @@ from streamrl.services.run.folder import RunFolder
 from streamrl.services.weights.actor import EVALUATION
 from streamrl.system.disk import free_bytes
 from streamrl.system.disk_space import LOOK_EVERY_S
+from streamrl.types import LongArray
 
 if TYPE_CHECKING:
     from streamrl.learner.supervised.warmup import WarmupProgress
@@ -335,6 +336,7 @@ class LearnerRank:
             "step": self._core.step,
             "version": str(self._core.version),
             "reward/mean": float(rewards.mean()) if len(rewards) else None,
+            "reward/std": float(rewards.std()) if len(rewards) else None,
             "reward/failed": int((~lease.valid).sum()),
             "reward/zero_variance_share": _zero_variance_share(lease),
             "reward/truncated_share": float(lease.truncated.mean()),
@@ -342,6 +344,7 @@ class LearnerRank:
             "reward/filtered_share": self._filtered.since_last(counts),
             "staleness/mean": float(staleness.mean()) if len(staleness) else 0.0,
             "staleness/max": int(staleness.max(initial=0)),
+            **_lengths(lease.sampled_tokens[sampled]),
             "tokens/trained": counts["tokens_trained"],
             "tokens/generated": generated,
             "tokens/dropped": counts["tokens_dropped"],
@@ -356,6 +359,14 @@ class LearnerRank:
             "rollout/replicas": self._replicas,
             **{f"reward/{name}/mean": mean for name, mean in components.items()},
         }
+
+
+def _lengths(tokens_N: LongArray) -> dict[str, float]:
+    """Of the rows of a step, in sampled tokens."""
+    if not len(tokens_N):
+        return {}
+    figures = {"mean": float(tokens_N.mean()), "min": int(tokens_N.min()), "max": int(tokens_N.max())}
+    return {f"length/{name}": value for name, value in {**figures, "sum": int(tokens_N.sum())}.items()}
 
 
 def _zero_variance_share(lease: Lease) -> float:

@@ -9,6 +9,7 @@ No heavy library comes in: `streamrl check` answers at once.
 """
 
 from streamrl.config.estimates.resources import check_resources
+from streamrl.config.estimates.trackers import check_trackers
 from streamrl.config.loading.dump import diff, dump
 from streamrl.config.loading.load import load, load_args
 from streamrl.config.problems import ConfigProblems, Problem, ResourceProblems
@@ -20,6 +21,7 @@ __all__ = [
     "Problem",
     "ResourceProblems",
     "check_resources",
+    "check_trackers",
     "diff",
     "dump",
     "load",

@@ -14,6 +14,7 @@ from streamrl.config.schema import data as data_tables
 from streamrl.config.schema import environment as environment_tables
 from streamrl.config.schema import fields
 from streamrl.config.schema import learner as learner_tables
+from streamrl.config.schema import observe as observe_tables
 from streamrl.config.schema import rollout as rollout_tables
 from streamrl.config.schema import run as schema
 from streamrl.config.schema import sandbox as sandbox_tables
@@ -21,7 +22,8 @@ from streamrl.config.schema.table import Table
 from streamrl.config.toml_text import toml_value
 
 TABLE_MODULES: Final = (
-    *(schema, algorithm_tables, data_tables, environment_tables, learner_tables, rollout_tables, sandbox_tables),
+    *(schema, algorithm_tables, data_tables, environment_tables, learner_tables),
+    *(observe_tables, rollout_tables, sandbox_tables),
 )
 """Where the tables are written down."""
 

@@ -63,7 +63,7 @@ def _spans(files: Sequence[Path], skipped: _Count) -> Iterator[tuple[tuple[int, 
             for line in lines:
                 if line == b"\n":
                     continue
-                record = _decode(line)
+                record = decode_line(line)
                 if isinstance(record, TraceHeader):
                     header, process = record, process + 1
                 elif record is None or header is None:
@@ -72,7 +72,8 @@ def _spans(files: Sequence[Path], skipped: _Count) -> Iterator[tuple[tuple[int, 
                     yield (process, header), header.epoch_ns, record
 
 
-def _decode(line: bytes) -> Span | TraceHeader | None:
+def decode_line(line: bytes) -> Span | TraceHeader | None:
+    """A line of a `TraceWriter`'s file; None for one that is torn."""
     try:
         if line.startswith(b"{"):
             return msgspec.json.decode(line, type=TraceHeader)

@@ -124,17 +124,17 @@ def _chain(component: str) -> list[structlog.typing.Processor]:
 
 
 def _redact(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    return cast(MutableMapping[str, Any], _clean(event))
+    return cast(MutableMapping[str, Any], without_secrets(event))
 
 
-def _clean(value: object) -> object:
+def without_secrets(value: object) -> object:
     """The value as plain JSON without secrets. What JSON has no word for becomes text: no record is lost."""
     if value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): REDACTED if _is_secret(key) else _clean(inner) for key, inner in value.items()}
+        return {str(key): REDACTED if _is_secret(key) else without_secrets(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_clean(inner) for inner in value]
+        return [without_secrets(inner) for inner in value]
     return BEARER.sub(rf"\1 {REDACTED}", value if isinstance(value, str) else repr(value))
 
 

@@ -37,7 +37,7 @@ class SupportsItem(Protocol):
 
 
 class ScalarSink(Protocol):
-    """Where scalars go besides the file. `TensorBoardSink` is one."""
+    """Where lines go besides the file. `TrackerHub` is one."""
 
     def write(self, record: Mapping[str, Value]) -> None: ...
     def truncate_after(self, step: int) -> None: ...
@@ -45,7 +45,7 @@ class ScalarSink(Protocol):
 
 
 class MetricsWriter:
-    """Appends to `metrics.jsonl`, and to TensorBoard when a folder for it is given.
+    """Appends to `metrics.jsonl`, and tells a sink where one is given, which it closes.
 
     Example:
         with MetricsWriter(run / "metrics.jsonl") as metrics:
@@ -53,15 +53,14 @@ class MetricsWriter:
             metrics.write({"step": 7, "reward/mean": 0.5})
     """
 
-    def __init__(self, path: Path, tensorboard_dir: Path | None = None, max_bytes: int | None = None) -> None:
-        """max_bytes: of the file; None for no bound. Raises ConfigError when TensorBoard is asked for and not
-        installed, DataError for a damaged file."""
+    def __init__(self, path: Path, sink: ScalarSink | None = None, max_bytes: int | None = None) -> None:
+        """max_bytes: of the file; None for no bound. Raises DataError for a damaged file."""
         self._path = path
         self._nonfinite = 0
         self._max_bytes = max_bytes
         self.num_thinned = 0
         """Lines left out since this writer was made."""
-        self._sink = _tensorboard(tensorboard_dir)
+        self._sink = sink
         path.parent.mkdir(parents=True, exist_ok=True)
         _cut_torn_line(path)
         path.touch()
@@ -228,14 +227,6 @@ def read_summary(path: Path) -> Summary | None:
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is no summary: {error}") from error
-
-
-def _tensorboard(folder: Path | None) -> ScalarSink | None:
-    if folder is None:
-        return None
-    from streamrl.observability.tensorboard import TensorBoardSink  # an extra: imported only when asked for
-
-    return TensorBoardSink(folder)
 
 
 def _plain(key: str, value: Value | SupportsItem) -> Value:

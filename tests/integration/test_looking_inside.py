@@ -15,6 +15,7 @@ from support.repository import ROOT
 from support.runs.live_run import STREAMRL, live_run
 
 from streamrl.buffers.segments.reader import SegmentReader
+from streamrl.observability.trackers.names import TABLES
 from streamrl.services.inspect.queue import queue_facts
 from streamrl.services.inspect.sql import query_run
 from streamrl.services.inspect.verify import verify_run
@@ -53,6 +54,14 @@ def rollouts(looked: Callable[[str], Rows]) -> Rows:
 def query(words: str) -> str:
     (found,) = [text for title, text in QUERIES if words in title]
     return found
+
+
+def test_a_run_has_every_key_that_the_names_of_other_systems_stand_for(looked: Callable[[str], Rows]) -> None:
+    keys = {key for row in looked("select * from steps") for key, value in row.items() if value is not None}
+    sources = {equal.key for table in TABLES.values() for equal in table.values()}
+    sources |= {equal.over for table in TABLES.values() for equal in table.values() if equal.over is not None}
+    # Of runs with a reference policy or a critic.
+    assert {key for key in sources - keys if not key.startswith("critic/")} == {"loss/kl"}
 
 
 def test_the_page_has_six_queries() -> None:

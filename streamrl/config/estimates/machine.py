@@ -29,7 +29,6 @@ class Machine(Struct, frozen=True, kw_only=True):
     runs_writable: bool | None
     num_gpus: int
     torch_has_cuda: bool
-    has_tensorboard: bool
     has_peft: bool
     has_torchao: bool
     loopback_fault: str = ""
@@ -48,7 +47,6 @@ def read_machine(runs: Path, devices: Path = _DEVICES) -> Machine:
         runs_writable=os.access(place, os.W_OK | os.X_OK) if place.is_dir() else None,
         num_gpus=num_gpus,
         torch_has_cuda=num_gpus > 0 and _torch_has_cuda(),
-        has_tensorboard=util.find_spec("tensorboard") is not None,
         has_peft=util.find_spec("peft") is not None,
         has_torchao=util.find_spec("torchao") is not None,
         loopback_fault=loopback_fault(),

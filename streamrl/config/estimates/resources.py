@@ -24,6 +24,7 @@ from streamrl.config.schema.run import Config
 _MIB = 2**20
 _TORCH_PROCESS = 400 * _MIB  # a process with torch and Ray, its shared pages counted in part
 _SERVER = 1800 * _MIB  # the processes of a vLLM server on a CPU, without its weights and its KV cache
+_TRACKER = 250 * _MIB  # its package, and the program that some start beside it
 _LIGHT_PROCESS = 100 * _MIB  # an actor without torch, or a scoring child
 _RAY = 700 * _MIB  # gcs, raylet, agents, and the owner
 _NUM_LIGHT_ACTORS = 4  # queue, weight store, reward stage, controller
@@ -111,6 +112,8 @@ def _memory(config: Config, model: ModelFacts | None, weights: int) -> dict[str,
     memory["reward.workers"] = config.reward.workers * _LIGHT_PROCESS
     memory["rollout.replicas"] = replicas * _TORCH_PROCESS
     memory["learner.num_workers"] = ranks * _TORCH_PROCESS
+    if trackers := config.observe.all_trackers:
+        memory["observe.trackers"] = len(trackers) * _TRACKER
     if config.reward.model.path is not None:
         own = (model.reward_parameters or 0) * limits.DTYPE_BYTES["float32"] if model else 0
         memory["reward.workers"] += config.reward.workers * (_TORCH_PROCESS + own)
@@ -234,9 +237,6 @@ def _gpu_growth(before: Config, after: Config, machine: Machine) -> Iterator[Pro
 
 
 def _packages(config: Config, machine: Machine) -> Iterator[Problem]:
-    if config.observe.tensorboard and not machine.has_tensorboard:
-        what = "the package tensorboard is not installed; pip install tensorboard, or set false"
-        yield _problem("observe.tensorboard", what)
     if config.learner.lora.rank and not machine.has_peft:
         what = "the package peft is not installed; pip install 'peft==0.21.*'"
         yield _problem("learner.lora.rank", f"{what}, or set 0, which trains all weights")

@@ -77,6 +77,10 @@ def _wrong_value(full: str, value: object, annotation: Any) -> Problem:
     names = fields.literals(annotation)
     near = nearest_value(value, names)
     what = "unknown name" if names and isinstance(value, str) else "not a value of this key"
+    if each := fields.literals_of_each(annotation):
+        unknown = [name for name in value if name not in each] if isinstance(value, list) else []
+        what = f"unknown name: {', '.join(map(quoted, unknown))}" if unknown else what
+        near = nearest_value(unknown[0], each) if unknown else ""
     if isinstance(value, float) and not math.isfinite(value):
         what = "not a finite number"
     return Problem(

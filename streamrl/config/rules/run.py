@@ -198,6 +198,12 @@ def _unknown(key: str, what: str, name: str, known: Iterable[str], form: str = "
     return Problem(key=key, what=what, given=quoted(name), allowed=allowed, suggestion=quoted(near) if near else "")
 
 
+def _spans_for_otel(config: Config) -> Iterator[Problem]:
+    if "otel" in config.observe.trackers and not config.observe.trace:
+        what = "it sends the spans that observe.trace records; set that to true, or leave otel out"
+        yield Problem(key="observe.trackers", what=what, given='"otel"', involves=("observe.trace",))
+
+
 def _names(known: Iterable[str]) -> str:
     return ", ".join(quoted(name) for name in known)
 
@@ -227,6 +233,7 @@ RULES: tuple[Rule, ...] = (
     *ENVIRONMENT_RULES,
     *SANDBOX_RULES,
     _ray_address,
+    _spans_for_otel,
     *PLACEMENT_RULES,
     only_for_servers,
     servers_share_batches,

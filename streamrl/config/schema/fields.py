@@ -50,6 +50,11 @@ def literals(annotation: object) -> list[str]:
     return [str(name) for name in get_args(annotation)] if get_origin(annotation) is Literal else []
 
 
+def literals_of_each(annotation: object) -> list[str]:
+    """The names that a key takes some of; empty for any other type."""
+    return literals(get_args(annotation)[0]) if get_origin(annotation) is tuple else []
+
+
 def is_optional(annotation: object) -> bool:
     return any(isinstance(info, inspect.NoneType) for info in _alternatives(annotation))
 
@@ -92,6 +97,8 @@ def _allowed(info: inspect.Type) -> str:
         return f"a list of {len(info.item_types)}, each {_allowed(info.item_types[0])}"
     if isinstance(info, inspect.VarTupleType):
         return f"a list, each {_allowed(info.item_type)}"
+    if isinstance(info, inspect.LiteralType):
+        return "one of " + ", ".join(toml_value(name) for name in info.values)
     if isinstance(info, inspect.AnyType):
         return "anything"
     if isinstance(info, inspect.DictType):

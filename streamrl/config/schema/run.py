@@ -13,6 +13,7 @@ from streamrl.config.data_names import names_data
 from streamrl.config.schema.data import DataConfig
 from streamrl.config.schema.environment import EnvironmentConfig
 from streamrl.config.schema.learner import LearnerConfig
+from streamrl.config.schema.observe import ObserveConfig
 from streamrl.config.schema.rollout import RolloutConfig
 from streamrl.config.schema.sandbox import SandboxConfig
 from streamrl.config.schema.streams import Share
@@ -202,6 +203,9 @@ class DeadlineConfig(Table, frozen=True):
     """From the snapshot of a checkpoint to its commit."""
     stop_s: PositiveFloat = 10.0
     """From the order to stop to the last process gone."""
+    tracker_s: PositiveFloat = 30.0
+    """From handing something to a tracker to its answer, then it is dropped; and from the end of the training until
+    trackers must be done."""
     stall_s: PositiveFloat = 300.0
     """Without any movement of the run, until the stacks of its processes are written down and what it waits for is
     said. It ends nothing."""
@@ -217,19 +221,6 @@ class RayConfig(Table, frozen=True):
     """CPUs that a local Ray offers; all of the machine's when absent."""
     object_store_bytes: Annotated[int, Meta(ge=78643200)] = 100 * 2**20
     """Ray's own shared memory; streamrl's data does not pass through it."""
-
-
-class ObserveConfig(Table, frozen=True):
-    """What is recorded beside `metrics.jsonl`."""
-
-    trace: bool = True
-    """Write a Chrome trace of every span (opens in Perfetto)."""
-    log_bytes: Positive = 512 * 2**20
-    """Bytes of all that tells of a run: logs, events, metrics, spans and the trace made of them, reports of stacks and
-    deaths. Each has a share; logs and events are rotated, of metrics old lines are thinned out, further spans are
-    dropped and counted, the oldest reports go."""
-    tensorboard: bool = False
-    """Also write TensorBoard event files (extra `tensorboard`)."""
 
 
 class GatewayConfig(Table, frozen=True):

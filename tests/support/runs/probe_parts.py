@@ -26,6 +26,7 @@ from streamrl.models.load import load_model
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.observability.logs import release
 from streamrl.observability.stall_detector import Parts as Says
+from streamrl.observability.trackers.base import TrackedRun
 from streamrl.rewards.base import RewardItem
 from streamrl.services.actors.actor_slot import ActorSlot
 from streamrl.services.actors.answers import encode
@@ -36,6 +37,7 @@ from streamrl.services.controller.evaluator import Evaluator
 from streamrl.services.controller.health.disk_watch import DiskWatch
 from streamrl.services.controller.health.stall_monitor import StallMonitor
 from streamrl.services.controller.parts import Parts
+from streamrl.services.controller.trackers import tracked_run
 from streamrl.services.learner.actor import LearnerRank
 from streamrl.services.queue.actor import QueueActor, queue_settings
 from streamrl.services.reward.actor import RewardActor
@@ -431,8 +433,20 @@ def recorded(config: Config, folder: Path) -> list[str]:
     release()
     book = RunBook(run, config)
     book.report("step", {"step": 1, "time/step": 1.0, "time/wait": 0.5, "staleness/max": 0, "staleness/mean": 0.0})
+    book.finish_trackers(stopping=False)
     book.close()
     return sorted({str(path.relative_to(folder).parent) for path in folder.rglob("*") if path.is_file()})
+
+
+def known_to_trackers(config: Config, folder: Path) -> TrackedRun:
+    return tracked_run(open_run(config, folder), config)
+
+
+def figures_told(config: Config, folder: Path) -> bool:
+    """Whether a tracker is told the score of a step by a name of verl's."""
+    recorded(config, folder)
+    (events,) = (folder / "tensorboard").iterdir()
+    return b"timing_s/step" in events.read_bytes()
 
 
 def logged_bytes(config: Config, folder: Path) -> int:

@@ -42,6 +42,7 @@ from streamrl.scheduling.off_policy_guard import PATIENCE, ShareGuard
 from streamrl.scheduling.placement import Supply
 from streamrl.services.actors.step_schedule import checkpoint_due, evaluation_due, target_reached
 from streamrl.services.controller.supply import Placer
+from streamrl.services.controller.trackers import finish_limit_s
 from streamrl.services.launch.claim import claim
 from streamrl.services.launch.ray_session import local_options
 from streamrl.services.launch.start import owner_grace_s
@@ -199,7 +200,6 @@ def too_little(config: Config, folder: Path) -> int:
         runs_writable=True,
         num_gpus=0,
         torch_has_cuda=False,
-        has_tensorboard=True,
         has_peft=True,
         has_torchao=True,
     )
@@ -658,6 +658,7 @@ KEYS: dict[str, Key] = {
     "deadlines.step_s": Key(parts.unanswered_receipt, 0.3, 0.4, SCRIPTED),
     "deadlines.checkpoint_s": Key(parts.slow_checkpoint, NEVER, BARELY),
     "deadlines.stop_s": Key(time_to_stop, 10.0, 20.0),
+    "deadlines.tracker_s": Key(lambda config, folder: finish_limit_s(config, stopping=False), 10.0, 20.0),
     "deadlines.stall_s": Key(parts.stands_still_after, 50.0, 500.0),
     "gateway.enabled": Key(gateway.shares, False, True),
     "gateway.host": Key(gateway.listens_at, "127.0.0.1", "127.0.0.2"),
@@ -686,6 +687,9 @@ KEYS: dict[str, Key] = {
     "observe.trace": Key(parts.recorded, True, False),
     "observe.log_bytes": Key(parts.logged_bytes, 4 * 2**20, 8 * 2**20),
     "observe.tensorboard": Key(parts.recorded, True, False),
+    "observe.trackers": Key(parts.recorded, (), ("tensorboard",)),
+    "observe.project": Key(lambda config, folder: parts.known_to_trackers(config, folder).project, "one", "other"),
+    "observe.names": Key(parts.figures_told, "none", "verl", {"observe.trackers": ("tensorboard",)}),
 }
 
 

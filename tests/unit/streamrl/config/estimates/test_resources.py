@@ -40,7 +40,6 @@ def machine(**changes) -> Machine:
         runs_writable=True,
         num_gpus=0,
         torch_has_cuda=False,
-        has_tensorboard=False,
         has_peft=False,
         has_torchao=False,
     )
@@ -305,12 +304,6 @@ def test_a_critic_of_another_size_is_counted_by_its_own_folder(tmp_path):
     assert problems == []
     assert facts is not None
     assert auxiliary_parameters(config, facts) == 15
-
-
-def test_tensorboard_that_is_not_installed_is_named_with_its_command():
-    (problem,) = found(quickstart("--observe.tensorboard", "true"))
-    assert "pip install tensorboard" in problem
-    assert found(quickstart("--observe.tensorboard", "true"), has_tensorboard=True) == []
 
 
 def test_a_cluster_is_not_judged_by_the_memory_of_this_machine():
