@@ -15,10 +15,11 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from streamrl.errors import ConfigError, ResourceError, StreamRLError
 from streamrl.services.cli.data import data
+from streamrl.services.cli.deploy import deploy
 from streamrl.services.cli.dpo import dpo
 from streamrl.services.cli.first_process import be_init_as_process_1
 from streamrl.services.cli.inspect_rows import queue, sql
-from streamrl.services.cli.options import Flag, Json, Rest, find, notice
+from streamrl.services.cli.options import EXIT_FAILED, Flag, Json, Rest, find, notice
 from streamrl.services.cli.output import unbroken_output
 from streamrl.services.cli.page import page
 from streamrl.services.cli.rescore import rescore
@@ -50,6 +51,7 @@ app.command(reward_model)
 app.command(dpo)
 app.command(submit)
 app.command(page)
+app.command(deploy)
 
 
 @app.command
@@ -126,19 +128,21 @@ def check(config: str, *rest: Rest, name: str | None = None, as_json: Json = Fal
 
 
 @app.command
-def status(run: str | None = None, *, as_json: Json = False) -> int:
+def status(run: str | None = None, *, live: Flag = False, as_json: Json = False) -> int:
     """Say how a run stands.
 
     Parameters
     ----------
     run
         A run folder, or a name under `runs/`; the newest when absent.
+    live
+        Exit with 4 unless the run is up and answers: for the health check of a container.
     """
     from streamrl.services.commands import run_verbs
 
     facts = run_verbs.status(find(run))
     print_facts(facts, as_json)
-    return 0
+    return EXIT_FAILED if live and "phase" not in facts else 0
 
 
 @app.command

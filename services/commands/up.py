@@ -41,7 +41,7 @@ def up(
     accept_changed_data: bool = False,
     command: Sequence[str] = OWNER_COMMAND,
 ) -> int:
-    """Bring a run up and stay with it. Returns 0 (done, or up when detached), 130 (stopped) or 143 (stopped by SIGTERM).
+    """Bring a run up and stay with it. Returns 0 (done, or up when detached), 130 (stopped) or 143 (by SIGTERM).
 
     Raises ConfigError, RunFolderError or ResourceError before anything starts, and what the run failed with.
     """
