@@ -41,11 +41,12 @@ def chart_files(deployment: Deployment) -> dict[str, str]:
 
 def _values(deployment: Deployment) -> dict[str, Any]:
     config, node = in_container(deployment), deployment.demand.run
-    repository, _, tag = deployment.image_name.rpartition(":")
+    path, slash, last = deployment.image_name.rpartition("/")
+    repository, _, tag = last.partition(":")
     return {
         "image": {
-            "repository": repository or tag,
-            "tag": tag if repository else "latest",
+            "repository": f"{path}{slash}{repository}",
+            "tag": tag or "latest",
             "pullPolicy": "IfNotPresent",
         },
         "imagePullSecrets": [],

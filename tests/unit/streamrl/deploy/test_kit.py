@@ -52,6 +52,12 @@ def test_the_text_of_a_configuration_loads_as_that_configuration(tmp_path: Path)
         assert load(tmp_path / "run.toml") == load(path)
 
 
+def test_a_key_that_is_none_and_is_not_so_by_default_is_in_the_text(tmp_path: Path) -> None:
+    config = config_of((), "--learner.algorithm.advantage", "gae", "--learner.critic.value_clip", "none")
+    (tmp_path / "run.toml").write_text(config_text(config))
+    assert load(tmp_path / "run.toml") == config
+
+
 def test_memory_and_shared_memory_follow_from_the_estimates() -> None:
     small, large = compose(), compose("--rollout.replicas", "16")
     assert int(large["deploy"]["resources"]["limits"]["memory"][:-1]) > 6 * 1024
