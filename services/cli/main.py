@@ -2,7 +2,7 @@
 
 Guarantees: `--help` imports nothing beyond the parser; no command but `doctor`, `dpo`, `export`, `replay`,
 `rescore`, `reward-model`, `sql` and `queue` imports torch, Ray or Arrow; a StreamRLError is a message without a
-traceback. Exit codes: 0 done, 2 configuration, 3 resources, 4 a part failed, 130 interrupted.
+traceback. Exit codes: 0 done, 2 configuration, 3 resources, 4 a part failed, 130 interrupted, 143 ended by SIGTERM.
 """
 
 import errno
@@ -15,14 +15,17 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from streamrl.errors import ConfigError, ResourceError, StreamRLError
 from streamrl.services.cli.data import data
+from streamrl.services.cli.deploy import deploy
 from streamrl.services.cli.dpo import dpo
+from streamrl.services.cli.first_process import be_init_as_process_1
 from streamrl.services.cli.inspect_rows import queue, sql
-from streamrl.services.cli.options import Flag, Json, Rest, find, notice
+from streamrl.services.cli.options import EXIT_FAILED, Flag, Json, Rest, find, notice
 from streamrl.services.cli.output import unbroken_output
 from streamrl.services.cli.page import page
 from streamrl.services.cli.rescore import rescore
 from streamrl.services.cli.reward_model import reward_model
 from streamrl.services.cli.submit import submit
+from streamrl.services.cli.termination import end_on_termination
 from streamrl.services.commands.printed import print_facts
 from streamrl.system.standard_streams import hold_standard_streams
 
@@ -48,6 +51,7 @@ app.command(reward_model)
 app.command(dpo)
 app.command(submit)
 app.command(page)
+app.command(deploy)
 
 
 @app.command
@@ -124,19 +128,21 @@ def check(config: str, *rest: Rest, name: str | None = None, as_json: Json = Fal
 
 
 @app.command
-def status(run: str | None = None, *, as_json: Json = False) -> int:
+def status(run: str | None = None, *, live: Flag = False, as_json: Json = False) -> int:
     """Say how a run stands.
 
     Parameters
     ----------
     run
         A run folder, or a name under `runs/`; the newest when absent.
+    live
+        Exit with 4 unless the run is up and answers: for the health check of a container.
     """
     from streamrl.services.commands import run_verbs
 
     facts = run_verbs.status(find(run))
     print_facts(facts, as_json)
-    return 0
+    return EXIT_FAILED if live and "phase" not in facts else 0
 
 
 @app.command
@@ -307,6 +313,8 @@ def down(run: str | None = None, *, as_json: Json = False) -> int:
 
 def main() -> None:
     """The console script `streamrl`."""
+    be_init_as_process_1()
+    end_on_termination()
     hold_standard_streams()
     sys.stdout = output = unbroken_output(sys.argv[1:])
     code = run_app(sys.argv[1:])

@@ -1,8 +1,8 @@
 """`streamrl up`: claim the folder, launch, show the run until it ends, and tell how.
 
 Guarantees: this process holds nothing that the run needs but its life (without --detach its death ends the
-run); Ctrl-C once asks for a clean stop, twice ends everything at once; it returns when the last process of
-the run is gone.
+run); Ctrl-C once asks for a clean stop, twice ends everything at once; SIGTERM asks for a clean stop, however often it
+comes; it returns when the last process of the run is gone.
 """
 
 import json
@@ -25,7 +25,7 @@ from streamrl.services.launch.start import OWNER_COMMAND, Launched, launch, remo
 from streamrl.services.run import run_lock
 from streamrl.services.run.awaited import Awaited
 from streamrl.services.run.control_client import ControlClient
-from streamrl.services.run.ending import EXIT_INTERRUPTED, failure_of
+from streamrl.services.run.ending import EXIT_INTERRUPTED, EXIT_TERMINATED, failure_of
 from streamrl.services.run.folder import RunFolder, RunState
 from streamrl.services.run.gateway_address import require_free
 
@@ -41,7 +41,7 @@ def up(
     accept_changed_data: bool = False,
     command: Sequence[str] = OWNER_COMMAND,
 ) -> int:
-    """Bring a run up and stay with it. Returns 0 (done, or up when detached) or 130 (stopped).
+    """Bring a run up and stay with it. Returns 0 (done, or up when detached), 130 (stopped) or 143 (by SIGTERM).
 
     Raises ConfigError, RunFolderError or ResourceError before anything starts, and what the run failed with.
     """
@@ -76,7 +76,7 @@ def up(
         # A watcher that was killed is gone before the owner is.
         run_lock.wait_until_free(run.lock_path, claimed.config.deadlines.stop_s)
     stopped = (interrupts.asked and last is None) or (last is not None and last.get("how") == "stopped")
-    return _print_end(run, EXIT_INTERRUPTED if stopped else code, last, as_json=as_json)
+    return _print_end(run, interrupts.code if stopped else code, last, as_json=as_json)
 
 
 def _show(launched: Launched, view: View, awaited: Awaited | None) -> Event | None:
@@ -106,7 +106,7 @@ def _print_up(run: RunFolder, up: Event, *, as_json: bool) -> int:
 
 
 def _print_end(run: RunFolder, code: int, end: Event | None, *, as_json: bool) -> int:
-    if code not in (0, EXIT_INTERRUPTED):
+    if code not in (0, EXIT_INTERRUPTED, EXIT_TERMINATED):
         raise failure_of(run, code, end)
     if code == 0 and not as_json:
         print_summary(run, as_json=False)
@@ -122,25 +122,40 @@ def print_summary(run: RunFolder, *, as_json: bool) -> None:
 
 
 class Interrupts:
-    """Turns Ctrl-C into an order to the watcher: the first asks for a clean stop, the second insists.
+    """Turns signals into orders to the watcher. The first Ctrl-C asks for a clean stop, the second insists. SIGTERM
+    asks, and never insists: schedulers send it to every process of a job, and a script of the job passes it on.
 
-    `asked` says whether there was one. Use as a context manager, in the main thread.
+    `asked` says whether there was one, `code` what a run that is stopped exits with. Use as a context manager, in the
+    main thread.
     """
 
     def __init__(self, launched: Launched) -> None:
         self.asked = False
+        self.code = EXIT_INTERRUPTED
         self._watcher = launched.process
-        self._before: Any = None
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Interrupts":
-        self._before = signal.signal(signal.SIGINT, self._on_interrupt)
+        for number, handler in ((signal.SIGINT, self._on_interrupt), (signal.SIGTERM, self._on_termination)):
+            self._before[number] = signal.signal(number, handler)
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _on_interrupt(self, _number: int, _frame: object) -> None:
-        self._watcher.send_signal(watcher.INSIST if self.asked else watcher.ASK)
+        if self.asked:
+            self._watcher.send_signal(watcher.INSIST)
+        else:
+            self._ask("stopping; Ctrl-C again ends it at once")
+
+    def _on_termination(self, _number: int, _frame: object) -> None:
         if not self.asked:
-            print("stopping; Ctrl-C again ends it at once", file=sys.stderr)
+            self.code = EXIT_TERMINATED
+            self._ask("stopping, as SIGTERM asks; a checkpoint is committed first")
+
+    def _ask(self, words: str) -> None:
         self.asked = True
+        self._watcher.send_signal(watcher.ASK)
+        print(words, file=sys.stderr)

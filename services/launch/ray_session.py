@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from streamrl.config.estimates.machine import shared_memory_bytes
+from streamrl.config.estimates.resources import store_lies_in_files
 from streamrl.config.schema.run import RayConfig
 from streamrl.errors import ComponentError, ConfigError, ResourceError
 from streamrl.services.launch.ray_failure import explain, last_words, likely_causes, read_surroundings
@@ -84,13 +86,16 @@ def prepare_local(environment: MutableMapping[str, str], token_path: Path) -> tu
     )
 
 
-def local_options(config: RayConfig, runtime: Path) -> dict[str, Any]:
-    """What `ray.init` is told of a Ray of our own."""
+def local_options(config: RayConfig, runtime: Path, shared_memory_bytes: int) -> dict[str, Any]:
+    """What `ray.init` is told of a Ray of our own. shared_memory_bytes: free ones."""
+    in_files = store_lies_in_files(config.object_store_bytes, shared_memory_bytes)
     return {
         "include_dashboard": False,
         "num_cpus": config.num_cpus,
         "object_store_memory": config.object_store_bytes,
         "_temp_dir": str(runtime / "ray"),
+        # Where Ray chose itself, it would fill /dev/shm to the last byte.
+        **({"_plasma_directory": str(runtime)} if in_files else {}),
     }
 
 
@@ -126,7 +131,7 @@ def _start_local(run: RunFolder, config: RayConfig, runtime: Path) -> RaySession
         write_secret(run.token_path, secrets.token_hex(32).encode())
     notices = prepare_local(os.environ, run.token_path.resolve())
     try:
-        address = _init("local", run, local_options(config, runtime))
+        address = _init("local", run, local_options(config, runtime, shared_memory_bytes()))
     except Exception as error:
         # As wide as that: where its node does not come up Ray raises a plain one.
         causes = likely_causes(read_surroundings(runtime), config.object_store_bytes, runtime)

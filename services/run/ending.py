@@ -13,6 +13,7 @@ from streamrl.services.run.folder import RunFolder
 from streamrl.services.run.read_logs import last_lines
 
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 _LAST_LINES = 8
 
 

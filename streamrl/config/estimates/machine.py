@@ -42,7 +42,7 @@ def read_machine(runs: Path, devices: Path = _DEVICES) -> Machine:
     num_gpus = visible_gpus(len(list(devices.glob("nvidia[0-9]*"))), os.environ.get("CUDA_VISIBLE_DEVICES"))
     return Machine(
         memory_bytes=available_memory(),
-        shared_memory_bytes=shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else 0,
+        shared_memory_bytes=shared_memory_bytes(),
         disk_bytes=shutil.disk_usage(place).free,
         runs_writable=os.access(place, os.W_OK | os.X_OK) if place.is_dir() else None,
         num_gpus=num_gpus,
@@ -53,6 +53,11 @@ def read_machine(runs: Path, devices: Path = _DEVICES) -> Machine:
         open_files=open_files(),
         file_bytes=file_bytes(),
     )
+
+
+def shared_memory_bytes() -> int:
+    """Free ones, 0 where there is no /dev/shm."""
+    return shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else 0
 
 
 def visible_gpus(devices: int, visible: str | None) -> int:

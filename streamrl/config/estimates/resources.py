@@ -31,15 +31,18 @@ _NUM_LIGHT_ACTORS = 4  # queue, weight store, reward stage, controller
 _LIVE_VERSIONS = 3  # of the weights in shared memory: served, being pulled, being published
 _TRAINED_COPIES = 2  # weights and gradients
 _MOMENTS = 2  # of Adam
+_SMALL_STORE = 256 * _MIB  # of Ray's, which as files cost nothing: streamrl's data does not pass through it
 _ACTIVATION_BYTES = 34  # per token, layer and hidden unit at 2 bytes: Korthikanti et al. 2022
 
 
 class Estimate(Struct, frozen=True, kw_only=True):
-    """Bytes that a run takes on one machine. `memory` is by the key that governs each part."""
+    """Bytes that a run takes on one machine. `memory` is by the key that governs each part. Of `shared_memory`,
+    `ray_store` is that of Ray's objects."""
 
     memory: dict[str, int]
     shared_memory: int
     disk: int
+    ray_store: int = 0
 
     @property
     def total_memory(self) -> int:
@@ -94,7 +97,14 @@ def estimate(config: Config, model: ModelFacts | None) -> Estimate:
         memory=_memory(config, model, weights),
         shared_memory=_versions(config, model) + read_by_servers * weights + config.ray.object_store_bytes,
         disk=logs + rows + copies + checkpoints + weights + config.queue.min_free_bytes,
+        ray_store=config.ray.object_store_bytes,
     )
+
+
+def store_lies_in_files(store_bytes: int, shared_memory_bytes: int) -> bool:
+    """Whether Ray's objects are kept beside the run's sockets and not in /dev/shm: a small store, where half of that or
+    more would be gone. A container has 64 MiB of it."""
+    return store_bytes <= _SMALL_STORE and shared_memory_bytes < 2 * store_bytes
 
 
 def _versions(config: Config, model: ModelFacts | None) -> int:
@@ -197,8 +207,10 @@ def _memory_shortage(needed: Estimate, machine: Machine) -> Iterator[Problem]:
         parts = ", ".join(f"{name} {human_bytes(size)}" for name, size in needed.memory.items())
         what = f"{_against(needed.total_memory, machine.memory_bytes)} of memory free"
         yield _problem(key, f"{what}; lower the largest part: {parts}")
-    if needed.shared_memory > machine.shared_memory_bytes:
-        what = f"{_against(needed.shared_memory, machine.shared_memory_bytes)} free in /dev/shm"
+    in_files = store_lies_in_files(needed.ray_store, machine.shared_memory_bytes)
+    shared = needed.shared_memory - (needed.ray_store if in_files else 0)
+    if shared > machine.shared_memory_bytes:
+        what = f"{_against(shared, machine.shared_memory_bytes)} free in /dev/shm"
         way_out = "enlarge it (docker run --shm-size), or lower this key"
         yield _problem("ray.object_store_bytes", f"{what}; {way_out}")
 

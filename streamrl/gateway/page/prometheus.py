@@ -37,7 +37,7 @@ class GatewayCounts:
 
 
 class _Figures(Collector):
-    """The numbers of a line of metrics.jsonl, of the queue and of each replica."""
+    """The numbers of a line of metrics.jsonl, the newest held-out score, those of the queue and of each replica."""
 
     def __init__(self, status: Mapping[str, Any]) -> None:
         self._status = status
@@ -45,9 +45,17 @@ class _Figures(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily]:
         for name, value in _numbers(self._status.get("metrics") or {}):
             yield GaugeMetricFamily(PREFIX + _plain(name), f"{name} of metrics.jsonl, newest step", value=value)
+        yield from self._scores()
         for name, value in _numbers(self._status.get("queue") or {}):
             yield GaugeMetricFamily(f"{PREFIX}queue_now_{_plain(name)}", f"{name} of the queue", value=value)
         yield from self._replicas()
+
+    def _scores(self) -> Iterable[GaugeMetricFamily]:
+        scores = {int(step): score for step, score in (self._status.get("eval") or {}).items() if score is not None}
+        if scores:
+            newest = max(scores)
+            yield GaugeMetricFamily(f"{PREFIX}eval_score", "held-out score, the newest", value=scores[newest])
+            yield GaugeMetricFamily(f"{PREFIX}eval_step", "step of the newest held-out score", value=newest)
 
     def _replicas(self) -> Iterable[GaugeMetricFamily]:
         families: dict[str, GaugeMetricFamily] = {}

@@ -124,6 +124,19 @@ def test_ctrl_c_stops_cleanly_and_up_resumes_and_then_shows_the_summary(tmp_path
         assert (code, finished.events[0]["eval_after"]) == (0, 0.75)
 
 
+def test_sigterm_stops_cleanly_however_often_it_comes_and_exits_with_143(tmp_path: Path) -> None:
+    with running(tmp_path) as up:
+        up.wait_for(kind="step")
+        traces = Traces(up.run)
+        for _ in range(3):
+            up.process.terminate()
+        code, told = up.end()
+        assert code == 143
+        assert "stopping, as SIGTERM asks" in told
+        traces.assert_gone_in_time()
+        assert up.events[-1]["how"] == "stopped"
+
+
 @pytest.mark.long
 def test_a_run_whose_gateways_port_was_taken_meanwhile_is_refused_and_resumes_when_it_is_free(tmp_path: Path) -> None:
     with socket.socket() as free:

@@ -78,8 +78,8 @@ CONDITIONS: Mapping[str, Condition] = {
         needs=UNSHARE,
     ),
     # what is refused
-    "16 MiB of /dev/shm": Condition(
-        in_namespaces("--mount", 'mount -t tmpfs -o size=16m none /dev/shm; exec "$@"'),
+    "2 MiB of /dev/shm": Condition(
+        in_namespaces("--mount", 'mount -t tmpfs -o size=2m none /dev/shm; exec "$@"'),
         needs=UNSHARE,
         code=3,
         told=["/dev/shm"],

@@ -207,7 +207,7 @@ def too_little(config: Config, folder: Path) -> int:
 
 
 def ray_options(config: Config, folder: Path) -> dict[str, Any]:
-    return local_options(config.ray, Path("/runtime"))
+    return local_options(config.ray, Path("/runtime"), 2**40)
 
 
 def options_of_a_replica(config: Config, folder: Path) -> Any:

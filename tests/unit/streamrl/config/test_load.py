@@ -220,6 +220,14 @@ def test_a_dumped_quickstart_loads_as_the_same_configuration(tmp_path):
     assert diff(config, config) == []
 
 
+def test_a_key_that_is_taken_away_from_its_default_stays_so_in_the_dump(tmp_path):
+    config = load_args(
+        write(tmp_path, MODEL), ["--learner.algorithm.advantage", "gae", "--learner.critic.value_clip", "none"]
+    )
+    assert config.learner.critic.value_clip is None
+    assert load(write(tmp_path, dump(config))) == config
+
+
 def test_diff_is_in_schema_order(tmp_path):
     path = write(tmp_path, MODEL)
     changed = load_args(path, ["--observe.trace", "false", "--seed", "3", "--learner.optimizer.lr", "1"])

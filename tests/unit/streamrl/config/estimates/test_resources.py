@@ -12,7 +12,7 @@ from streamrl.config.estimates.capacity import check_capacity
 from streamrl.config.estimates.machine import Machine, cgroup_memory_left, read_machine
 from streamrl.config.estimates.model_of import preset_facts, run_facts
 from streamrl.config.estimates.model_presets import PRESETS
-from streamrl.config.estimates.resources import check_growth, estimate, shortages
+from streamrl.config.estimates.resources import check_growth, estimate, shortages, store_lies_in_files
 from streamrl.config.estimates.sizes import (
     auxiliary_parameters,
     checkpoint_bytes,
@@ -73,9 +73,20 @@ def test_memory_is_named_for_processes_when_they_are_what_is_too_much():
 
 
 def test_small_shared_memory_is_named_with_the_way_to_enlarge_it():
-    (problem,) = found(quickstart(), shared_memory_bytes=64 * 2**20)
-    assert problem.startswith("this machine: ray.object_store_bytes: the run needs about 104.5 MiB, and")
+    (problem,) = found(quickstart(), shared_memory_bytes=4 * 2**20)
+    assert problem.startswith("this machine: ray.object_store_bytes: the run needs about 4.5 MiB, and")
     assert "--shm-size" in problem
+
+
+def test_a_containers_shared_memory_is_enough_for_small_versions_since_rays_own_store_gives_way():
+    assert found(quickstart(), shared_memory_bytes=64 * 2**20) == []
+    assert store_lies_in_files(100 * 2**20, 64 * 2**20)
+    assert not store_lies_in_files(100 * 2**20, 200 * 2**20)
+
+
+def test_a_large_store_of_rays_stays_in_shared_memory():
+    (problem,) = found(quickstart("--ray.object_store_bytes", str(2**30)), shared_memory_bytes=64 * 2**20)
+    assert "free in /dev/shm; enlarge it" in problem
 
 
 def test_a_machine_that_cannot_talk_to_itself_is_told_how():
