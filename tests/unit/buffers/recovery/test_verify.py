@@ -122,7 +122,7 @@ def test_a_damaged_tensor_is_told_with_its_name_and_offset(run: RunFolder) -> No
     assert "model/trained" in damage.what
 
 
-@pytest.mark.parametrize("call", ["read_manifest", "_digest", "_require_tensors"])
+@pytest.mark.parametrize("call", ["read_manifest", "verify_files", "_require_tensors"])
 def test_a_checkpoint_that_a_live_run_removes_while_it_is_looked_at_is_no_damage(
     call: str, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
