@@ -7,7 +7,7 @@ durable. A full disk is waited out; any other failure of the disk is an error, a
 
 Saving has two parts: `Snapshot.take` copies the state, and only for that the learner stands still; `save` writes the
 copy, in any thread, and lets go of each tensor once it is written. Knows nothing of models: it stores named tensors, a
-version, a ledger position and JSON (`checkpoint_format` has the files, `checkpoint_retention` which ones go).
+version, a ledger position and JSON (`manifest` and `format` have the files, `retention` which ones go).
 """
 
 import os
@@ -24,7 +24,8 @@ import xxhash
 
 from streamrl.errors import ComponentError, DataError, ResourceError
 from streamrl.learner.checkpoint.digest import tensor_digest
-from streamrl.learner.checkpoint.format import (
+from streamrl.learner.checkpoint.format import verify
+from streamrl.learner.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
     MARKER,
@@ -34,7 +35,6 @@ from streamrl.learner.checkpoint.format import (
     FileEntry,
     Manifest,
     read_manifest,
-    verify,
 )
 from streamrl.learner.checkpoint.retention import free_space, remove_leftovers, remove_older
 from streamrl.learner.checkpoint.tensor_file import pieces

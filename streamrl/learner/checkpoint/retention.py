@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streamrl.errors import DataError, ResourceError
-from streamrl.learner.checkpoint.format import REPLACED, TEMPORARY, read_manifest, verify
+from streamrl.learner.checkpoint.format import verify
+from streamrl.learner.checkpoint.manifest import REPLACED, TEMPORARY, read_manifest
 from streamrl.system.file_removal import remove_folder
 from streamrl.types import Version
 

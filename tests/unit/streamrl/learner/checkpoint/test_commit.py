@@ -10,7 +10,7 @@ import torch
 
 from streamrl.errors import ComponentError, DataError, ResourceError
 from streamrl.learner.checkpoint import checkpoint
-from streamrl.learner.checkpoint import format as checkpoint_format
+from streamrl.learner.checkpoint import manifest as checkpoint_manifest
 from streamrl.learner.checkpoint.checkpoint import CheckpointInfo, Snapshot, find_newest, prove_loaded, save
 from streamrl.learner.checkpoint.digest import weight_digest
 from streamrl.learner.checkpoint.retention import oldest_step
@@ -135,7 +135,7 @@ def test_files_of_another_checkpoint_are_noticed(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused_with_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "FORMAT", 3)
-        patch.setattr(checkpoint_format, "FORMAT", 3)
+        patch.setattr(checkpoint_manifest, "FORMAT", 3)
         make_checkpoint(tmp_path, 1)
     assert "format 3; this program reads 2" in find_newest(tmp_path).skipped[0]
 
