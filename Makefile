@@ -8,6 +8,7 @@
 #   make test-low-bit        the tests of 8-bit optimizer states, which `make test` skips
 #   make test-kernels        the tests of a GPU's kernels, by Triton's interpreter, which `make test` skips
 #   make test-trackers       the trackers' published packages, each told a recorded run; nothing of it goes out
+#   make test-storage        checkpoints, exports and weights in a local S3 server, and a run that goes on from it alone
 #   make test-processors     the promises of equal bits as other processors would keep them, in child processes
 #   make test-machines       three steps of a run under odd environments, limits, shells and namespaces
 #   make test-faults         the long fault tests: parts killed, crash points, damage, full disks; KILLS=500 for more
@@ -37,7 +38,7 @@ PYTEST ?= -m pytest
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKSTART := $(if $(SEED),--seed $(SEED) --name quickstart-seed$(SEED)) $(ARGS)
 
-.PHONY: quickstart test test-long test-low-bit test-kernels test-environments test-clients test-trackers test-processors test-machines test-faults test-service engines test-engines test-page test-deploy deploy-files bubblewrap check fmt docs benchmarks-page clean
+.PHONY: quickstart test test-long test-low-bit test-kernels test-environments test-clients test-trackers test-storage test-processors test-machines test-faults test-service engines test-engines test-page test-deploy deploy-files bubblewrap check fmt docs benchmarks-page clean
 .PHONY: bench bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-page bench-e2e bench-service bench-data bench-sandbox bench-gpu
 
 quickstart: $(VENV)/.installed
@@ -80,6 +81,10 @@ test-clients: $(VENV)/.installed-dev .venvs/clients/.installed
 # Published trackers, above streamrl's own environment. Nothing of them goes out.
 test-trackers: $(VENV)/.installed-dev .venvs/trackers/.installed
 	OMP_NUM_THREADS=1 .venvs/trackers/bin/python $(PYTEST) tests/trackers
+
+# A local S3 server, with s3fs before it, above streamrl's own environment.
+test-storage: $(VENV)/.installed-dev .venvs/storage/.installed
+	OMP_NUM_THREADS=1 .venvs/storage/bin/python $(PYTEST) tests/storage --durations=5
 
 test-processors: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/processors -n 2 --durations=3
@@ -285,6 +290,16 @@ $(VENV)/.installed-bench: $(VENV)/.installed
 	printf '%s\n' $(CURDIR) $(CURDIR)/$(VENV)/lib/python3.*/site-packages > $$(echo .venvs/trackers/lib/python3.*/site-packages)/streamrl.pth
 	.venvs/trackers/bin/python -m pip install --quiet --disable-pip-version-check 'wandb==0.31.*' 'mlflow==3.17.*' \
 	  'trackio==0.43.*' 'pandas>=2' 'swanlab==0.10.*' 'opentelemetry-exporter-otlp-proto-http==1.45.*' 'tensorboard==2.21.*'
+	touch $@
+
+# The console script is one of this environment: the run's processes are to find s3fs.
+.venvs/storage/.installed: $(VENV)/.installed-dev
+	$(BIN)/python -m venv .venvs/storage
+	printf '%s\n' $(CURDIR) $(CURDIR)/$(VENV)/lib/python3.*/site-packages > $$(echo .venvs/storage/lib/python3.*/site-packages)/streamrl.pth
+	.venvs/storage/bin/python -m pip install --quiet --disable-pip-version-check 's3fs>=2026.2' 'moto[server]==5.*'
+	printf '#!%s\nimport sys\nfrom streamrl.services.cli.main import main\nsys.exit(main())\n' \
+	  $(CURDIR)/.venvs/storage/bin/python > .venvs/storage/bin/streamrl
+	chmod +x .venvs/storage/bin/streamrl
 	touch $@
 
 # The peer of bench-e2e, in an environment of its own: its pins are not ours.

@@ -8,7 +8,6 @@ traceback. Exit codes: 0 done, 2 configuration, 3 resources, 4 a part failed, 13
 import errno
 import json
 import sys
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
@@ -114,9 +113,11 @@ def check(config: str, *rest: Rest, name: str | None = None, as_json: Json = Fal
     from streamrl.services.commands.model_facts import model_lines
     from streamrl.services.commands.row_products import product_lines
     from streamrl.services.commands.sandbox import sandbox_lines
+    from streamrl.services.storage.place import require_stores
 
     checked = _checked(config, rest, name)
-    lines = [*model_lines(checked), *product_lines(checked), *data_lines(checked), *sandbox_lines(checked)]
+    stores = require_stores(checked)
+    lines = [*model_lines(checked), *product_lines(checked), *data_lines(checked), *sandbox_lines(checked), *stores]
     if as_json:
         print(msgspec.json.encode(checked).decode())
     else:
@@ -223,7 +224,8 @@ def export(
     run
         A run folder, or a name under `runs/`; the newest when absent.
     to
-        The folder to write; `export/` in the run folder when absent, `adapters/` for the format peft.
+        The folder to write, or an address such as `s3://bucket/models/mine`; `export/` in the run folder when absent,
+        `adapters/` for the format peft.
     format
         hf is the whole model, adapters merged; peft the adapters alone, as peft loads them (`learner.lora`).
     """
@@ -231,7 +233,7 @@ def export(
 
     found = find(run)
     place = found.export_path if format == "hf" else found.adapters_path
-    print_facts(run_verbs.export(found, Path(to) if to else place, format), as_json)
+    print_facts(run_verbs.export(found, to or str(place), format), as_json)
     return 0
 
 
@@ -343,11 +345,18 @@ def _checked(path: str, rest: tuple[str, ...], name: str | None) -> Any:
     """The configuration of a command line, weighed against this machine. Raises ConfigError,
     ResourceError.
     """
-    from streamrl.config import ConfigProblems, ResourceProblems, check_resources, check_trackers, load_args
+    from streamrl.config import (
+        ConfigProblems,
+        ResourceProblems,
+        check_resources,
+        check_stores,
+        check_trackers,
+        load_args,
+    )
 
     given = [*rest, *(["--name", name] if name is not None else [])]
     config = load_args(path, given)
-    if wrong := check_trackers(config):
+    if wrong := [*check_trackers(config), *check_stores(config)]:
         raise ConfigProblems(tuple(wrong))
     problems = check_resources(config)
     if problems:

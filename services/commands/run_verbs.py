@@ -5,7 +5,6 @@ Light: neither Ray nor torch is imported, but for `export`.
 
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -149,10 +148,10 @@ def show_logs(
         pause.wait(FOLLOW_S)
 
 
-def export(run: RunFolder, to: Path, layout: Literal["hf", "peft"] = "hf") -> dict[str, Any]:
+def export(run: RunFolder, to: str, layout: Literal["hf", "peft"] = "hf") -> dict[str, Any]:
     """Write the newest checkpoint as a Hugging Face folder, or its adapters as one of peft's. Raises RunFolderError
-    when there is none."""
-    from streamrl.services.commands.export import export_newest
+    when there is none. to: a folder, or the address of one in a store."""
+    from streamrl.services.commands.export import export_to
 
-    step = export_newest(run, to, layout)
+    step = export_to(run, to, layout)
     return {"run": run.name, "step": step, "folder": str(to)}

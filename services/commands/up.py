@@ -28,6 +28,7 @@ from streamrl.services.run.control_client import ControlClient
 from streamrl.services.run.ending import EXIT_INTERRUPTED, EXIT_TERMINATED, failure_of
 from streamrl.services.run.folder import RunFolder, RunState
 from streamrl.services.run.gateway_address import require_free
+from streamrl.services.storage.place import require_stores
 
 Event = dict[str, Any]
 
@@ -54,6 +55,7 @@ def up(
     if fresh or is_new(config):
         # Before the folder is made: a mistake that is put right must not look like a changed configuration.
         preflight(config)
+        require_stores(config)
     claimed = claim(config, fresh=fresh, accept_changed_data=accept_changed_data)
     run = claimed.run
     if claimed.state is RunState.FINISHED:
@@ -62,7 +64,7 @@ def up(
     remove_leftovers(run)
     require_free(config.gateway)  # of the run before nothing is left
     if claimed.state is not RunState.NEW and not as_json:
-        print(f"resuming run {run.name} ({claimed.state}), launch {run.incarnation}")
+        print(f"resuming run {run.name} ({claimed.state}), launch {run.incarnation}", *claimed.told, sep="\n")
     launched = launch(claimed, detach=detach, command=command)
     view = choose_view(claimed.config, as_json=as_json)
     with closing(launched), Interrupts(launched) as interrupts:

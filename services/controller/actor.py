@@ -56,6 +56,7 @@ from streamrl.services.reward.actor import NAME as REWARD
 from streamrl.services.run.folder import RunFolder
 from streamrl.services.run.resumed import EVENT, resumed_event, worth_telling
 from streamrl.services.run.scaling import sizes
+from streamrl.services.storage.mirror import STOP_SHARE, CheckpointMirror
 from streamrl.services.weights.actor import EVALUATION
 from streamrl.types import Version
 
@@ -82,6 +83,7 @@ class Controller:
             self._book.report,
             self._supervision.deaths.explain,
         )
+        self._mirror = CheckpointMirror(self._run, self._config, self._tell)
         self._opened = self._supervision.opened
         self._finishing = False
         self._ended = asyncio.Event()
@@ -107,7 +109,7 @@ class Controller:
         fetched = await short_call(self._nodes.figures())
         reward = await short_call(self._reward.status_call()) if self._opened.is_set() else None
         parts = {"replicas": await self._replica_statuses(), "reward": reward, "queue": counts, "fetched": fetched}
-        own = {**self._gateway.status(), **self._scaler.status(), **self._stalls.status()}
+        own = {**self._gateway.status(), **self._scaler.status(), **self._stalls.status(), **self._mirror.status()}
         return {**self._book.status(), **parts, **own}
 
     async def evaluate(self) -> dict[str, Any]:
@@ -141,6 +143,8 @@ class Controller:
             self._book.report(kind, facts)
             if kind == "step":
                 self._supervision.deaths.step_made(facts["step"])
+            if kind == "checkpoint":
+                self._mirror.committed(facts["step"])
 
     async def published(self, version: Version) -> None:
         """A version that is to be evaluated was published, pinned for it."""
@@ -174,6 +178,7 @@ class Controller:
         # Each replica has a name of its own in what is written down.
         named["rollout"] = self._pool.loop()
         result = await run_until("learner", named)
+        await self._mirror.finish(self._stop_share_s if self._supervision.stopping else self._config.deadlines.upload_s)
         await self._show_samples(result["step"])
         return self._book.summary(result)
 
@@ -190,6 +195,7 @@ class Controller:
     def _make_parts(self) -> None:
         """Make all actors at once, so that their imports overlap; they open in the order in which they need each
         other."""
+        self._mirror.start()
         self._queue = self._parts.queue()
         self._disk = DiskWatch(self._run.path, self._config, self._queue, self._tell)
         self._store = self._parts.weight_store()
@@ -243,6 +249,7 @@ class Controller:
         asking = (self._queue.close.remote(), self._store.close.remote(), *self._gateway.closing())
         await asyncio.gather(*map(short_call, asking))
         await asyncio.gather(*(short_call(call) for call in (*self._learners.closing(), *self._nodes.closing())))
+        await self._mirror.finish(self._stop_share_s)
         self._supervision.deaths.close()
         self._observer.close()
         if self._config.observe.trace:
@@ -250,6 +257,11 @@ class Controller:
         if self._config.observe.all_trackers:
             await asyncio.to_thread(self._book.finish_trackers, stopping=self._supervision.stopping)
         self._book.close()
+
+    @property
+    def _stop_share_s(self) -> float:
+        """What a store has of the time to stop."""
+        return self._config.deadlines.stop_s * STOP_SHARE
 
     # ---- the learner
 
@@ -282,6 +294,7 @@ class Controller:
         if step is None:
             self._book.report("phase", {"name": "warm-up"})
             await self._learners.call("warm_up")
+        self._mirror.committed(step or 0)
 
     async def _report_resumed(self, step: int | None, passed_over: list[str]) -> None:
         """Say by count what was found; nothing in a fresh run."""

@@ -13,40 +13,53 @@ from streamrl.config.data_names import full_address, names_data
 from streamrl.config.schema.data import DataConfig
 from streamrl.config.schema.run import Config
 from streamrl.errors import RunFolderError
+from streamrl.services.launch.stored_run import (
+    FETCHED,
+    PLACES,
+    clear_half_made,
+    fetch_newer,
+    go_on,
+    record_of_place,
+    take_place,
+)
 from streamrl.services.run import run_lock
 from streamrl.services.run.folder import RunFolder, RunState, explained, write_whole
 from streamrl.services.run.run_lock import RunLock
+from streamrl.storage.address import has_scheme
 
 # A `status` or `down` of the same moment holds the lock for an instant; the rest of a killed run, some
 # seconds.
 _INSTANT_S = 0.5
 _CLEANUP_S = 15.0
 # What an `up` that died before its first run.json leaves behind. The folder is then as good as new.
-_HALF_MADE = frozenset({"lock", "config.toml", ".config.toml.new", ".run.json.new", "key", "logs", "queue"}) | {
-    "checkpoints",
-    "empty",
-}
-# Where the folder lies and what it is called may change; what is trained may not.
-_PLACE = frozenset({"name", "runs"})
+_HALF_MADE = (
+    frozenset({"lock", "config.toml", ".config.toml.new", ".run.json.new", "key", "logs", "queue"})
+    | {
+        "checkpoints",
+        "empty",
+    }
+    | FETCHED
+)
 
 
 class Claim(msgspec.Struct, frozen=True):
     """A claimed folder. `state` is FINISHED (nothing to do, `lock` is None), NEW, or what a resume starts
-    from.
+    from. told: sentences for the user, of what `checkpoint.folder` had.
     """
 
     run: RunFolder
     config: Config
     state: RunState
     lock: RunLock | None
+    told: tuple[str, ...] = ()
 
 
 def claim(config: Config, *, fresh: bool = False, accept_changed_data: bool = False) -> Claim:
     """Take the run folder of `config` for a launch.
 
     `fresh` takes the first free of `<name>`, `<name>-2`, `<name>-3`... `accept_changed_data` lets a resume go on though
-    the data set is another one. Raises RunFolderError (in use, another
-    schema, another configuration, not a run) and ResourceError (the disk is full).
+    the data set is another one. Raises RunFolderError (in use, another schema, another configuration, not a run),
+    ResourceError (the disk is full), and what `checkpoint.folder` fails with.
     """
     config = _placed(config)
     if fresh:
@@ -57,7 +70,7 @@ def claim(config: Config, *, fresh: bool = False, accept_changed_data: bool = Fa
         path.mkdir(parents=True, exist_ok=True)
     lock = _lock(path)
     try:
-        taken = _take(path, config, lock, accept_changed_data)
+        taken = _take(path, config, lock, accept_changed_data, fresh)
     except BaseException:
         lock.abandon()
         raise
@@ -75,8 +88,12 @@ def _placed(config: Config) -> Config:
     """The configuration with the folders of the model and of a reward model, and the files of its data, by their full
     names: the parts of a run work in another folder."""
     scores = msgspec.structs.replace(config.reward.model, path=_full_name(config.reward.model.path))
+    folder = config.checkpoint.folder
+    if folder is not None and not has_scheme(folder):
+        folder = _full_name(folder)
     return msgspec.structs.replace(
         config,
+        checkpoint=msgspec.structs.replace(config.checkpoint, folder=folder),
         model=msgspec.structs.replace(config.model, path=_full_name(config.model.path)),
         task=msgspec.structs.replace(config.task, name=_full_task(config.task.name)),
         data=_full_data(config.data),
@@ -152,22 +169,34 @@ def _in_use(path: Path) -> str:
     )
 
 
-def _take(path: Path, config: Config, lock: RunLock, accept_changed_data: bool) -> Claim:
+def _take(path: Path, config: Config, lock: RunLock, accept_changed_data: bool, fresh: bool) -> Claim:
     if not (path / "run.json").exists():
-        return _new(path, config, lock)
+        return _new(path, config, lock, fresh)
     run = RunFolder.open(path)
     stored = load(run.config_path)
-    changed = [key for key in diff(stored, config) if key not in _PLACE]
+    changed = [key for key in diff(stored, config) if key not in PLACES]
     if changed:
         raise RunFolderError(_changed(path, changed))
     if run.summary_path.exists():
         return Claim(run, stored, RunState.FINISHED, None)
+    stored = _with_place(run, stored, config)
+    told = go_on(run, stored)
     state = RunState.FAILED if run.failure_path.exists() else RunState.INTERRUPTED
     run.archive_failure()
     number = run.incarnation + 1
-    fresh = {"incarnation": number, "launch": None, "accept_changed_data": accept_changed_data}
-    run.save(msgspec.structs.replace(run.record, **fresh))
-    return Claim(run, stored, state, lock)
+    launch = {"incarnation": number, "launch": None, "accept_changed_data": accept_changed_data}
+    run.save(msgspec.structs.replace(run.record, **launch))
+    take_place(run, stored)
+    return Claim(run, stored, state, lock, tuple(told))
+
+
+def _with_place(run: RunFolder, stored: Config, config: Config) -> Config:
+    """The run's configuration with the second place that it is given now."""
+    if stored.checkpoint.folder != config.checkpoint.folder:
+        checkpoint = msgspec.structs.replace(stored.checkpoint, folder=config.checkpoint.folder)
+        stored = msgspec.structs.replace(stored, checkpoint=checkpoint)
+        write_whole(run.config_path, dump(stored).encode())
+    return stored
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -178,12 +207,16 @@ def _refuse_foreign(path: Path) -> None:
         )
 
 
-def _new(path: Path, config: Config, lock: RunLock) -> Claim:
+def _new(path: Path, config: Config, lock: RunLock, fresh: bool) -> Claim:
     _refuse_foreign(path)
+    record = record_of_place(path, config, fresh=fresh)
+    clear_half_made(path)
     write_whole(path / "config.toml", dump(config).encode())
+    told = fetch_newer(path, config, queue=True) if record is not None else []
     with explained(path):
-        run = RunFolder.create(path, config.name)
-    return Claim(run, config, RunState.NEW, lock)
+        run = RunFolder.create(path, config.name, record)
+    take_place(run, config)
+    return Claim(run, config, RunState.INTERRUPTED if told else RunState.NEW, lock, tuple(told))
 
 
 def _changed(path: Path, changed: list[str]) -> str:

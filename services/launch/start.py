@@ -73,7 +73,7 @@ def launch(claim: Claim, *, detach: bool, command: Sequence[str] = OWNER_COMMAND
         runtime=str(runtime),
         started_ns=time.time_ns(),
         state=claim.state,
-        notices=left_out(os.environ),
+        notices=[*left_out(os.environ), *claim.told],
     )
     owner = [*command, str(claim.run.path.resolve()), msgspec.json.encode(order).decode()]
     try:

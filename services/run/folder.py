@@ -45,7 +45,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What `run.json` says. path: the folder in which it was written. `incarnation` counts the launches from 0; that of
     a version, which a learner that is replaced raises too, comes from the queue's ledger. accept_changed_data: the
     newest `up` said so. replicas, reward_workers: as many as a person scaled the run to; None while it has those of its
-    configuration, or of autoscaling."""
+    configuration, or of autoscaling. store_token: under which it uses `checkpoint.folder`; empty without one."""
 
     schema: int = SCHEMA
     run_id: str
@@ -57,6 +57,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     accept_changed_data: bool = False
     replicas: int | None = None
     reward_workers: int | None = None
+    store_token: str = ""
 
 
 class RunState(StrEnum):
@@ -86,9 +87,10 @@ class RunFolder:
         self._is_copy = is_copy
 
     @classmethod
-    def create(cls, path: Path, name: str) -> "RunFolder":
-        """Write the first `run.json` of a folder that exists, with its key and its subfolders."""
-        run = cls(path, RunRecord(run_id=_new_id(), name=name, created_ns=time.time_ns()))
+    def create(cls, path: Path, name: str, record: RunRecord | None = None) -> "RunFolder":
+        """Write the first `run.json` of a folder that exists, with its key and its subfolders. record: of a run that
+        was elsewhere before, and goes on here."""
+        run = cls(path, record or RunRecord(run_id=_new_id(), name=name, created_ns=time.time_ns()))
         for folder in (run.logs_path, run.queue_path, run.checkpoints_path, run.working_path):
             folder.mkdir(exist_ok=True)
         write_secret(run.key_path, secrets.token_bytes(32))
@@ -105,6 +107,11 @@ class RunFolder:
         if not _is_copy(path, record):
             return cls(path, record)
         return cls(path, msgspec.structs.replace(record, run_id=_new_id(), launch=None), is_copy=True)
+
+    @staticmethod
+    def is_elsewhere(path: Path, record: RunRecord) -> bool:
+        """Whether the run of a record has its folder on this machine, and `path`, which exists, is another one."""
+        return _is_copy(path, record)
 
     @property
     def name(self) -> str:

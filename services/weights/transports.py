@@ -1,12 +1,12 @@
 """How versions reach other nodes: `weights.between_nodes` chooses one way, and this makes its two ends."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import ray
 
 from streamrl.config import Config
 from streamrl.services.weights.endpoints import RunNode, Sender
+from streamrl.storage.address import local_path
 from streamrl.weights.transport.pulls import Transport
 from streamrl.weights.transport.shelf import VersionShelf
 
@@ -49,12 +49,22 @@ def _collective(config: Config, run_node: RunNode) -> Transport:
 
 
 def _disk_sender(config: Config, shelf: VersionShelf, name: str) -> Sender:
+    address = config.weights.folder or ""
+    if (folder := local_path(address)) is None:
+        from streamrl.services.weights.shared_store import StoreSender
+
+        return StoreSender(shelf, address, name)
     from streamrl.services.weights.shared_folder import FolderSender
 
-    return FolderSender(shelf, Path(config.weights.folder or "") / name)
+    return FolderSender(shelf, folder / name)
 
 
 def _disk(config: Config, run_node: RunNode) -> Transport:
+    address = config.weights.folder or ""
+    if local_path(address) is None:
+        from streamrl.services.weights.shared_store import StoreTransport
+
+        return StoreTransport(run_node, address)
     from streamrl.services.weights.shared_folder import FolderTransport
 
     return FolderTransport(run_node)

@@ -1,5 +1,6 @@
 """Configuration: `schema` is its shape, `load` reads it, `rules` and `capacity` hold what spans several keys,
-`resources` weighs it against the machine. Its folders import each other, and `streamrl.observability`.
+`resources` weighs it against the machine. Its folders import each other, `streamrl.observability` and
+`streamrl.storage`.
 No heavy library comes in: `streamrl check` answers at once.
 
     config = load_args("run.toml", ["@", "more.toml", "--learner.steps", "10"])
@@ -9,6 +10,7 @@ No heavy library comes in: `streamrl check` answers at once.
 """
 
 from streamrl.config.estimates.resources import check_resources
+from streamrl.config.estimates.stores import check_stores
 from streamrl.config.estimates.trackers import check_trackers
 from streamrl.config.loading.dump import diff, dump
 from streamrl.config.loading.load import load, load_args
@@ -21,6 +23,7 @@ __all__ = [
     "Problem",
     "ResourceProblems",
     "check_resources",
+    "check_stores",
     "check_trackers",
     "diff",
     "dump",

@@ -11,6 +11,7 @@ from streamrl.config.data_names import HUB, names_data
 from streamrl.config.problems import Problem
 from streamrl.config.schema.run import Config
 from streamrl.config.toml_text import quoted
+from streamrl.storage.address import local_path
 
 HOME = "/streamrl"
 """Where the run's home is in a container; its processes start there."""
@@ -45,7 +46,8 @@ def named_places(config: Config) -> Iterator[tuple[str, str]]:
         "data.cache": config.data.cache,
         "gateway.tls_cert": config.gateway.tls_cert,
         "gateway.tls_key": config.gateway.tls_key,
-        "weights.folder": config.weights.folder,
+        "checkpoint.folder": _folder(config.checkpoint.folder),
+        "weights.folder": _folder(config.weights.folder),
         "rollout.server.python": config.rollout.server.python,
         "sandbox.python": config.sandbox.python,
         "task.name": config.task.name if names_data(config.task.name) else None,
@@ -54,6 +56,12 @@ def named_places(config: Config) -> Iterator[tuple[str, str]]:
     files = [("data.train", one) for one in config.data.train_addresses]
     files += [("data.eval", one) for one in config.data.eval_addresses.values()]
     yield from ((key, place.partition("#")[0]) for key, place in files)
+
+
+def _folder(address: str | None) -> str | None:
+    """The folder that an address names; None for a store, which a container reaches as any other machine does."""
+    path = None if address is None else local_path(address)
+    return None if path is None else str(path)
 
 
 def _is_inside(place: str) -> bool:

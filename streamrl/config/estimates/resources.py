@@ -20,6 +20,7 @@ from streamrl.config.estimates.sizes import human_bytes
 from streamrl.config.known import MISSING_TORCHAO
 from streamrl.config.problems import MACHINE, Problem
 from streamrl.config.schema.run import Config
+from streamrl.storage.address import local_path
 
 _MIB = 2**20
 _TORCH_PROCESS = 400 * _MIB  # a process with torch and Ray, its shared pages counted in part
@@ -195,7 +196,7 @@ def _runs_folder(config: Config, needed: Estimate, machine: Machine) -> Iterator
 
 
 def _shared_folder(config: Config) -> Iterator[Problem]:
-    folder = config.weights.folder
+    folder = None if config.weights.folder is None else local_path(config.weights.folder)
     if folder is not None and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
         what = "no folder in which this user may write; make it, on a disk that all nodes see, or name another"
         yield Problem(key="weights.folder", what=f"{folder}: {what}", file=MACHINE)

@@ -33,6 +33,7 @@ from streamrl.config.rules.rollout.server import (
     servers_share_batches,
 )
 from streamrl.config.rules.sandbox import SANDBOX_RULES
+from streamrl.config.rules.storage import checkpoint_folder
 from streamrl.config.rules.streams import STREAM_RULES
 from streamrl.config.rules.weights import collective_backend, shared_folder
 from streamrl.config.schema.run import Config
@@ -239,6 +240,7 @@ RULES: tuple[Rule, ...] = (
     servers_share_batches,
     server_endpoint,
     shared_folder,
+    checkpoint_folder,
     collective_backend,
     server_arguments,
     adapters_without_rank,

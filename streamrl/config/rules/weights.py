@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from streamrl.config.problems import Problem
+from streamrl.config.rules.storage import address_faults
 from streamrl.config.schema.run import Config
 from streamrl.config.toml_text import quoted
+from streamrl.storage.address import has_scheme
 
 _WAY = "weights.between_nodes"
 
@@ -20,6 +22,8 @@ def shared_folder(config: Config) -> Iterator[Problem]:
     elif weights.between_nodes != "disk" and weights.folder is not None:
         what = f'"{weights.between_nodes}" goes through no folder; set {_WAY} = "disk", or leave it out'
         yield Problem(key=key, what=what, given=given, involves=(_WAY,))
+    elif weights.folder is not None and has_scheme(weights.folder):
+        yield from address_faults(key, weights.folder)
     elif weights.folder is not None and not PurePath(weights.folder).is_absolute():
         what = "each node would look for it from where its Ray was started; give an absolute path"
         yield Problem(key=key, what=what, given=given)

@@ -128,6 +128,10 @@ class CheckpointConfig(Table, frozen=True):
     byte_budget: Positive | None = None
     """Bytes of all checkpoints, the one that is being written included: `keep` + 1 of them at least. Room for one more
     when absent. What cannot be read goes first, then the oldest; the newest verified one never."""
+    folder: str | None = None
+    """A second place for them, which outlives this machine: a folder, or an address such as `s3://bucket/prefix`; they
+    lie there under the run's name, `keep` and `byte_budget` hold there, too. A run whose folder is not here, or is
+    older, goes on from there. Credentials come from the environment (docs/checkpoints.md)."""
 
 
 class EvalConfig(Table, frozen=True):
@@ -183,7 +187,8 @@ class WeightsConfig(Table, frozen=True):
     delta: bool = True
     """Whether what travels between nodes is the difference to the version before, where that takes fewer bytes."""
     folder: str | None = None
-    """Of `between_nodes = "disk"`: a folder that all nodes see, under the same absolute path."""
+    """Of `between_nodes = "disk"`: a folder that all nodes see, under the same absolute path; or the address of a store
+    that all reach, such as `s3://bucket/prefix`."""
     collective_backend: Literal["gloo", "nccl"] = "gloo"
     """Of `between_nodes = "collective"`: `nccl` where the learner's node and every other have a GPU."""
 
@@ -201,6 +206,9 @@ class DeadlineConfig(Table, frozen=True):
     """One learner step, its wait for data excepted."""
     checkpoint_s: PositiveFloat = 600.0
     """From the snapshot of a checkpoint to its commit."""
+    upload_s: PositiveFloat = 600.0
+    """From the commit of a checkpoint until it is in `checkpoint.folder`, too; what has taken longer is ended, told and
+    begun again. From the end of the training the run waits for so long. Of a look at that place, a tenth of it."""
     stop_s: PositiveFloat = 10.0
     """From the order to stop to the last process gone."""
     tracker_s: PositiveFloat = 30.0

@@ -10,9 +10,13 @@ from support.learner.probe_learner import built, change
 from streamrl.config import dump
 from streamrl.config.schema.learner import LearnerConfig, LoraConfig, OptimizerConfig
 from streamrl.config.schema.run import Config, ModelConfig
-from streamrl.services.commands.export import export_newest
+from streamrl.errors import ConfigError
+from streamrl.services.commands.export import export_newest, export_to
 from streamrl.services.learner.core import LearnerCore
 from streamrl.services.run.folder import RunFolder
+from streamrl.storage.object_set import read_set
+from streamrl.storage.open import open_store
+from streamrl.storage.store import read
 from streamrl.weights.served import ServedVersions
 
 
@@ -55,3 +59,22 @@ def test_an_export_has_the_bytes_of_the_version(tmp_path: Path, dtype: str, rank
     (run.path / "config.toml").write_text(dump(config))
     assert export_newest(run, tmp_path / "later") == 1
     assert exported(tmp_path / "later") == version != before
+
+
+def test_an_export_to_an_address_is_the_same_folder_there(tmp_path: Path) -> None:
+    config = config_of("float32", 0)
+    with built(config, tmp_path / "run") as core:
+        core.save()
+    run = RunFolder.open(tmp_path / "run")
+    (run.path / "config.toml").write_text(dump(config))
+    place = f"memory://{run.run_id}"
+    assert export_to(run, f"{place}/model") == 0
+    export_to(run, str(tmp_path / "here"))
+    store = open_store(place)
+    there = {key.removeprefix("model/"): read(store, key) for key in store.list("model/")}
+    assert there == {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}
+    assert read_set(store, "model").facts == {"run": run.run_id, "step": 0}
+    assert [path for path in run.path.iterdir() if path.name.startswith(".export")] == []
+    store.put("theirs/x", [b"x"])
+    with pytest.raises(ConfigError, match="was not written by streamrl"):
+        export_to(run, f"{place}/theirs")

@@ -49,7 +49,10 @@ from streamrl.services.launch.start import owner_grace_s
 from streamrl.services.learner.step_plan import num_shares
 from streamrl.services.queue.actor import queue_settings
 from streamrl.services.queue.segments import fetch_plan
+from streamrl.services.run.folder import RunFolder
 from streamrl.services.run.layout import model_folder
+from streamrl.services.storage.mirror import CheckpointMirror
+from streamrl.services.storage.orders import Order
 from streamrl.services.weights.transports import RunNode, make_sender, make_transport
 from streamrl.tasks.resolve import resolve_task
 from streamrl.types import FrameRef
@@ -258,6 +261,25 @@ def spoken(config: Config, folder: Path) -> str:
         return meeting.place.backend
 
     return asyncio.run(meet())
+
+
+def upload_asked(config: Config, folder: Path) -> tuple[str, float]:
+    """Where a checkpoint is put that was committed, and how long that may take."""
+    asked: list[tuple[str, float]] = []
+
+    async def ask(order: Order, limit_s: float) -> dict[str, Any]:
+        asked.append((order.address, limit_s))
+        return {"step": 1, "bytes": 1}
+
+    async def commit() -> None:
+        mirror = CheckpointMirror(RunFolder.create(folder, "run"), config, print, ask)
+        mirror.start()
+        mirror.committed(1)
+        await mirror.finish(60)
+
+    asyncio.run(commit())
+    (one,) = asked
+    return one
 
 
 def time_to_stop(config: Config, folder: Path) -> float:
@@ -633,6 +655,7 @@ KEYS: dict[str, Key] = {
     "learner.lora.targets": Key(learner.learn, ("q_proj",), ("v_proj",), {**RATE, "learner.lora.rank": 2}),
     "checkpoint.every": Key(steps_with(checkpoint_due), 2, 5),
     "checkpoint.keep": Key(learner.learn, 1, 2),
+    "checkpoint.folder": Key(upload_asked, "s3://bucket/here", "s3://bucket/there"),
     "checkpoint.byte_budget": Key(learner.kept_beside_damage, 23 * 10**6, 10**9),
     "eval.every": Key(steps_with(evaluation_due), 2, 5),
     "eval.max_items": Key(parts.held_out_answers, 3, 5, {**SCRIPTED, **SMALL}),
@@ -657,6 +680,7 @@ KEYS: dict[str, Key] = {
     "deadlines.update_s": Key(parts.taken_up, 0.1, 0.2, {**ENDLESS, "rollout.update_mode": "drain"}),
     "deadlines.step_s": Key(parts.unanswered_receipt, 0.3, 0.4, SCRIPTED),
     "deadlines.checkpoint_s": Key(parts.slow_checkpoint, NEVER, BARELY),
+    "deadlines.upload_s": Key(upload_asked, 10.0, 20.0, {"checkpoint.folder": "s3://bucket/here"}),
     "deadlines.stop_s": Key(time_to_stop, 10.0, 20.0),
     "deadlines.tracker_s": Key(lambda config, folder: finish_limit_s(config, stopping=False), 10.0, 20.0),
     "deadlines.stall_s": Key(parts.stands_still_after, 50.0, 500.0),

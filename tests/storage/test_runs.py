@@ -1,0 +1,79 @@
+"""Whole runs whose second place is a bucket: killed, gone on with from the bucket alone; and bad places, refused."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runs.live_run import live_run
+
+from streamrl.storage.open import open_store
+from streamrl.storage.version_sets import VersionSets, version_of
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(170)]
+
+STEPS, EVERY = 14, 4
+SAME = ("step", "loss/policy", "grad/norm", "weights/digest", "reward/mean")
+OVERRIDES = (
+    *("--rollout.deterministic", "true", "--rollout.update_mode", "drain", "--learner.max_staleness", "0"),
+    *("--learner.steps", str(STEPS), "--checkpoint.every", str(EVERY), "--eval.every", "100000"),
+    *("--eval.max_items", "1", "--observe.trace", "false", "--rollout.replicas", "1"),
+)
+
+
+def steps_of(folder: Path) -> list[list[Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [[line[key] for key in SAME] for line in lines if "loss/policy" in line]
+
+
+def stored(address: str) -> list[int]:
+    return [version_of(one).step for one in VersionSets(open_store(address)).search().sets]
+
+
+def test_a_run_whose_machine_is_gone_makes_the_weights_of_an_undisturbed_one(
+    user_folder: Path, streamrl_path: Path, bucket: str
+) -> None:
+    place = ("--checkpoint.folder", f"s3://{bucket}/runs")
+    with live_run(user_folder, streamrl_path, "gone", *OVERRIDES, *place) as run:
+        run.until_step(2 * EVERY + 1)
+        # What the store has is known by its own listing: uploads are beside the steps.
+        while not stored(f"s3://{bucket}/runs/gone"):
+            run.read_until(lambda event: event["kind"] == "replicas")
+        owner = run.owner()
+        run.watcher().kill()
+        owner.kill()
+        run.process.wait()
+    first = stored(f"s3://{bucket}/runs/gone")[0]
+    shutil.rmtree(run.folder)
+    with live_run(user_folder, streamrl_path, "gone", *OVERRIDES, *place) as again:
+        code, err = again.end()
+    assert code == 0, err
+    assert again.events_of("resumed")[0]["checkpoint"] >= first
+    assert any("comes from s3://" in text for text in again.notices())
+    assert stored(f"s3://{bucket}/runs/gone")[0] == STEPS
+    with live_run(user_folder, streamrl_path, "calm", *OVERRIDES) as calm:
+        code, err = calm.end()
+    assert code == 0, err
+    assert steps_of(again.folder) == steps_of(calm.folder)
+    assert len(steps_of(calm.folder)) == STEPS
+    written = [path for path in again.folder.rglob("*") if path.is_file()]
+    assert not any(b"secret-of-the-tests" in path.read_bytes() for path in written)
+
+
+@pytest.mark.usefixtures("denying")
+def test_a_bucket_without_rights_is_one_message_from_check_and_from_up(user_folder: Path, streamrl_path: Path) -> None:
+    for verb in ("check", "up"):
+        ended = subprocess.run(
+            [streamrl_path, verb, "base.toml", "--name", "denied", "--checkpoint.folder", "s3://bucket/x"],
+            cwd=user_folder,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert ended.returncode == 2, ended.stderr
+        assert ended.stderr.startswith("streamrl: checkpoint.folder: ")
+        assert len(ended.stderr.splitlines()) == 1
+        assert "Traceback" not in ended.stderr
+    assert not (user_folder / "runs" / "denied").exists()
