@@ -1,22 +1,26 @@
 """Whole runs whose second place is a bucket: killed, gone on with from the bucket alone; and bad places, refused."""
 
+import contextlib
 import json
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from msgspec import structs
 from support.runs.live_run import live_run
 
 from streamrl.config import load
+from streamrl.config.schema.run import ModelConfig
 from streamrl.reference import Reference
 from streamrl.storage.open import open_store
 from streamrl.storage.version_sets import VersionSets, version_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(170)]
 
-STEPS, EVERY = 14, 4
+STEPS, EVERY = 60, 4
 SAME = ("step", "loss/policy", "grad/norm", "weights/digest")
 OVERRIDES = (
     *("--rollout.deterministic", "true", "--rollout.update_mode", "drain", "--learner.max_staleness", "0"),
@@ -39,13 +43,15 @@ def test_a_run_whose_machine_is_gone_makes_the_weights_of_an_undisturbed_one(
 ) -> None:
     place = ("--checkpoint.folder", f"s3://{bucket}/runs")
     with live_run(user_folder, streamrl_path, "gone", *OVERRIDES, *place) as run:
-        run.until_step(2 * EVERY + 1)
         # What the store has is known by its own listing: uploads are beside the steps.
-        while not stored(f"s3://{bucket}/runs/gone"):
-            run.read_until(lambda event: event["kind"] == "replicas")
-        owner = run.owner()
-        run.watcher().kill()
-        owner.kill()
+        while max(stored(f"s3://{bucket}/runs/gone"), default=0) == 0:
+            assert run.read_until(lambda event: event["kind"] == "step"), "the run ended before a checkpoint was stored"
+        # All of it at once, as with its machine.
+        everything = [run.watcher(), *run.watcher().children(recursive=True)]
+        for process in everything:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert psutil.wait_procs(everything, timeout=30)[1] == []
         run.process.wait()
     first = stored(f"s3://{bucket}/runs/gone")[0]
     shutil.rmtree(run.folder)
@@ -57,7 +63,8 @@ def test_a_run_whose_machine_is_gone_makes_the_weights_of_an_undisturbed_one(
     assert stored(f"s3://{bucket}/runs/gone")[0] == STEPS
     # The synchronous loop in one process, which a run of staleness 0 is equal to (invariant 4).
     monkeypatch.syspath_prepend(user_folder)
-    calm = list(Reference(load(again.folder / "config.toml")).steps())
+    config = structs.replace(load(again.folder / "config.toml"), model=ModelConfig(path=str(again.folder / "model")))
+    calm = list(Reference(config).steps())
     assert steps_of(again.folder) == [[one.step, one.loss, one.grad_norm, one.digest] for one in calm]
     assert len(calm) == STEPS
     written = [path for path in again.folder.rglob("*") if path.is_file()]
