@@ -64,7 +64,7 @@ def up(
     remove_leftovers(run)
     require_free(config.gateway)  # of the run before nothing is left
     if claimed.state is not RunState.NEW and not as_json:
-        print(f"resuming run {run.name} ({claimed.state}), launch {run.incarnation}", *claimed.told, sep="\n")
+        print(f"resuming run {run.name} ({claimed.state}), launch {run.incarnation}")
     launched = launch(claimed, detach=detach, command=command)
     view = choose_view(claimed.config, as_json=as_json)
     with closing(launched), Interrupts(launched) as interrupts:
