@@ -10,7 +10,7 @@ from support.learner.probe_learner import built, change
 from streamrl.config import dump
 from streamrl.config.schema.learner import LearnerConfig, LoraConfig, OptimizerConfig
 from streamrl.config.schema.run import Config, ModelConfig
-from streamrl.services.commands.export import export_newest
+from streamrl.services.commands.exchange.export import export_newest
 from streamrl.services.learner.core import LearnerCore
 from streamrl.services.run.folder import RunFolder
 from streamrl.weights.served import ServedVersions

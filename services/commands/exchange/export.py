@@ -12,11 +12,12 @@ import torch
 
 from streamrl.config import Config, load
 from streamrl.config.estimates import sizes as limits
-from streamrl.errors import ConfigError, DataError, RunFolderError
+from streamrl.errors import ConfigError, DataError
 from streamrl.learner.checkpoint.checkpoint import CheckpointInfo, find_newest
 from streamrl.models.export import export_hf
 from streamrl.models.load import DTYPES, load_model
 from streamrl.models.merge import merge
+from streamrl.services.commands.exchange.readiness import nothing_yet
 from streamrl.services.run.folder import RunFolder
 from streamrl.services.run.layout import model_folder
 from streamrl.weights.tensors import weights_digest
@@ -35,10 +36,7 @@ def export_newest(run: RunFolder, to: Path, layout: ExportLayout = "hf") -> int:
     """
     found = find_newest(run.checkpoints_path).newest
     if found is None:
-        raise RunFolderError(
-            f"run {run.name} has no checkpoint to export yet; the first comes after the warm-up, "
-            "then one every checkpoint.every steps"
-        )
+        raise nothing_yet(run)
     config = load(run.config_path)
     source = model_folder(run.path, config)
     if layout == "peft":
