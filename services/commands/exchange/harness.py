@@ -144,7 +144,8 @@ def _run_program(order: Mapping[str, Any], log: Path) -> dict[str, Any]:
 def _records(
     answer: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any], limit: float | None
 ) -> list[EvaluationRecord]:
-    first, last = _newest(before), _newest(after)
+    last = _newest(after)
+    first = _newest(before) or last  # a gateway that nobody has asked yet knows of no version
     records = []
     for name, found in answer["results"].items():
         numbers = {key: value for key, value in found.items() if _is_number(value) and key not in _NO_SCORES}

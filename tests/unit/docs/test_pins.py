@@ -33,7 +33,7 @@ def test_the_lock_has_every_pin_in_the_same_version() -> None:
         versions.setdefault(package["name"], set()).add(package["version"])
     assert {name: version for name, version in constraints().items() if version not in versions.get(name, ())} == {}
     # Where two extras exclude each other, each has its own: uv asks for one at a time. Or a Python does.
-    of_extras = {"openai", "graphql-core", "grpcio-reflection", "pillow", "protobuf", "pyarrow"}
+    of_extras = {"openai", "graphql-core", "grpcio-reflection", "pillow", "protobuf", "pyarrow", "python-dateutil"}
     assert {name for name, several in versions.items() if len(several) > 1} == of_extras | {"pyroaring", "scipy"}
 
 
