@@ -175,7 +175,7 @@ def _optimizer(source: Source, found: Findings) -> None:
     names = f"{TR}.optim.betas1", f"{TR}.optim.betas2"
     found.write("learner.optimizer.betas", [source.value(name) for name in names], source.origin(*names))
     least, rate = source.number(f"{TR}.scheduler.min_lr") or 0.0, source.number(f"{TR}.optim.lr")
-    ratio = min(1.0, least / rate) if rate else 0.0
+    ratio = round(min(1.0, least / rate), 6) if rate else 0.0
     found.write("learner.optimizer.min_lr_ratio", ratio, source.origin(f"{TR}.scheduler.min_lr", f"{TR}.optim.lr"))
 
 

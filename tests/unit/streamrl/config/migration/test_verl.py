@@ -6,6 +6,8 @@ import pytest
 from support.exchange.migrated import SAMPLES, left, migrated, reason, values
 
 from streamrl.config import ConfigProblems
+from streamrl.config.estimates.capacity import check_capacity
+from streamrl.config.loading.convert import convert
 from streamrl.config.migration.migrate import File, migrate
 from streamrl.config.migration.table import NO_SUCH_KEY
 
@@ -148,6 +150,27 @@ def test_a_yaml_file_of_ppo_has_a_critic_and_its_references_are_followed() -> No
 def test_a_key_goes_to_ours(given: str, key: str, ours: object) -> None:
     done = migrate("verl", [File("x.sh", given)])
     assert {one.key: one.value for one in done.written}[key] == ours
+
+
+@pytest.mark.parametrize(
+    ("given", "place", "estimate"),
+    [
+        ("actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=kl", "loss", "k1+"),
+        ("actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=mse", "loss", "k2"),
+        ("algorithm.use_kl_in_reward=True algorithm.kl_penalty=kl", "reward", "k1"),
+        ("algorithm.use_kl_in_reward=True algorithm.kl_penalty=low_var_kl", "reward", "k3"),
+    ],
+)
+def test_a_divergence_is_paid_where_verl_pays_it(given: str, place: str, estimate: str) -> None:
+    algorithm = values(migrate("verl", [File("x.sh", given)]))["learner"]["algorithm"]
+    assert (algorithm["kl_in"], algorithm["kl_estimator"], algorithm["kl_coef"]) == (place, estimate, 0.001)
+
+
+@pytest.mark.parametrize("name", ["gsm8k_grpo.sh", "dapo_math.sh", "ppo.yaml", "grpo_gsm8k.py", "reverse_text.toml"])
+def test_packs_queue_and_logs_have_room_for_the_rows(name: str) -> None:
+    config, problems = convert(values(migrated(name)))
+    assert problems == []
+    assert check_capacity(config, None, config.data.max_prompt_tokens or 1) == []
 
 
 def test_remax_has_the_greedy_rollout_within_its_group() -> None:
