@@ -18,6 +18,7 @@ from streamrl.rewards.base import RewardItem
 from streamrl.tasks.base import Prompt, Task
 from streamrl.tasks.prompts import prompt_ids
 from streamrl.types import (
+    EvalSampling,
     FinishReason,
     GenerationRequest,
     GenerationResult,
@@ -140,8 +141,8 @@ class Evaluator:
         self._prompts = list(prompts)
         self._tokenizer = tokenizer
         self._prompt_ids = [prompt_ids(prompt, tokenizer) for prompt in prompts]
-        self._sampling = SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens)
-        self._samples = samples
+        self._max_new_tokens = max_new_tokens
+        self._usual = self._own = EvalSampling(samples, temperature)
         self._sets = dict(sets or {})
         self._version: Version | None = None
         self._waiting: dict[str, int] = {}
@@ -152,16 +153,17 @@ class Evaluator:
         """Whether nothing is under way: every answer is there, or nothing was started."""
         return not self._waiting
 
-    def start(self, version: Version) -> None:
-        """Submit all prompts. Raises ComponentError when an evaluation is under way, or the engine is at
-        another version."""
+    def start(self, version: Version, sampling: EvalSampling | None = None) -> None:
+        """Submit all prompts. sampling: of this evaluation, in the place of the evaluator's own. Raises ComponentError
+        when an evaluation is under way, or the engine is at another version."""
         if not self.done:
             raise ComponentError(
                 f"evaluation of {version}: that of {self._version} waits for {len(self._waiting)} answers"
             )
         if self._engine.version != version:
             raise ComponentError(f"evaluation of {version}: the engine is at {self._engine.version}")
-        requests = [self._request(place, version) for place in range(len(self._prompts) * self._samples)]
+        self._own = sampling or self._usual
+        requests = [self._request(place, version) for place in range(len(self._prompts) * self._own.samples)]
         self._version, self._results = version, {}
         self._waiting = {request.request_id: index for index, request in enumerate(requests)}
         self._engine.submit(requests)
@@ -196,17 +198,17 @@ class Evaluator:
         if self._version is None or self._waiting:
             raise ComponentError(f"the evaluation has no result yet: {len(self._waiting)} answers are missing")
         answered, errors = [], []
-        for place in range(len(self._prompts) * self._samples):
+        for place in range(len(self._prompts) * self._own.samples):
             result = self._results[place]
             if result.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
                 answered.append(place)
             else:
-                prompt = self._prompts[place // self._samples]
+                prompt = self._prompts[place // self._own.samples]
                 errors.append(f"{prompt.prompt_id}: {result.error or result.finish_reason}")
         num_tokens = sum(len(self._results[place].token_ids) for place in answered)
-        prompts = [place // self._samples for place in answered]
+        prompts = [place // self._own.samples for place in answered]
         items = self._items(answered)
-        return Evaluation(self._version, items, errors, num_tokens, prompts, self._sets, self._samples)
+        return Evaluation(self._version, items, errors, num_tokens, prompts, self._sets, self._own.samples)
 
     def run(self, version: Version) -> Evaluation:
         """`start`, every `step`, and `result`, on an engine that serves nobody else meanwhile."""
@@ -217,13 +219,13 @@ class Evaluator:
 
     def _request(self, place: int, version: Version) -> GenerationRequest:
         """place: prompt by prompt, the samples of each together."""
-        index, sample = divmod(place, self._samples)
+        index, sample = divmod(place, self._own.samples)
         name = f"eval/{self._prompts[index].prompt_id}"
         return GenerationRequest(
             request_id=f"eval/{version}/{place}",
             prompt_ids=self._prompt_ids[index],
             seed=rollout_seed(0, f"{name}/{sample}" if sample else name),
-            sampling=self._sampling,
+            sampling=SamplingParams(temperature=self._own.temperature, max_new_tokens=self._max_new_tokens),
             stop_token_ids=self._tokenizer.eos_token_ids,
         )
 
@@ -250,5 +252,5 @@ class Evaluator:
                 token_ids=row.token_ids.astype("<i4").tobytes(),
                 prompt_ids=self._prompt_ids[index].astype("<i4").tobytes(),
             )
-            for index, row, text in zip([place // self._samples for place in places], rows, texts, strict=True)
+            for index, row, text in zip([place // self._own.samples for place in places], rows, texts, strict=True)
         ]

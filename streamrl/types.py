@@ -87,6 +87,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     max_new_tokens: int = 16
 
 
+class EvalSampling(msgspec.Struct, frozen=True):
+    """How often held-out prompts are completed, and at which temperature; 0 is greedy."""
+
+    samples: int = 1
+    temperature: float = 0.0
+
+
 MOST_TOP_LOGPROBS = 20
 """Tokens that are told in the place of each, at most."""
 

@@ -8,7 +8,7 @@ traceback. Exit codes: 0 done, 2 configuration, 3 resources, 4 a part failed, 13
 import errno
 import json
 import sys
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
@@ -16,6 +16,8 @@ from streamrl.errors import ConfigError, ResourceError, StreamRLError
 from streamrl.services.cli.data import data
 from streamrl.services.cli.deploy import deploy
 from streamrl.services.cli.dpo import dpo
+from streamrl.services.cli.evaluate import evaluate
+from streamrl.services.cli.exchange import convert, export
 from streamrl.services.cli.first_process import be_init_as_process_1
 from streamrl.services.cli.inspect_rows import queue, sql
 from streamrl.services.cli.options import EXIT_FAILED, Flag, Json, Rest, find, notice
@@ -51,6 +53,9 @@ app.command(dpo)
 app.command(submit)
 app.command(page)
 app.command(deploy)
+app.command(evaluate, name="eval")
+app.command(export)
+app.command(convert)
 
 
 @app.command
@@ -195,45 +200,6 @@ def why(run: str | None = None, *, as_json: Json = False) -> int:
         print(f"{finding['kind']}: {finding['text']}")
     if not findings:
         print("nothing stands out")
-    return 0
-
-
-@app.command(name="eval")
-def evaluate(run: str | None = None, *, as_json: Json = False) -> int:
-    """Score the held-out items under the newest version.
-
-    Parameters
-    ----------
-    run
-        A run folder, or a name under `runs/`; the newest when absent.
-    """
-    from streamrl.services.commands import run_verbs
-
-    print_facts(run_verbs.evaluate(find(run)), as_json)
-    return 0
-
-
-@app.command
-def export(
-    run: str | None = None, *, to: str | None = None, format: Literal["hf", "peft"] = "hf", as_json: Json = False
-) -> int:
-    """Write the newest checkpoint as a Hugging Face model folder.
-
-    Parameters
-    ----------
-    run
-        A run folder, or a name under `runs/`; the newest when absent.
-    to
-        The folder to write, or an address such as `s3://bucket/models/mine`; `export/` in the run folder when absent,
-        `adapters/` for the format peft.
-    format
-        hf is the whole model, adapters merged; peft the adapters alone, as peft loads them (`learner.lora`).
-    """
-    from streamrl.services.commands import run_verbs
-
-    found = find(run)
-    place = found.export_path if format == "hf" else found.adapters_path
-    print_facts(run_verbs.export(found, to or str(place), format), as_json)
     return 0
 
 

@@ -1,11 +1,11 @@
 """What the commands beside `up` do: each returns plain data for `--json`, which `cli` turns into text.
 
-Light: neither Ray nor torch is imported, but for `export`.
+Light: neither Ray nor torch is imported.
 """
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -23,8 +23,6 @@ from streamrl.services.run.folder import RunFolder, RunState
 from streamrl.services.run.read_logs import FOLLOW_S, Tail, last_lines, log_files, readable
 from streamrl.services.run.run_lock import RunLock
 
-# An evaluation of a thousand prompts beside the stream.
-_EVAL_S = 600.0
 # Beyond the run's own time to stop: the watcher's kill and sweep.
 _SPARE_S = 5.0
 # Until a socket that somebody removed is there again.
@@ -37,6 +35,8 @@ def status(run: RunFolder) -> dict[str, Any]:
     facts: dict[str, Any] = {"run": run.name, "folder": str(run.path), "state": str(state)}
     facts["launch"] = run.incarnation
     facts["durability"] = load(run.config_path).promise
+    if evaluated := run.evaluations():
+        facts["evaluations"] = evaluated
     if state is RunState.RUNNING and run.owner() is not None:
         told = _status_told(run)
         return status(run) if told is None else {**told, **facts}
@@ -73,15 +73,6 @@ def why(run: RunFolder, tell: Callable[[str], None] | None = None) -> list[dict[
     if not rows:
         raise RunFolderError(f"run {run.name} has no step yet, so there is nothing to explain; wait for the first")
     return [msgspec.to_builtins(finding) for finding in explain(rows, load(run.config_path))]
-
-
-def evaluate(run: RunFolder) -> dict[str, Any]:
-    """Score the held-out items now, on a live run; of a finished one, the score it ended with."""
-    summary = run.summary()
-    if summary is not None and run.owner() is None:
-        return {"run": run.name, "eval/score": summary.get("eval_after"), "step": summary.get("steps")}
-    with ControlClient.of(run, _EVAL_S) as client:
-        return {"run": run.name, **client.ask("eval")}
 
 
 def scale(run: RunFolder, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -146,12 +137,3 @@ def show_logs(
         if not alive:
             return
         pause.wait(FOLLOW_S)
-
-
-def export(run: RunFolder, to: str, layout: Literal["hf", "peft"] = "hf") -> dict[str, Any]:
-    """Write the newest checkpoint as a Hugging Face folder, or its adapters as one of peft's. Raises RunFolderError
-    when there is none. to: a folder, or the address of one in a store."""
-    from streamrl.services.commands.export import export_to
-
-    step = export_to(run, to, layout)
-    return {"run": run.name, "step": step, "folder": str(to)}

@@ -195,8 +195,20 @@ def _escaped(text: str) -> str:
     return escape(text)
 
 
+def evaluations_text(evaluations: dict[str, dict[str, Any]]) -> str:
+    """What was measured beside the run's own score, on one line."""
+    told = [
+        f"{name} {metric} {number(value)}"
+        for name, found in evaluations.items()
+        for metric, value in found.items()
+        if isinstance(value, float) and metric not in ("temperature", "limit")
+    ]
+    return ", ".join(told) or "-"
+
+
 SUMMARY_LINES = (
     ("held-out score", lambda s: f"{number(s.get('eval_before'))} -> {number(s.get('eval_after'))}"),
+    ("evaluations", lambda s: evaluations_text(s.get("evaluations") or {})),
     ("steps", lambda s: str(s.get("steps", "-"))),
     ("wall clock", lambda s: human_seconds(s.get("wall_s"))),
     ("rollouts/s", lambda s: number(s.get("rollouts_per_s"), ".0f")),

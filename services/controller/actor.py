@@ -58,7 +58,7 @@ from streamrl.services.run.resumed import EVENT, resumed_event, worth_telling
 from streamrl.services.run.scaling import sizes
 from streamrl.services.storage.mirror import STOP_SHARE, CheckpointMirror
 from streamrl.services.weights.actor import EVALUATION
-from streamrl.types import Version
+from streamrl.types import EvalSampling, Version
 
 WATCH_EVERY_S = 1.0
 
@@ -112,14 +112,17 @@ class Controller:
         own = {**self._gateway.status(), **self._scaler.status(), **self._stalls.status(), **self._mirror.status()}
         return {**self._book.status(), **parts, **own}
 
-    async def evaluate(self) -> dict[str, Any]:
-        """Score the held-out items under the newest version."""
+    async def evaluate(self, sampling: EvalSampling | None = None) -> dict[str, Any]:
+        """Score the held-out items under the newest version: as the run does, or with other samples."""
         version = await self._store.latest.remote()
         if version is None:
             raise ComponentError("evaluation: there is no version yet; wait for the warm-up to end")
         await self._store.pin.remote(version, EVALUATION)
-        score = await self._evaluator.score(Version(*version))
-        return {"version": str(Version(*version)), "eval/score": score}
+        known = {"version": str(Version(*version)), "step": Version(*version).step}
+        if sampling is None:
+            return {**known, "eval/score": await self._evaluator.score(Version(*version))}
+        sampled = await self._evaluator.score_sampled(Version(*version), sampling)
+        return {**known, "eval/score": sampled.mean, "eval/failed": sampled.num_failed, **sampled.parts}
 
     async def scale(self, wanted: dict[str, int | None]) -> None:
         """Have so many of these parts from now on; None leaves replicas to autoscaling. Waits for none of them."""

@@ -21,7 +21,7 @@ from streamrl.services.actors.deaths import cause_of, process_died
 from streamrl.services.actors.step_schedule import target_reached
 from streamrl.services.controller.books import RunBook
 from streamrl.services.weights.actor import EVALUATION
-from streamrl.types import Version
+from streamrl.types import EvalSampling, Version
 
 
 class Evaluator:
@@ -87,26 +87,40 @@ class Evaluator:
         await within(limit, self._due.join(), who="controller", what="the last evaluation")
 
     async def score(self, version: Version) -> float:
-        """The held-out score of a version. Raises DataError when it is not kept any more, DeadlineError when it is not
-        there in time."""
+        """The held-out score of a version, as `eval` has it; it is in the run's curve. Raises DataError when it is not
+        kept any more, DeadlineError when it is not there in time."""
+        score = await self._evaluated(version, None)
+        self._book.scored(version, score)
+        return score.mean
+
+    async def score_sampled(self, version: Version, sampling: EvalSampling) -> EvalScore:
+        """What a version comes to with other samples, which are in no curve. Raises as `score` does."""
+        return await self._evaluated(version, sampling)
+
+    async def _evaluated(self, version: Version, sampling: EvalSampling | None) -> EvalScore:
         async with self._one:
             self._scores = version
             try:
                 manifest = await self._pinned(version)
-                score = await self._scored(version, await self._answers(version, manifest))
+                limit_s = self._limit(sampling)
+                answers = await self._answers(version, manifest, sampling, limit_s)
+                return await self._scored(version, answers, limit_s)
             finally:
                 self._scores = None
                 await self._store.unpin.remote(version, EVALUATION)
-        self._book.scored(version, score)
-        return score.mean
 
-    async def _scored(self, version: Version, answers: bytes) -> EvalScore:
+    def _limit(self, sampling: EvalSampling | None) -> float:
+        """Seconds; more samples than usual may take as much longer."""
+        usual = self._config.eval.samples
+        return self._limit_s if sampling is None else self._limit_s * max(1.0, sampling.samples / usual)
+
+    async def _scored(self, version: Version, answers: bytes, limit_s: float) -> EvalScore:
         """The score of held-out answers, by whichever reward stage serves; by another one when that dies over it."""
         while True:
             reward = await self._reward.get()
             call, what = reward.score_evaluation.remote(answers), f"the scores of version {version}"
             try:
-                return await within(self._limit_s, call, who="reward", what=what)
+                return await within(limit_s, call, who="reward", what=what)
             except ray.exceptions.RayError as error:
                 if not process_died(error):
                     raise
@@ -120,7 +134,7 @@ class Evaluator:
                 raise error.cause from error
             raise
 
-    async def _answers(self, version: Version, manifest: bytes) -> bytes:
+    async def _answers(self, version: Version, manifest: bytes, sampling: EvalSampling | None, limit_s: float) -> bytes:
         """Held-out answers of whichever replica serves; of another one when that dies over it. One that does not give
         them in time is ended."""
         while True:
@@ -128,9 +142,9 @@ class Evaluator:
                 self._serves.clear()
                 await self._serves.wait()
             name = next(iter(self._serving))
-            call, what = self._serving[name].evaluate.remote(manifest), f"the evaluation of version {version}"
+            call, what = self._serving[name].evaluate.remote(manifest, sampling), f"the evaluation of version {version}"
             try:
-                return await within(self._limit_s, call, who=name, what=what)
+                return await within(limit_s, call, who=name, what=what)
             except DeadlineError as error:
                 self._fence(name, f"{error}; deadlines.rollout_s is {self._limit_s:g}")
                 raise

@@ -42,6 +42,7 @@ from streamrl.services.run.run_lock import RunLock
 from streamrl.services.run.scaling import outcome, remembered, requested_sizes, sizes
 from streamrl.system.append_file import AppendFile
 from streamrl.system.stacks import answer
+from streamrl.types import EvalSampling
 
 PR_SET_PDEATHSIG = 1
 # Ray's own shutdown takes 1 to 2 s.
@@ -196,8 +197,7 @@ class Owner:
     def _finish(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Add what only the owner knows: the wall clock of the whole command, Ray's start included."""
         summary = {**summary, "wall_s": (time.time_ns() - self._order.started_ns) / 1e9}
-        self._run.write_summary(summary)
-        return summary
+        return self._run.write_summary_with_evaluations(summary)
 
     def _record_address(self, session: ray_session.RaySession) -> None:
         launch = self._run.record.launch
@@ -232,10 +232,11 @@ class Owner:
         detail = {} if self._system is None else await self._system.status()
         return {**detail, "run": self._run.name, "phase": self._phase, "pid": os.getpid()}
 
-    async def _evaluate(self) -> dict[str, Any]:
+    async def _evaluate(self, **asked: Any) -> dict[str, Any]:
+        """asked: `samples` and `temperature`, where they are not to be the configuration's."""
         if self._system is None:
             raise RunFolderError(f"run {self._run.name} is still {self._phase}; evaluate when it is running")
-        return await self._system.evaluate()
+        return await self._system.evaluate(msgspec.convert(asked, EvalSampling) if asked else None)
 
     async def _sizes(self) -> dict[str, Any]:
         """How many there are to be of each part that can be scaled."""

@@ -18,6 +18,7 @@ from streamrl.services.controller.health.death_monitor import DeathMonitor
 from streamrl.services.controller.parts import this_node
 from streamrl.services.controller.supply import require_possible
 from streamrl.services.run.folder import RunFolder
+from streamrl.types import EvalSampling
 
 CONTROLLER = "controller"
 
@@ -55,9 +56,9 @@ class RaySystem:
     async def status(self) -> dict[str, Any]:
         return await self._controller.status.remote()
 
-    async def evaluate(self) -> dict[str, Any]:
+    async def evaluate(self, sampling: EvalSampling | None = None) -> dict[str, Any]:
         try:
-            return await self._controller.evaluate.remote()
+            return await self._controller.evaluate.remote(sampling)
         except ray.exceptions.RayError as error:
             raise explain_death("evaluation", error) from error
 

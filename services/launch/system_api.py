@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from streamrl.config.schema.run import Config
 from streamrl.services.run.folder import RunFolder
+from streamrl.types import EvalSampling
 
 
 class System(Protocol):
@@ -30,8 +31,8 @@ class System(Protocol):
         """The present state, for `streamrl status`."""
         ...
 
-    async def evaluate(self) -> dict[str, Any]:
-        """Score the held-out items under the newest version."""
+    async def evaluate(self, sampling: EvalSampling | None = None) -> dict[str, Any]:
+        """Score the held-out items under the newest version: as the run does, or with other samples."""
         ...
 
     async def scale(self, wanted: Mapping[str, int | None]) -> None:

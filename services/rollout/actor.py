@@ -60,6 +60,7 @@ from streamrl.tasks.load import open_task
 from streamrl.tasks.prompts import EncodedPrompts, longest_text
 from streamrl.types import (
     Arithmetic,
+    EvalSampling,
     FrameRef,
     GenerationRequest,
     GenerationResult,
@@ -239,8 +240,8 @@ class RolloutReplica:
             "paused": self._log.pause or self._journal.pause,
         }
 
-    async def evaluate(self, manifest: bytes) -> bytes:
-        """Complete the held-out prompts greedily under exactly this version, beside the stream.
+    async def evaluate(self, manifest: bytes, sampling: EvalSampling | None = None) -> bytes:
+        """Complete the held-out prompts under exactly this version, beside the stream, as `eval` or `sampling` has it.
 
         Returns the completions as the reward stage takes them (`streamrl.services.rollout.evaluations.encode`).
         """
@@ -248,7 +249,7 @@ class RolloutReplica:
         folder = await self._fetch(weights, "evaluation")
         with self._observer.span("evaluate", "evaluation"), ExitStack() as opened:
             tensors = await in_thread(opened.enter_context, self._versions.open(weights, folder))
-            work = self._evaluation.work(tensors, Version(*weights.version))
+            work = self._evaluation.work(tensors, Version(*weights.version), sampling)
             await asyncio.wrap_future(self._thread.run_spare(work))
         return encode(self._evaluation.result())
 

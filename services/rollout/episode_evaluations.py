@@ -19,7 +19,7 @@ from streamrl.environments.play import Player
 from streamrl.evaluation import Evaluation, held_out_prompts, held_out_sets
 from streamrl.models.tokenizer import TextTokenizer
 from streamrl.tasks.base import Task
-from streamrl.types import UpdateMode, Version
+from streamrl.types import EvalSampling, UpdateMode, Version
 
 
 class EpisodesHeldOut:
@@ -54,23 +54,28 @@ class EpisodesHeldOut:
             sets=held_out_sets(task, settings.max_items),
         )
 
-    def work(self, tensors: Mapping[str, torch.Tensor], version: Version) -> "EpisodeEvaluationWork":
-        """The evaluation of one version, to be stepped to its end. Keep `tensors` until then."""
-        return EpisodeEvaluationWork(self, tensors, version)
+    def work(
+        self, tensors: Mapping[str, torch.Tensor], version: Version, sampling: EvalSampling | None = None
+    ) -> "EpisodeEvaluationWork":
+        """The evaluation of one version, to be stepped to its end. Keep `tensors` until then. sampling: in the place of
+        the configuration's."""
+        return EpisodeEvaluationWork(self, tensors, version, sampling)
 
     def result(self) -> Evaluation:
         """The answers, once the work is done."""
         assert self._result is not None, "asked before the work was done"
         return self._result
 
-    def begin(self, tensors: Mapping[str, torch.Tensor], version: Version) -> tuple[Engine, TurnRequests, Future[None]]:
+    def begin(
+        self, tensors: Mapping[str, torch.Tensor], version: Version, sampling: EvalSampling | None
+    ) -> tuple[Engine, TurnRequests, Future[None]]:
         """In the engine thread: the engine under the version, what the episodes ask it, and their end."""
         if self._engine is None:
             self._engine = build_evaluation_engine(self._config, self._folder, self._max_length)
         if self._engine.version != version:
             self._engine.load_weights(tensors, version, UpdateMode.KEEP)
         requests = TurnRequests(self._wake)
-        playing = asyncio.run_coroutine_threadsafe(self._play(version, requests), self._loop)
+        playing = asyncio.run_coroutine_threadsafe(self._play(version, requests, sampling), self._loop)
         playing.add_done_callback(lambda _end: self._wake())
         return self._engine, requests, playing
 
@@ -80,15 +85,22 @@ class EpisodesHeldOut:
         if finished:
             self._loop.call_soon_threadsafe(requests.give, finished)
 
-    async def _play(self, version: Version, requests: TurnRequests) -> None:
-        self._result = await self._evaluator.play(version, requests.generate)
+    async def _play(self, version: Version, requests: TurnRequests, sampling: EvalSampling | None) -> None:
+        self._result = await self._evaluator.play(version, requests.generate, sampling)
 
 
 class EpisodeEvaluationWork:
     """`streamrl.services.rollout.engine_thread.SpareWork`: the first step loads the version and begins the episodes."""
 
-    def __init__(self, held_out: EpisodesHeldOut, tensors: Mapping[str, torch.Tensor], version: Version) -> None:
+    def __init__(
+        self,
+        held_out: EpisodesHeldOut,
+        tensors: Mapping[str, torch.Tensor],
+        version: Version,
+        sampling: EvalSampling | None,
+    ) -> None:
         self._held_out = held_out
+        self._sampling = sampling
         self._tensors = tensors
         self._version = version
         self._begun: tuple[Engine, TurnRequests, Future[None]] | None = None
@@ -107,7 +119,7 @@ class EpisodeEvaluationWork:
 
     def step(self) -> None:
         if self._begun is None:
-            self._begun = self._held_out.begin(self._tensors, self._version)
+            self._begun = self._held_out.begin(self._tensors, self._version, self._sampling)
             return
         engine, requests, playing = self._begun
         if playing.done():

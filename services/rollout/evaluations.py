@@ -15,7 +15,7 @@ from streamrl.engines.build import build_evaluation_engine
 from streamrl.evaluation import Evaluation, Evaluator, held_out_prompts, held_out_sets
 from streamrl.models.tokenizer import TextTokenizer
 from streamrl.tasks.base import Task
-from streamrl.types import UpdateMode, Version
+from streamrl.types import EvalSampling, UpdateMode, Version
 
 
 class HeldOut:
@@ -30,9 +30,12 @@ class HeldOut:
         self._engine: Engine | None = None
         self._evaluator: Evaluator | None = None
 
-    def work(self, tensors: Mapping[str, torch.Tensor], version: Version) -> "EvaluationWork":
-        """The evaluation of one version, to be stepped to its end. Keep `tensors` until then."""
-        return EvaluationWork(self, tensors, version)
+    def work(
+        self, tensors: Mapping[str, torch.Tensor], version: Version, sampling: EvalSampling | None = None
+    ) -> "EvaluationWork":
+        """The evaluation of one version, to be stepped to its end. Keep `tensors` until then. sampling: in the place of
+        the configuration's."""
+        return EvaluationWork(self, tensors, version, sampling)
 
     def result(self) -> Evaluation:
         """The answers, once the work is done."""
@@ -64,8 +67,11 @@ class HeldOut:
 class EvaluationWork:
     """`streamrl.services.rollout.engine_thread.SpareWork`: the first step loads the version and submits the prompts."""
 
-    def __init__(self, held_out: HeldOut, tensors: Mapping[str, torch.Tensor], version: Version) -> None:
+    def __init__(
+        self, held_out: HeldOut, tensors: Mapping[str, torch.Tensor], version: Version, sampling: EvalSampling | None
+    ) -> None:
         self._held_out = held_out
+        self._sampling = sampling
         self._tensors = tensors
         self._version = version
         self._started = False
@@ -84,5 +90,5 @@ class EvaluationWork:
             self._held_out.evaluator().step()
             return
         self._held_out.load(self._tensors, self._version)
-        self._held_out.evaluator().start(self._version)
+        self._held_out.evaluator().start(self._version, self._sampling)
         self._started = True

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from streamrl.errors import ResourceError, RunFolderError
+from streamrl.observability.evaluations import newest_evaluations, read_evaluations
 from streamrl.services.run import run_lock
 from streamrl.services.run.liveness import ProcessId
 from streamrl.system.disk import sync_folder
@@ -151,6 +152,10 @@ class RunFolder:
         return self.path / "events.jsonl"
 
     @property
+    def evaluations_path(self) -> Path:
+        return self.path / "evaluations.jsonl"
+
+    @property
     def trace_path(self) -> Path:
         return self.path / "trace.json"
 
@@ -246,6 +251,19 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_whole(self.summary_path, json.dumps(summary, indent=2).encode() + b"\n")
+
+    def write_summary_with_evaluations(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """Write it with what `evaluations.jsonl` has, and return it so. Who adds to that file writes the summary after
+        it, if there is one: whoever comes last sees the other's."""
+        told: dict[str, Any] | None = None
+        while told is None or told != self.evaluations():
+            told = self.evaluations()
+            self.write_summary({**summary, "evaluations": told})
+        return {**summary, "evaluations": told}
+
+    def evaluations(self) -> dict[str, dict[str, Any]]:
+        """What was evaluated beside the run's own scores: the newest of each name."""
+        return newest_evaluations(read_evaluations(self.evaluations_path))
 
 
 def find_run(name_or_path: str | None, runs: Path = Path("runs")) -> RunFolder:

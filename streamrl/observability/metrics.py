@@ -183,7 +183,7 @@ class Summary(msgspec.Struct, kw_only=True):
     launch; rows_lost: with nodes that went away, and generated again. tokens_continued: that a replica had sampled when
     it ended, and that another went on from, in this launch. prompts_quarantined: of the task, started no more.
     rows_too_long, rows_unusable: of the data's files, left out of training and evaluation. eval_parts: what the last
-    evaluation told beside the score, by name.
+    evaluation told beside the score, by name. evaluations: what `streamrl eval` measured, the newest of each name.
     """
 
     eval_before: float | None
@@ -210,6 +210,7 @@ class Summary(msgspec.Struct, kw_only=True):
     rows_too_long: int = 0
     rows_unusable: int = 0
     eval_parts: dict[str, float] = msgspec.field(default_factory=dict)
+    evaluations: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
 
 
 def write_summary(path: Path, summary: Summary) -> None:

@@ -9,6 +9,7 @@ from support.gateway.page_server import PageServer, replica, row, sample, standi
 from support.gateway.page_viewer import Viewer
 
 from streamrl.gateway.auth import Scope
+from streamrl.observability.evaluations import EvaluationRecord
 
 CHARTS = ("reward", "staleness", "waits", "queue", "tokens", "weights")
 PARTS = ("scale-rollout", "order-rollout", "scale-reward", "order-reward")
@@ -50,6 +51,21 @@ def test_behind_a_prefix_of_a_proxy_the_page_finds_its_files_its_figures_and_its
         assert len(asked) > 10
         assert [url for url in asked if not url.startswith((f"{server.url}/team/llm/", "data:"))] == []
         assert page.complaints() == []
+
+
+def test_what_was_evaluated_beside_the_run_stands_below_its_scores(server: PageServer, page: Viewer) -> None:
+    scores = {"exact_match,strict-match": 0.41, "exact_match,flexible-extract": 0.5}
+    server.evaluated(
+        EvaluationRecord(
+            time_ns=1, name="<b>gsm8k", step=100, version="0.100", scores=scores, source="lm-eval", limit=50.0
+        )
+    )
+    running(server)
+    opened(page, server)
+    page.until_text("#evaluations", "gsm8k")
+    (line,) = page.all("#evaluations li")
+    assert line.text == "<b>gsm8k: exact_match,strict-match 0.410, exact_match,flexible-extract 0.500 at step 100"
+    assert page.complaints() == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

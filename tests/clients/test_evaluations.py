@@ -7,11 +7,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from support.gateway.local_gateway import LocalGateway
 from support.gateway.torch_gateway import LONG, torch_gateway
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from streamrl.errors import ComponentError, ConfigError
+from streamrl.gateway.auth import Scope
+from streamrl.observability.evaluations import read_evaluations
+from streamrl.services.commands.exchange.evaluation import evaluate_tasks
+from streamrl.services.run.folder import RunFolder
+from streamrl.services.run.gateway_tokens import token_path
 
 pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="make test-clients")
 
@@ -107,6 +115,65 @@ async def test_the_harness_scores_what_is_generated(gateway: LocalGateway, tmp_p
     samples = evaluated["samples"]["sums"]
     assert len(samples) == len(rows)
     assert any(sample["resps"][0][0] for sample in samples)
+
+
+def write_sums(folder: Path) -> None:
+    """A task of one's own, of six rows."""
+    rows = [{"question": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {
+        "task": "own_sums",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 16, "do_sample": False},
+        "metric_list": [{"metric": "exact_match"}],
+    }
+    (folder / "own_sums.yaml").write_text(json.dumps(task))
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[RunFolder]:
+    """A run that is up, with its gateway."""
+    async with torch_gateway(tmp_path, owned=True, **LONG) as opened:
+        launch = opened.run.record.launch
+        assert launch is not None
+        opened.run.start_launch(msgspec.structs.replace(launch, gateway=opened.url))
+        yield opened.run
+
+
+async def test_streamrl_eval_scores_a_task_of_ones_own_through_the_gateway(run: RunFolder, tmp_path: Path) -> None:
+    write_sums(tmp_path / "tasks")
+    told: list[str] = []
+    options = {"limit": 4, "include": [str(tmp_path / "tasks")], "chat": False, "tell": told.append}
+    facts = await asyncio.to_thread(evaluate_tasks, run, ["own_sums"], **options)
+    (record,) = read_evaluations(run.evaluations_path)
+    assert (record.name, record.version, record.step, record.limit) == ("own_sums", "0.1", 1, 4)
+    assert record.scores == {"exact_match,none": 0.0}
+    assert record.source == "lm-eval 0.4.13"
+    assert facts["own_sums"]["exact_match,none"] == 0.0
+    assert "lm-eval.log" in told[0]
+    log = (run.logs_path / "lm-eval.log").read_text()
+    assert token_path(run, Scope.GENERATE).read_text() not in log
+
+
+async def test_streamrl_eval_names_a_task_that_there_is_not(run: RunFolder) -> None:
+    options: dict[str, Any] = {"limit": None, "include": [], "chat": False, "tell": lambda _: None}
+    with pytest.raises(ConfigError, match=r"lm-eval has no task 'no_such_task'; .*--include FOLDER adds your own"):
+        await asyncio.to_thread(evaluate_tasks, run, ["no_such_task"], **options)
+    assert not run.evaluations_path.exists()
+
+
+async def test_streamrl_eval_tells_how_the_harness_failed(run: RunFolder, tmp_path: Path) -> None:
+    write_sums(tmp_path / "tasks")
+    (tmp_path / "tasks" / "rows.jsonl").unlink()
+    options: dict[str, Any] = {"limit": None, "include": [str(tmp_path / "tasks")], "chat": False}
+    with pytest.raises(ComponentError, match=r"lm-eval ended with code 1: .*all of it in .*lm-eval.log"):
+        await asyncio.to_thread(evaluate_tasks, run, ["own_sums"], tell=lambda _: None, **options)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inspect uses what its libraries deprecate

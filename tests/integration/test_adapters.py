@@ -10,8 +10,8 @@ from support.runs.live_run import LiveRun, live_run
 from support.weights.adapted_model import IGNORED, apart, base_model, logprobs
 from transformers import AutoModelForCausalLM
 
+from streamrl.services.commands.exchange.hub import export
 from streamrl.services.commands.replay import replay
-from streamrl.services.commands.run_verbs import export
 from streamrl.services.run.folder import RunFolder
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]

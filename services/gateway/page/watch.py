@@ -49,6 +49,7 @@ class RunWatch:
             "queue_rows": picture.queue_rows(status),
             "dropped": picture.dropped_groups(status),
             "why": found,
+            "evaluations": await asyncio.to_thread(self._run.evaluations),
         }
 
     async def history(self, points: int, figures: list[str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from streamrl.models.tokenizer import TextTokenizer
 from streamrl.rewards.base import RewardItem
 from streamrl.tasks.base import Prompt
 from streamrl.tasks.prompts import prompt_ids
-from streamrl.types import GenerationRequest, GenerationResult, SamplingParams, Version
+from streamrl.types import EvalSampling, GenerationRequest, GenerationResult, SamplingParams, Version
 
 
 class EpisodeEvaluator:
@@ -42,13 +42,14 @@ class EpisodeEvaluator:
         self._prompts = list(prompts)
         self._ids = [prompt_ids(prompt, tokenizer) for prompt in prompts]
         self._stop_ids = tokenizer.eos_token_ids
-        self._sampling = SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens)
-        self._samples = samples
+        self._max_new_tokens = max_new_tokens
+        self._usual = self._own = EvalSampling(samples, temperature)
         self._sets = dict(sets or {})
 
-    async def play(self, version: Version, generate: Generate) -> Evaluation:
-        """All of them beside each other. Raises ComponentError for an answer that was not sampled under the evaluated
-        version alone."""
+    async def play(self, version: Version, generate: Generate, sampling: EvalSampling | None = None) -> Evaluation:
+        """All of them beside each other. sampling: of this evaluation, in the place of the evaluator's own. Raises
+        ComponentError for an answer that was not sampled under the evaluated version alone."""
+        self._own = sampling or self._usual
 
         async def pinned(request: GenerationRequest) -> GenerationResult:
             result = await generate(request)
@@ -60,7 +61,7 @@ class EpisodeEvaluator:
                 )
             return result
 
-        places = range(len(self._prompts) * self._samples)
+        places = range(len(self._prompts) * self._own.samples)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._player.play(self._rollout(place), pinned)) for place in places]
         return self._evaluation(version, [task.result() for task in tasks])
@@ -68,7 +69,7 @@ class EpisodeEvaluator:
     def _evaluation(self, version: Version, episodes: Sequence[EndedEpisode]) -> Evaluation:
         answered = [place for place, episode in enumerate(episodes) if episode.record is not None]
         errors = [
-            f"{self._prompts[place // self._samples].prompt_id}: {episode.error or episode.finish_reason}"
+            f"{self._prompts[place // self._own.samples].prompt_id}: {episode.error or episode.finish_reason}"
             for place, episode in enumerate(episodes)
             if episode.record is None
         ]
@@ -78,13 +79,13 @@ class EpisodeEvaluator:
             [self._item(place, episodes[place]) for place in answered],
             errors,
             sum(len(turn.token_ids) for branch in branches for turn in branch.turns),
-            [place // self._samples for place in answered],
+            [place // self._own.samples for place in answered],
             self._sets,
-            self._samples,
+            self._own.samples,
         )
 
     def _item(self, place: int, episode: EndedEpisode) -> RewardItem:
-        prompt = self._prompts[place // self._samples]
+        prompt = self._prompts[place // self._own.samples]
         assert episode.record is not None
         first, *_ = turns = episode.branches[-1].turns
         return RewardItem(
@@ -98,11 +99,12 @@ class EpisodeEvaluator:
 
     def _rollout(self, place: int) -> Rollout:
         """place: prompt by prompt, the samples of each together."""
-        index, sample = divmod(place, self._samples)
+        index, sample = divmod(place, self._own.samples)
         prompt = self._prompts[index]
         # The seeds follow from the name, which is the same for every version.
         name = f"eval/{prompt.prompt_id}/{sample}"
-        request = GenerationRequest(name, self._ids[index], 0, self._sampling, self._stop_ids)
+        drawn = SamplingParams(temperature=self._own.temperature, max_new_tokens=self._max_new_tokens)
+        request = GenerationRequest(name, self._ids[index], 0, drawn, self._stop_ids)
         return Rollout(request, prompt.text, row_of(prompt.payload, prompt.text), 0)
 
 

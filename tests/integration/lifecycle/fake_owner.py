@@ -18,6 +18,7 @@ from streamrl.config import Config
 from streamrl.errors import ComponentError
 from streamrl.services.launch.owner import own
 from streamrl.services.run.folder import SHARED_MEMORY, RunFolder
+from streamrl.types import EvalSampling
 
 STEP_S = 0.02
 
@@ -61,8 +62,9 @@ class FakeSystem:
     async def status(self) -> dict[str, Any]:
         return {"step": self._step, "pids": self._pids}
 
-    async def evaluate(self) -> dict[str, Any]:
-        return {"eval/score": 0.5, "step": self._step}
+    async def evaluate(self, sampling: EvalSampling | None = None) -> dict[str, Any]:
+        more = {} if sampling is None else {"version": "0.1", f"pass@{sampling.samples}": 0.75}
+        return {"eval/score": 0.5, "step": self._step, **more}
 
     async def stop(self) -> None:
         if self._script.get("stuck"):

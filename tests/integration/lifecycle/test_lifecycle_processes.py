@@ -215,6 +215,8 @@ def test_a_detached_run_answers_until_down_and_a_second_up_is_refused(tmp_path: 
         facts = streamrl("status", run)
         assert (facts["state"], facts["phase"]) == ("running", "running")
         assert streamrl("eval", run)["eval/score"] == 0.5
+        assert streamrl("eval", run, "--k", "4")["held-out@4"]["pass@4"] == 0.75
+        assert streamrl("status", run)["evaluations"]["held-out@4"]["pass@4"] == 0.75
         with running(tmp_path) as second:
             code, err = second.end()
         assert code == 2

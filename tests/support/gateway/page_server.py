@@ -21,6 +21,7 @@ from support.runs.scripted_owner import ScriptedOwner
 from streamrl.config.schema.run import GatewayConfig
 from streamrl.gateway.auth import Scope
 from streamrl.gateway.refusal import Refusal
+from streamrl.observability.evaluations import EvaluationRecord, append_evaluations
 from streamrl.observability.metrics import MetricsWriter
 from streamrl.services.gateway.actor import GatewayActor
 from streamrl.services.gateway.path_prefix import PathPrefix
@@ -58,6 +59,10 @@ class PageServer:
         assert not self._thread.is_alive()
 
     # ---- what a test says
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        """`streamrl eval` has measured something."""
+        append_evaluations(self._folder / "run" / "evaluations.jsonl", [record])
 
     @property
     def url(self) -> str:

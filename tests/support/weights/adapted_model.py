@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from streamrl.buffers.segments.places import COMPLETIONS_DIR
 from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.learner.checkpoint.checkpoint import verify
-from streamrl.services.commands.run_verbs import export
+from streamrl.services.commands.exchange.hub import export
 from streamrl.services.run.folder import RunFolder
 
 # peft 0.21 reads an attribute that transformers 5.23 calls by another name.

@@ -8,12 +8,13 @@ import pytest
 
 from streamrl.config.estimates.model_presets import PRESETS
 from streamrl.errors import ComponentError
-from streamrl.evaluation import EvalScore, Evaluator, held_out_prompts, mean_score
+from streamrl.evaluation import EvalScore, Evaluator, evaluation_score, held_out_prompts, mean_score
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer, write_character_tokenizer
 from streamrl.rewards.scorer import Scorer, resolve_reward
 from streamrl.tasks.arithmetic import ArithmeticTask
 from streamrl.types import (
     EngineStats,
+    EvalSampling,
     FinishReason,
     GenerationRequest,
     GenerationResult,
@@ -115,6 +116,21 @@ def test_answers_are_greedy_in_prompt_order_and_ready_for_the_reward(tokenizer: 
     assert evaluation.num_tokens == sum(len(item.completion) + 1 for item in evaluation.items)
     scores = Scorer(resolve_reward("exact_match")).score(evaluation.items)
     assert mean_score(scores) == EvalScore(mean=1.0, num_scored=7, num_failed=0)
+
+
+def test_one_evaluation_may_have_samples_of_its_own_and_the_next_is_as_ever(tokenizer: TextTokenizer) -> None:
+    engine = CalculatingEngine(tokenizer)
+    evaluator = evaluator_on(engine, tokenizer)
+    evaluator.start(FIRST, EvalSampling(samples=3, temperature=0.7))
+    assert [request.sampling.temperature for request in engine.requests] == [0.7] * 21
+    assert len({request.seed for request in engine.requests}) == 21
+    while not evaluator.done:
+        evaluator.step()
+    evaluation = evaluator.result()
+    assert (evaluation.samples, evaluation.prompts) == (3, [place // 3 for place in range(21)])
+    scores = Scorer(resolve_reward("exact_match")).score(evaluation.items)
+    assert evaluation_score(evaluation, scores).parts == {"avg@3": 1.0, "pass@3": 1.0}
+    assert evaluator.run(FIRST).samples == 1
 
 
 def test_the_score_is_the_share_of_right_answers(tokenizer: TextTokenizer) -> None:

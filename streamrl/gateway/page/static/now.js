@@ -27,8 +27,15 @@ export function showNow(status) {
     Object.entries(status.queue_rows).map(([state, rows]) => `${number(rows)} ${QUEUE_WORDS[state]}`),
     Object.keys(status.queue_rows).map((state) => `key ${KEYS[state]}`),
   );
+  list("evaluations", Object.entries(status.evaluations ?? {}).map(evaluated));
   showWeights(metrics ?? {});
   showDrops(status.dropped);
+}
+
+/** What `streamrl eval` measured of one task, and when. */
+function evaluated([name, { step, version, last_version, source, samples, temperature, limit, ...scores }]) {
+  const told = Object.entries(scores).map(([metric, score]) => `${metric} ${number(score)}`);
+  return `${name}: ${told.join(", ")} at step ${step}`;
 }
 
 function showWeights(metrics) {

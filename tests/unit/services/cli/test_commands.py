@@ -18,6 +18,7 @@ from streamrl.config import load_args
 from streamrl.errors import RunFolderError
 from streamrl.services.cli.main import run_app
 from streamrl.services.commands import run_verbs
+from streamrl.services.commands.exchange import evaluation
 from streamrl.services.launch.claim import claim
 from streamrl.services.run.control import ControlServer, EventHub
 from streamrl.services.run.control_socket import listen_at
@@ -197,7 +198,7 @@ def test_status_of_a_run_that_is_not_up_comes_from_its_files(run: RunFolder) -> 
     run.failure_path.unlink()
     run.write_summary({"eval_after": 0.9, "steps": 4})
     assert run_verbs.status(run)["summary"] == {"eval_after": 0.9, "steps": 4}
-    assert run_verbs.evaluate(run) == {"run": "run", "eval/score": 0.9, "step": 4}
+    assert evaluation.evaluate(run) == {"run": "run", "eval/score": 0.9, "step": 4}
 
 
 def test_why_explains_the_rows_of_the_run(run: RunFolder) -> None:

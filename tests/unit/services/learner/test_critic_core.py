@@ -20,7 +20,7 @@ from streamrl.learner.checkpoint.digest import tensor_digest
 from streamrl.learner.model.value_model import HEAD
 from streamrl.models.load import load_model, prepare_model_folder
 from streamrl.models.tokenizer import write_character_tokenizer
-from streamrl.services.commands.export import export_newest
+from streamrl.services.commands.exchange.export import export_newest
 from streamrl.services.launch.preflight import check
 from streamrl.services.learner.core import LearnerCore
 from streamrl.services.run.folder import RunFolder

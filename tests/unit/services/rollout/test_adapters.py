@@ -29,7 +29,7 @@ from streamrl.models.load import load_model, prepare_model_folder
 from streamrl.models.merge import merged
 from streamrl.reference import Reference
 from streamrl.services.cli.main import run_app
-from streamrl.services.commands.run_verbs import export
+from streamrl.services.commands.exchange.hub import export
 from streamrl.services.learner.core import LearnerCore
 from streamrl.services.rollout.actor import RolloutReplica
 from streamrl.services.run.folder import RunFolder

@@ -11,7 +11,8 @@ from streamrl.config import dump
 from streamrl.config.schema.learner import LearnerConfig, LoraConfig, OptimizerConfig
 from streamrl.config.schema.run import Config, ModelConfig
 from streamrl.errors import ConfigError
-from streamrl.services.commands.export import export_newest, export_to
+from streamrl.services.commands.exchange.export import export_newest
+from streamrl.services.commands.exchange.hub import export as export_with_card
 from streamrl.services.learner.core import LearnerCore
 from streamrl.services.run.folder import RunFolder
 from streamrl.storage.object_set import read_set
@@ -68,8 +69,8 @@ def test_an_export_to_an_address_is_the_same_folder_there(tmp_path: Path) -> Non
     run = RunFolder.open(tmp_path / "run")
     (run.path / "config.toml").write_text(dump(config))
     place = f"memory://{run.run_id}"
-    assert export_to(run, f"{place}/model") == 0
-    export_to(run, str(tmp_path / "here"))
+    assert export_with_card(run, f"{place}/model") == 0
+    export_with_card(run, str(tmp_path / "here"))
     store = open_store(place)
     there = {key.removeprefix("model/"): read(store, key) for key in store.list("model/")}
     assert there == {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}
@@ -77,4 +78,4 @@ def test_an_export_to_an_address_is_the_same_folder_there(tmp_path: Path) -> Non
     assert [path for path in run.path.iterdir() if path.name.startswith(".export")] == []
     store.put("theirs/x", [b"x"])
     with pytest.raises(ConfigError, match="was not written by streamrl"):
-        export_to(run, f"{place}/theirs")
+        export_with_card(run, f"{place}/theirs")

@@ -4,7 +4,6 @@ Knows the names that the learner gives its weights in a checkpoint, and nothing 
 torch.
 """
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -13,36 +12,19 @@ import torch
 
 from streamrl.config import Config, load
 from streamrl.config.estimates import sizes as limits
-from streamrl.errors import ConfigError, DataError, RunFolderError
+from streamrl.errors import ConfigError, DataError
 from streamrl.learner.checkpoint.checkpoint import CheckpointInfo, find_newest
 from streamrl.models.export import export_hf
 from streamrl.models.load import DTYPES, load_model
 from streamrl.models.merge import merge
+from streamrl.services.commands.exchange.readiness import nothing_yet
 from streamrl.services.run.folder import RunFolder
 from streamrl.services.run.layout import model_folder
-from streamrl.storage.address import local_path
-from streamrl.storage.published_folder import PublishedFolder
 from streamrl.weights.tensors import weights_digest
 
 WEIGHT = "model/"
 
 ExportLayout = Literal["hf", "peft"]
-
-
-def export_to(run: RunFolder, to: str, layout: ExportLayout = "hf") -> int:
-    """As `export_newest`, to a folder or to the address of one in a store, whose commit object beside it is put last.
-
-    Raises ConfigError for a place that something else has, or that does not let us in; then nothing was written.
-    """
-    folder = local_path(to)
-    if folder is not None:
-        return export_newest(run, folder, layout)
-    published = PublishedFolder(to)
-    published.require_ours()
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=run.path) as made:
-        step = export_newest(run, Path(made) / "model", layout)
-        published.put(Path(made) / "model", {"run": run.run_id, "step": step})
-    return step
 
 
 def export_newest(run: RunFolder, to: Path, layout: ExportLayout = "hf") -> int:
@@ -54,10 +36,7 @@ def export_newest(run: RunFolder, to: Path, layout: ExportLayout = "hf") -> int:
     """
     found = find_newest(run.checkpoints_path).newest
     if found is None:
-        raise RunFolderError(
-            f"run {run.name} has no checkpoint to export yet; the first comes after the warm-up, "
-            "then one every checkpoint.every steps"
-        )
+        raise nothing_yet(run)
     config = load(run.config_path)
     source = model_folder(run.path, config)
     if layout == "peft":
