@@ -29,6 +29,13 @@ for (let i = 4; i < line.length; i += 4) {
 return changes;
 """
 """How often the colour changes along a line through a chart."""
+PAINTED_AT_THE_RIGHT = """
+const canvas = document.querySelector(arguments[0]);
+const wide = 20 * canvas.width / canvas.clientWidth;
+const pixels = canvas.getContext("2d").getImageData(canvas.width - wide, 0, wide, canvas.height * 0.85).data;
+return pixels.some((value, place) => place % 4 === 3 && value > 128);
+"""
+"""Whether something stands right of the curves of a chart."""
 
 
 def jumping(server: PageServer, *, steps: int) -> None:
@@ -111,6 +118,8 @@ def test_lines_have_letters_that_the_readout_explains(server: PageServer, page: 
     assert of_each(page, "#staleness .readout span", "one.dataset.letter") == letters
     shown = of_each(page, "#staleness .readout span", "getComputedStyle(one, '::before').content")
     assert shown == [f'"{letter}"' for letter in letters]
+    for chart, painted in (("staleness", True), ("tokens", True), ("waits", False)):
+        assert page.run(PAINTED_AT_THE_RIGHT, f"#{chart} canvas") is painted, chart
 
 
 def test_a_single_step_is_drawn(server: PageServer, page: Viewer) -> None:

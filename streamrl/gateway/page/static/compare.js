@@ -118,10 +118,13 @@ export class Compare {
 
   #rows(step, other) {
     const components = this.#components.map((name) => ({ name: componentFigure(name), label: `reward: ${name}` }));
-    const told = [FIGURES[0], ...components, ...FIGURES.slice(1)];
-    const rows = told.map((figure) => [figure, at(this.#series.of(figure.name), step, figure), at(other.of(figure.name), step, figure)]);
+    const figures = [FIGURES[0], ...components, ...FIGURES.slice(1)];
+    const rows = figures.map((figure) => [figure, at(this.#series.of(figure.name), step, figure), at(other.of(figure.name), step, figure)]);
+    const told = rows.filter(([, ...both]) => both.some((one) => one !== null)).map((row) => shown(...row));
     const body = document.getElementById("compare-rows");
-    body.replaceChildren(...rows.filter(([, ...both]) => both.some((one) => one !== null)).map((row) => shown(...row)));
+    // Who reads the table, or has marked a part of it, is not disturbed by what stays the same.
+    const text = (list) => list.map((row) => row.textContent).join("\n");
+    if (text(told) !== text([...body.children])) body.replaceChildren(...told);
   }
 
   #fail(error) {
