@@ -1,5 +1,5 @@
-"""The learner on a CPU: packs against padding, log-probs with a large vocabulary. Needs no Ray. `bench_gpu.py` has the
-learner on a GPU.
+"""The learner on a CPU: packs against padding, log-probs with a large vocabulary, what it costs to keep figures of
+single tokens. Needs no Ray. `bench_gpu.py` has the learner on a GPU.
 
 A figure is a median of the rounds. What is compared takes turns within each round, and a ratio is the median of the
 rounds' ratios, so that a busy machine weighs on both sides. Useful tokens are those of the rows, without padding.
@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from learner_steps import logprobs
+from learner_steps import kept_tokens, logprobs
 from learner_steps.models import (
     SMALL,
     make_branches,
@@ -108,6 +108,7 @@ def main() -> int:
     packing(report, options.rounds, options.rows)
     branches(report, options.rounds, options.branch_tokens)
     logprobs.measure(report, options.rounds, options.tokens, options.hidden_size)
+    kept_tokens.measure(report, options.rounds, options.rows)
     return report.finish()
 
 

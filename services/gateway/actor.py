@@ -130,6 +130,7 @@ class GatewayActor:
             await self._prompts.ends.close()
             await self._watch.close()
             self._rows.close()
+            self._samples.close()
             await asyncio.to_thread(self._trajectories.close)
             self._observer.close()
 
@@ -166,11 +167,15 @@ class GatewayActor:
             controls=ControlService(self._run.path),
             versions=self._versions,
             weights=self._weights,
-            samples=SampleService(self._queue, self._rows, tokenizer, config),
+            samples=self._sample_service(tokenizer),
             trajectories=self._trajectory_service(limits),
             sessions=self._session_service(tokenizer),
             session_token=partial(session_token, self._run.key()),
         )
+
+    def _sample_service(self, tokenizer: TextTokenizer) -> SampleService:
+        self._samples = SampleService(self._queue, self._rows, tokenizer, self._config, self._run.tokens_path)
+        return self._samples
 
     def _prompt_service(self, tokenizer: TextTokenizer, longest_prompt: int) -> PromptService:
         gateway = self._config.gateway

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from streamrl.algorithms.aggregation import Denominators
 from streamrl.buffers.rows.gather import rollout_rows
@@ -33,21 +32,20 @@ from streamrl.learner.blame import Logprobs, with_its_row
 from streamrl.learner.checkpoint import checkpoint
 from streamrl.learner.checkpoint.retention import oldest_step
 from streamrl.learner.fsdp import FsdpBackend, on_policy
-from streamrl.learner.model.sharding import ShardedPolicy
 from streamrl.learner.parallel.process_group import LearnerGroup, open_group
 from streamrl.learner.references.averaged import AveragedPolicy
-from streamrl.learner.references.frozen import FrozenPolicy
 from streamrl.learner.sources import Sources
 from streamrl.learner.supervised.warmup import Warmup, WarmupProgress
 from streamrl.models.export import export_hf
-from streamrl.models.load import DTYPES, load_model, prepare_model_folder
+from streamrl.models.load import load_model, prepare_model_folder
 from streamrl.models.tokenizer import load_tokenizer
-from streamrl.models.vocabulary import require_same_vocabulary
 from streamrl.observability.timeline import StepTimer
 from streamrl.services.learner import warm_up
 from streamrl.services.learner.auxiliary import make_auxiliary_model
+from streamrl.services.learner.policies import make_policy, make_reference
 from streamrl.services.learner.reference_rewards import pay_divergence
 from streamrl.services.learner.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, num_shares, shares_of
+from streamrl.services.learner.token_log import TokenLog
 from streamrl.services.learner.version_writer import Span, VersionWriter, WeightSnapshot, Written, untold
 from streamrl.services.run.folder import RunFolder
 from streamrl.services.run.layout import model_folder, start_folder
@@ -96,7 +94,8 @@ class LearnerCore:
         self._group.wait_for_first()
         model = load_model(model_folder(self._run.path, self._config), self._config.model.dtype)
         self._load_task(model.config.get_text_config().max_position_embeddings)
-        self._policy = self._make_policy(model)
+        self._policy = make_policy(model, self._config, self._group)
+        self._token_log = TokenLog(self._run.tokens_path, self._config, self._group.ranks, self._rank)
         self._versions = VersionWriter(self._run, self._config, self._rank, self._policy)
         self._backend = self._make_backend()
         self._auxiliary = self._make_auxiliary_model()
@@ -168,8 +167,10 @@ class LearnerCore:
         totals = map(Denominators, plan.total_tokens, plan.total_rows)
         mini_batches = list(map(MiniBatch, packs, totals))
         parts = [[Part(rows, share.place) for rows, share in mini_batch] for mini_batch in read]
+        self._token_log.begin(packs)
         with timer.phase("forward_backward"):
             metrics = self._step(mini_batches, parts)
+        self._token_log.write(plan, read, packs)
         metrics.pop("time/forward_backward")
         timer.move("forward_backward", "optimizer", metrics.pop("time/optimizer"))
         return {**sources.named(metrics), **paid}
@@ -308,18 +309,6 @@ class LearnerCore:
             sequence_size=learner.sequence_parallel,
         )
 
-    def _make_policy(self, model: PreTrainedModel) -> ShardedPolicy:
-        learner, dtype = self._config.learner, DTYPES[self._config.model.dtype]
-        lora, execution = learner.lora, learner.execution
-        if not lora.rank:
-            return ShardedPolicy(model, self._group, dtype, execution)
-        # Not above: it needs a package that only those have who train adapters.
-        from streamrl.learner.model.adapters import AdapterPolicy, AdapterSettings, linear_layers
-
-        targets = lora.targets or tuple(linear_layers(model))
-        settings = AdapterSettings(lora.rank, limits.lora_alpha(lora), targets, self._config.seed)
-        return AdapterPolicy(model, self._group, dtype, settings, execution)
-
     def _load_task(self, context: int) -> None:
         folder = model_folder(self._run.path, self._config)
         self._tokenizer = load_tokenizer(folder)
@@ -327,7 +316,8 @@ class LearnerCore:
 
     def _make_backend(self) -> FsdpBackend:
         learner = self._config.learner
-        self._held = self._reference() if learner.algorithm.has_reference else None
+        has_reference = learner.algorithm.has_reference
+        self._held = make_reference(self._run.path, self._config, self._group) if has_reference else None
         return on_policy(
             self._policy,
             optimizer=learner.optimizer,
@@ -337,23 +327,11 @@ class LearnerCore:
             reference=self._held,
             average=self._held if isinstance(self._held, AveragedPolicy) else None,
             idle_steps=learner.critic.warmup_steps,
+            watch=self._token_log.watch,
         )
 
     def _make_auxiliary_model(self) -> AuxiliaryModel | None:
         return make_auxiliary_model(self._run.path, self._config, self._group, self._tokenizer, self._held)
-
-    def _reference(self) -> FrozenPolicy:
-        """The policy that the trained one is held to, or that teaches it; loaded when it is first called."""
-        dtype, reference = self._config.model.dtype, self._config.learner.algorithm.reference
-        folder = start_folder(self._run.path, self._config)
-        if reference.path is not None:
-            folder = Path(reference.path).expanduser()
-            require_same_vocabulary(model_folder(self._run.path, self._config), folder)
-        execution = self._config.learner.execution
-        arguments = (lambda: load_model(folder, dtype)), self._group, DTYPES[dtype], execution
-        if reference.kind == "average":
-            return AveragedPolicy(*arguments, every=reference.every, decay=reference.decay)
-        return FrozenPolicy(*arguments)
 
     def _load_newest(self) -> dict[str, Any]:
         search = checkpoint.find_newest(self._run.checkpoints_path)

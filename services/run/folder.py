@@ -180,6 +180,11 @@ class RunFolder:
         return self.path / "queue"
 
     @property
+    def tokens_path(self) -> Path:
+        """What the learner keeps of single tokens."""
+        return self.path / "tokens"
+
+    @property
     def checkpoints_path(self) -> Path:
         return self.path / "checkpoints"
 

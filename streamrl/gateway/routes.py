@@ -30,6 +30,7 @@ ROUTES: dict[str, Scope | None] = {
     "/api/weights": Scope.CONTROL,
     "/api/events": Scope.CONTROL,
     "/api/history": Scope.CONTROL,
+    "/api/runs": Scope.CONTROL,
     "/metrics": Scope.CONTROL,
     PAGE: None,
     **dict.fromkeys(PAGE_FILES),

@@ -35,6 +35,7 @@ from streamrl.learner.optim.schedule import learning_rate
 from streamrl.learner.parallel.process_group import LearnerGroup
 from streamrl.learner.references.averaged import AveragedPolicy
 from streamrl.learner.sums import Sums, mean_over_updates
+from streamrl.learner.token_watch import TokenWatch
 
 
 class _Update(NamedTuple):
@@ -298,10 +299,11 @@ def on_policy(
     reference: Reference | None = None,
     idle_steps: int = 0,
     average: AveragedPolicy | None = None,
+    watch: TokenWatch | None = None,
 ) -> FsdpBackend:
     """The RL learner on a policy that is sharded already, as a warm-up leaves it. reference: as `policy_loss` has it.
-    idle_steps: as `FsdpBackend`'s. average: the reference, if it follows the policy."""
-    objective = partial(policy_loss, algorithm=algorithm, temperature=temperature, reference=reference)
+    idle_steps: as `FsdpBackend`'s. average: the reference, if it follows the policy. watch: as `policy_loss` has it."""
+    objective = partial(policy_loss, algorithm=algorithm, temperature=temperature, reference=reference, watch=watch)
     return FsdpBackend(
         policy,
         objective,

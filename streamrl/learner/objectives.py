@@ -22,6 +22,7 @@ from streamrl.learner.batch.token_facts import TokenFacts
 from streamrl.learner.model.policy import PolicyModel
 from streamrl.learner.sources import PER_SOURCE, SOURCES, by_source
 from streamrl.learner.sums import LAGS, Sums, by_lag
+from streamrl.learner.token_watch import TokenOutcome, TokenWatch
 
 Objective = Callable[[PolicyModel, PackedBatch, Denominators], tuple[torch.Tensor, Sums]]
 Reference = Callable[[PackedBatch, float], tuple[torch.Tensor, torch.Tensor]]
@@ -35,12 +36,14 @@ def policy_loss(
     algorithm: AlgorithmConfig,
     temperature: float,
     reference: Reference | None = None,
+    watch: TokenWatch | None = None,
 ) -> tuple[torch.Tensor, Sums]:
     """(loss, sums) of one pack. The loss is a scalar with gradient: this pack's part of the batch's loss.
 
     policy: anything called as `PolicyModel` is. total: counts over the whole batch. reference: the policy that
     `kl_coef` holds the trained one to, or that teaches it; needed where the loss has one. Proximal policy, weights and
     rejections are of the policy at the start of the step: where a step has several updates the pack holds them.
+    watch: is told what was found of each token.
 
     Metrics: the ratio is trainer/rollout; a token is counted as clipped when a bound of the loss or of the correction
     decided; kl is the k3 estimate of KL(rollout || trainer), `exp(d) - 1 - d` with `d = trainer - rollout` (Schulman
@@ -65,6 +68,8 @@ def policy_loss(
     if divergence_K is not None and algorithm.kl_in_loss:
         loss_K = loss_K + algorithm.kl_coef * divergence_K
     loss = (AGGREGATIONS[algorithm.aggregation](pack.row_tokens, total, algorithm.horizon) * loss_K).sum()
+    if watch is not None:
+        watch(pack, TokenOutcome(start_K, entropy_K, clipped_K, facts.truncated, facts.rejected))
     distance_K = current_K - pack.rollout_logprobs
     bounded_K = distance_K.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     ratio_K = bounded_K.exp()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from selenium.webdriver.common.keys import Keys
+from support.gateway.page_run import COLOURS, opened, running
 from support.gateway.page_server import PageServer, replica, row, sample, standing
 from support.gateway.page_viewer import Viewer
 
@@ -13,24 +14,6 @@ from streamrl.observability.evaluations import EvaluationRecord
 
 CHARTS = ("reward", "staleness", "waits", "queue", "tokens", "weights")
 PARTS = ("scale-rollout", "order-rollout", "scale-reward", "order-reward")
-COLOURS = """
-const canvas = document.querySelector(arguments[0]);
-const pixels = new Uint32Array(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.buffer);
-return new Set(pixels).size;
-"""
-
-
-def running(server: PageServer, *, steps: int = 120, replicas: int = 3) -> None:
-    """A run that has done so many steps."""
-    server.write([row(step) for step in range(1, steps + 1)])
-    server.status(**standing(steps, replicas))
-    server.tell("phase", name="running")
-
-
-def opened(page: Viewer, server: PageServer) -> None:
-    page.open(server.link)
-    page.until_text("#reward .readout", "reward 0")
-    page.until_text("#progress", "step ")
 
 
 # ---- what it shows
@@ -256,119 +239,6 @@ def test_a_line_of_metrics_that_is_none_is_told_and_the_others_are_shown(server:
     assert page.complaints() == []
 
 
-# ---- samples
-
-
-def test_a_sample_opens_to_its_tokens_coloured_by_what_is_asked_for(server: PageServer, page: Viewer) -> None:
-    server.samples = [sample(2), sample(1, advantage=None), sample(0, advantage=[-2.0, -0.5, -0.1, 0.0, 0.1, 0.5, 2.0])]
-    running(server)
-    opened(page, server)
-    page.until(lambda: len(page.all("#sample-rows button")) == 3, "samples")
-    newest, without, by_token = page.all("#sample-rows button")
-    newest.click()
-    tokens = page.all("#sample-rows .token")
-    assert "".join(one.get_attribute("textContent") for one in tokens) == "12+30=42\u21b5\n"
-    assert classes(page) == ["v0"] * 3 + ["v1"] * 4
-    assert tokens[4].get_attribute("title") == "id 4, version 0.3, log-prob -0.810, advantage 0.700"
-    choose(page, "logprob")
-    assert classes(page) == ["l0", "l0", "l0", "l1", "l2", "l3", "l5"]
-    choose(page, "advantage")
-    assert classes(page) == ["a5"] * 7
-    page.picture("sample")
-    newest.click()
-    by_token.click()
-    assert classes(page) == ["a0", "a1", "a2", "a3", "a4", "a5", "a6"]
-    by_token.click()
-    without.click()
-    assert classes(page) == [""] * 7, "nothing is known, and so nothing is coloured"
-
-
-def choose(page: Viewer, mode: str) -> None:
-    page.find(f"input[name=colour][value={mode}]").click()
-
-
-def classes(page: Viewer) -> list[str]:
-    return [one.get_attribute("class").removeprefix("token").strip() for one in page.all("#sample-rows .token")]
-
-
-def test_what_a_model_or_a_user_wrote_is_text_whatever_it_looks_like(server: PageServer, page: Viewer) -> None:
-    script, image = "<script>document.title = 'owned'</script>", "<img src=x onerror=\"document.title = 'owned'\">"
-    server.samples = [
-        sample(1, completion=[script, image, "</td></tr></table>", "\u202e", ""], prompt=image, stream=script)
-    ]
-    running(server)
-    dropped = {"groups_dropped": {image: 1}}
-    server.status(**standing(120, queue=dropped))
-    opened(page, server)
-    page.until(lambda: page.all("#sample-rows button"), "samples").pop().click()
-    server.tell("notice", text=image)
-    server.tell("failure", component=script, phase="run", version="", cause=image)
-    page.until_text("#failure", "<img")
-    assert page.text("#sample-rows .token") == script
-    assert image in page.text("#sample-rows .opened")
-    assert image in page.text("#drop-rows")
-    assert image in page.text("#notices")
-    assert page.all("main img, main script, header img") == []
-    assert page.run("return document.title") == "run: step 120"
-    page.picture("hostile")
-    assert page.complaints() == []
-
-
-def test_the_policy_forbids_what_would_get_past_it(server: PageServer, page: Viewer) -> None:
-    running(server)
-    opened(page, server)
-    page.run("""
-        const image = document.createElement("img");
-        image.src = "x"; image.setAttribute("onerror", "document.title = 'owned'");
-        const script = document.createElement("script");
-        script.textContent = "document.title = 'owned'";
-        document.body.append(image, script);
-    """)
-    said = page.until(page.complaints, "the browser says what it refused")
-    assert any("Content Security Policy" in one for one in said)
-    assert page.run("return document.title").startswith("run")
-
-
-def test_new_samples_come_by_themselves_and_older_ones_on_demand(server: PageServer, page: Viewer) -> None:
-    server.samples = [sample(number) for number in range(119, -1, -1)]
-    running(server)
-    opened(page, server)
-    page.until(lambda: len(page.all("#sample-rows tr")) == 50, "the newest 50")
-    page.find("#sample-rows button").click()
-    server.samples[:0] = [sample(121), sample(120)]
-    page.until(lambda: keys(page)[:3] == ["121/0/0", "120/0/0", "119/0/0"], "two new ones")
-    assert page.find("#sample-rows button[aria-expanded=true]").text == "119/0/0", "what is open stays open"
-    page.find("#sample-rows button[aria-expanded=true]").click()
-    page.find("#samples-older").click()
-    page.until(lambda: len(page.all("#sample-rows tr")) > 60, "older ones")
-    page.find("#samples-older").click()
-    page.until(lambda: not page.shown("#samples-older"), "all of them")
-    numbers = [int(key.split("/")[0]) for key in keys(page)]
-    assert numbers == sorted(numbers, reverse=True)
-    assert set(numbers) >= {0, 119, 120, 121}
-    page.find("#samples-live").click()
-    server.samples.insert(0, sample(122))
-    before = page.text("#progress")
-    server.status(**standing(121))
-    page.until(lambda: page.text("#progress") != before, "the next status")
-    assert keys(page)[0] == "121/0/0"
-
-
-def keys(page: Viewer) -> list[str]:
-    return page.run("return [...document.querySelectorAll('#sample-rows tr[data-key]')].map((one) => one.dataset.key)")
-
-
-def test_a_sample_of_many_tokens_shows_some_and_the_rest_on_demand(server: PageServer, page: Viewer) -> None:
-    server.samples = [sample(1, completion=["a "] * 9000)]
-    running(server)
-    opened(page, server)
-    page.until(lambda: page.all("#sample-rows button"), "samples").pop().click()
-    for shown in (4000, 8000, 9000):
-        assert page.run("return document.querySelectorAll('.token').length") == shown
-        for more in page.all(".answer button"):
-            more.click()
-
-
 # ---- scale
 
 
@@ -464,51 +334,7 @@ def test_arrow_keys_move_in_a_curve_and_say_where_they_are(server: PageServer, p
     page.until(lambda: page.text("#reward .readout").startswith("reward"), "no place")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_text_has_enough_contrast(server: PageServer, page: Viewer, theme: str) -> None:
-    server.samples = [sample(1, completion=["a"] * 12, version_spans=[[2 * i, f"0.{i}"] for i in range(6)])]
-    running(server)
-    page.theme(theme)
-    opened(page, server)
-    page.until(lambda: page.all("#sample-rows button"), "samples").pop().click()
-    server.tell("failure", component="learner", phase="run", version="", cause="loss is nan")
-    page.until(lambda: page.shown("#failure"), "the failure")
-    for mode in ("version", "logprob", "advantage"):
-        choose(page, mode)
-        weak = page.run(CONTRASTS)
-        assert weak == [], f"{theme}, {mode}"
-    page.run("document.querySelector('#token-form').hidden = false")
-    page.run("document.querySelector('#token-wrong').textContent = 'wrong'")
-    assert page.run(CONTRASTS) == []
-
-
-CONTRASTS = """
-const parse = (text) => text.match(/[\\d.]+/g).map(Number);
-const channel = (part) => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
-const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-const ground = (element) => {
-  for (; element; element = element.parentElement) {
-    const colour = parse(getComputedStyle(element).backgroundColor);
-    if (colour.length < 4 || colour[3] > 0) return colour;
-  }
-  return [255, 255, 255];
-};
-const weak = [];
-let looked = 0;
-for (const element of document.querySelectorAll("body *")) {
-  const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-  if (!own || !element.checkVisibility() || element.disabled) continue;
-  looked += 1;
-  const [one, two] = [light(parse(getComputedStyle(element).color)), light(ground(element))].sort((a, b) => b - a);
-  const contrast = (one + 0.05) / (two + 0.05);
-  const name = `${element.tagName}.${element.className} ${element.textContent.slice(0, 20)}`;
-  if (contrast < 4.5) weak.push(`${name}: ${contrast}`);
-}
-return looked < 50 ? [`only ${looked} texts were looked at`] : weak;
-"""
-
-
-@pytest.mark.parametrize("width", [360, 800])
+@pytest.mark.parametrize("width", [360, 390, 800])
 def test_a_narrow_window_scrolls_down_and_not_sideways(server: PageServer, page: Viewer, width: int) -> None:
     server.samples = [sample(1, completion=["long" * 400])]
     running(server)

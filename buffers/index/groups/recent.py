@@ -20,7 +20,8 @@ PAGE_TOKENS: Final = 200_000
 
 
 class RecentRow(msgspec.Struct, frozen=True, array_like=True):
-    """A row, which is row `row` of `frame`. reward: None where the score is a failed one."""
+    """A row, which is row `row` of `frame`. reward: None where the score is a failed one. components: of the reward, in
+    the order of `QueueSettings.components`; none where the score is a failed one."""
 
     sample_index: int
     branch: int
@@ -28,6 +29,7 @@ class RecentRow(msgspec.Struct, frozen=True, array_like=True):
     row: int
     sampled_tokens: int
     reward: float | None
+    components: tuple[float, ...] = ()
 
 
 class RecentGroup(msgspec.Struct, frozen=True, array_like=True):
@@ -102,7 +104,15 @@ class RecentGroups:
 
 def _recent_group(group: Group, start: int, end: int) -> RecentGroup:
     rows = [
-        RecentRow(sample, branch, row.frame, row.row, row.sampled_tokens, row.reward if row.valid else None)
+        RecentRow(
+            sample,
+            branch,
+            row.frame,
+            row.row,
+            row.sampled_tokens,
+            row.reward if row.valid else None,
+            row.components if row.valid else (),
+        )
         for (sample, branch), row in sorted(group.rows.items())
     ]
     return RecentGroup(group.number, group.step, rows, start, end)

@@ -15,6 +15,7 @@ from streamrl.services.gateway.refusals import REFUSALS
 MOST_POINTS = 10_000
 MOST_FIGURES = 256
 Points = Annotated[int, Query(ge=LEAST_POINTS, le=MOST_POINTS)]
+RunName = Annotated[str, Query(max_length=255)]
 Figures = Annotated[list[str], Query(max_length=MOST_FIGURES)]
 
 
@@ -30,10 +31,16 @@ def add_page(app: FastAPI, watch: RunWatch) -> None:
         return EventStream(await anext(told), told)
 
     @app.get("/api/history", responses=REFUSALS)
-    async def history(points: Points = 2000, figure: Figures = []) -> Response:  # noqa: B006 - FastAPI copies it
-        """The figures of `metrics.jsonl`, all or those named, each in at most so many points, peaks among them."""
-        told = await watch.history(points, figure)
+    async def history(points: Points = 2000, figure: Figures = [], run: RunName = "") -> Response:  # noqa: B006 - FastAPI copies it
+        """The figures of `metrics.jsonl`, all or those named, each in at most so many points, peaks among them; of this
+        run, or of one that `/api/runs` names."""
+        told = await watch.history(points, figure, run)
         return Response(json_bytes(told), media_type="application/json")
+
+    @app.get("/api/runs", responses=REFUSALS)
+    async def runs() -> Response:
+        """The runs that lie in the same folder and have metrics, the newest first."""
+        return Response(json_bytes({"runs": await watch.runs()}), media_type="application/json")
 
 
 def _add_file(app: FastAPI, path: str) -> None:

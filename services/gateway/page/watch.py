@@ -1,4 +1,6 @@
-"""What the gateway's page is told of a run: how it stands, what happens, and its figures over all steps."""
+"""What the gateway's page is told of a run: how it stands, what happens, and its figures over all steps; and the
+figures of the runs beside it.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,6 +17,7 @@ from streamrl.gateway.page.history import History
 from streamrl.observability.failure import read_failure
 from streamrl.observability.metrics import skipped_lines
 from streamrl.services.gateway.page.feed import RunFeed
+from streamrl.services.gateway.page.other_runs import OtherRuns
 from streamrl.services.inspect.metrics_tail import MetricsTail
 from streamrl.services.inspect.why import WINDOW, explain
 from streamrl.services.run.folder import RunFolder
@@ -30,6 +33,7 @@ class RunWatch:
         self._config = config
         self._status = status
         self._tail = MetricsTail(run.metrics_path, WINDOW)
+        self._others = OtherRuns(run.path)
         self._one_by_one = asyncio.Lock()
         launch = run.record.launch
         self.feed = RunFeed(None if launch is None else Path(launch.control), self.picture)
@@ -37,13 +41,13 @@ class RunWatch:
     async def picture(self) -> dict[str, Any]:
         """How the run stands, with what follows from it. Raises what `status` raises."""
         status = await self._status()
-        rows = await self._of_history(lambda history: list(history.newest))
+        rows, components = await self._of_history(lambda history: (list(history.newest), history.components()))
         found = [finding.text for finding in await asyncio.to_thread(explain, rows, self._config)]
         if self._tail.skipped:
             found.append(skipped_lines(self._tail.skipped, self._tail.first_skipped))
         return {
             **status,
-            "run": self._facts(),
+            "run": {**self._facts(), "components": components},
             "waits": msgspec.to_builtins(picture.who_waits(rows, status)),
             "behind": msgspec.to_builtins(picture.behind(status)),
             "queue_rows": picture.queue_rows(status),
@@ -52,9 +56,16 @@ class RunWatch:
             "evaluations": await asyncio.to_thread(self._run.evaluations),
         }
 
-    async def history(self, points: int, figures: list[str]) -> dict[str, Any]:
-        """The run's figures over its steps, as `History.reduced`."""
-        return await self._of_history(lambda history: history.reduced(points, figures))
+    async def history(self, points: int, figures: list[str], run: str = "") -> dict[str, Any]:
+        """The run's figures over its steps, as `History.reduced`. run: another one, by its name; "" for this one.
+        Raises Refusal for one that is not there."""
+        if not run:
+            return await self._of_history(lambda history: history.reduced(points, figures))
+        return await self._alone(lambda: self._others.history(run).reduced(points, figures))
+
+    async def runs(self) -> list[dict[str, Any]]:
+        """The runs that lie beside this one, as `OtherRuns.names`."""
+        return await self._alone(self._others.names)
 
     async def end(self) -> None:
         """End all readers. Why the run fails, if it does, is their last word: the gateway may be told to end before the
@@ -68,11 +79,16 @@ class RunWatch:
     async def close(self) -> None:
         await self.feed.close()
         self._tail.close()
+        self._others.close()
 
     async def _of_history(self, use: Callable[[History], T]) -> T:
-        """What `use` makes of all rows by now, in a thread: nobody may add rows meanwhile."""
+        """What `use` makes of all rows by now."""
+        return await self._alone(lambda: use(self._tail.read()))
+
+    async def _alone(self, work: Callable[[], T]) -> T:
+        """In a thread: nobody may add rows meanwhile."""
         async with self._one_by_one:
-            return await asyncio.to_thread(lambda: use(self._tail.read()))
+            return await asyncio.to_thread(work)
 
     def _facts(self) -> dict[str, Any]:
         """What does not change while the run lasts."""

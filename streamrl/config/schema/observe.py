@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from streamrl.config.schema.table import Name, Positive, Table
+from streamrl.config.schema.table import Name, NonNegative, Positive, Table
 
 TrackerName = Literal["wandb", "mlflow", "trackio", "swanlab", "tensorboard", "otel"]
 
@@ -16,6 +16,9 @@ class ObserveConfig(Table, frozen=True):
     """Bytes of all that tells of a run: logs, events, metrics, spans and the trace made of them, reports of stacks and
     deaths. Each has a share; logs and events are rotated, of metrics old lines are thinned out, further spans are
     dropped and counted, the oldest reports go."""
+    token_bytes: NonNegative = 64 * 2**20
+    """Bytes of what the learner keeps of single tokens, for the page: log-prob, entropy, advantage, and what the loss
+    made of each, of whole rows with up to 16,384 tokens of each step. The oldest go. 0: nothing is kept."""
     tensorboard: bool = False
     """Also write TensorBoard event files: the same as `tensorboard` among `trackers`."""
     trackers: tuple[TrackerName, ...] = ()

@@ -5,6 +5,7 @@ are the first and the last: a spike of one step is seen however many steps there
 has no point there. It does not know what the figures mean, but for those that it derives others of (`derived`).
 """
 
+import re
 from array import array
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -16,6 +17,7 @@ from streamrl.observability.metrics import STANDS_FOR
 
 Row = Mapping[str, Any]
 STEP_S = "time/step"
+_COMPONENT = re.compile(r"reward/(.+)/mean")
 LEAST_POINTS = 16
 """Fewer make no curve."""
 
@@ -61,6 +63,11 @@ class History:
             if name != "step" and _is_number(value):
                 self._figures.setdefault(name, Figure()).add(number, value)
         self.newest.append(row)
+
+    def components(self) -> list[str]:
+        """Names of the components of the reward, in the order in which they were told."""
+        matches = (_COMPONENT.fullmatch(name) for name in self._figures)
+        return [match[1] for match in matches if match is not None]
 
     def reduced(self, points: int, names: Collection[str] = ()) -> dict[str, Any]:
         """For JSON: `rows`, how many there are; `clock`, `step` and `time_s` (seconds that the learner had spent in

@@ -43,6 +43,19 @@ def samples(folder: Path, query: str) -> dict[str, Any]:
         return json.load(response)
 
 
+def check_tokens(trained: list[dict[str, Any]]) -> None:
+    """What the learner kept lies over the tokens: this run's steps are small enough for all of them."""
+    assert {one["lacks"] for one in trained} == {None}
+    figured = [one for one in trained if one["entropy"] is not None]
+    assert figured
+    for one in figured:
+        assert len(one["entropy"]) == len(one["mismatch"]) == len(one["tokens"])
+        assert {name for _, name in one["mask"]} <= {"trained", "clipped", "truncated", "rejected"}
+    for one in trained:
+        if one["entropy"] is None:
+            assert (one["mask"], one["advantage"]) == ([[0, "left_out"]], 0.0)
+
+
 def check_samples(run: LiveRun) -> None:
     page = samples(run.folder, "limit=200")
     assert len(page["samples"]) == 200
@@ -53,6 +66,7 @@ def check_samples(run: LiveRun) -> None:
         assert oldest <= one["step"] <= run.steps()[-1]["step"] + 100
         assert one["stream"] == "train"
         assert len(one["tokens"]) == len(one["token_ids"]) == len(one["logprobs"])
+    check_tokens(trained)
     following = samples(run.folder, f"limit=1&before={page['next']}")["samples"]
     names = {(one["group"], one["sample"]) for one in page["samples"]}
     assert len(names) == 200

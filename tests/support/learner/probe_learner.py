@@ -253,6 +253,13 @@ def lease(step: int, frames: list[FrameRef]) -> Lease:
     )
 
 
+def tokens_kept(config: Config, folder: Path) -> list[str]:
+    """The files that a step leaves of single tokens."""
+    with built(config, folder) as core:
+        train(core, rows_in(config, folder), range(1))
+    return sorted(path.name for path in folder.glob("tokens/*"))
+
+
 def change(core: LearnerCore) -> None:
     """A step of one update, by gradients of 1."""
     backend = core._backend

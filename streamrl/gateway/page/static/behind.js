@@ -4,6 +4,8 @@ import { Canvas } from "./charts/canvas.js";
 import { made, number, say } from "./format.js";
 
 const LOOKS = 300;
+/** So many fill the strip from the start; more become narrower. */
+const FEW_LOOKS = 30;
 const HEATS = 5;
 const COLUMNS = ["name", "state", "version", "behind", "running", "waiting", "guests", "generated_tokens"];
 
@@ -62,7 +64,7 @@ export class Replicas {
   #draw(context, width, height, colour) {
     const count = Math.max(1, ...this.#looks.map((look) => look.length));
     const heats = Array.from({ length: HEATS }, (_, heat) => colour(`heat-${heat}`));
-    const [wide, high] = [width / LOOKS, height / count];
+    const [wide, high] = [width / Math.max(FEW_LOOKS, this.#looks.length), height / count];
     this.#looks.forEach((look, place) => {
       const left = width - (this.#looks.length - place) * wide;
       look.forEach((steps, row) => {

@@ -37,3 +37,10 @@ export function made(name, text = "", className = "") {
   if (className) element.className = className;
   return element;
 }
+
+/** With its sign, a real minus, so that nobody takes it for a dash. */
+export function signed(value, digits = 3) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "-";
+  if (value === 0) return "0";
+  return `${value < 0 ? "\u2212" : "+"}${number(Math.abs(value), digits)}`;
+}

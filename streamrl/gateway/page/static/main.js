@@ -2,19 +2,20 @@
 //
 //   /api/history  -> series -> charts            once for each connection, and when steps are made again
 //   /api/events   -> step   -> series -> charts
-//                 -> status -> now, replicas
+//                 -> status -> now, replicas, samples, the run beside this one
 //                 -> others -> alerts
 
 import { Alerts } from "./alerts.js";
 import { Replicas } from "./behind.js";
+import { charts, componentFigure, MOST_COMPONENTS } from "./charts/figures.js";
+import { Series } from "./charts/series.js";
+import { Compare } from "./compare.js";
 import { ask, Refused, Stream } from "./connection.js";
-import { charts } from "./charts/figures.js";
 import { askForToken } from "./form.js";
 import { say } from "./format.js";
 import { showNow } from "./now.js";
-import { Samples } from "./samples.js";
+import { Samples } from "./rollouts/table.js";
 import { Scale } from "./scale.js";
-import { POINTS, Series, WANTED } from "./charts/series.js";
 import { takeFromLink, token } from "./session.js";
 
 class Page {
@@ -24,8 +25,9 @@ class Page {
   #scale = new Scale((error) => this.#refuse(error));
   #samples = new Samples((error) => this.#refuse(error));
   #connection = document.getElementById("connection");
-  #bound = null;
-  #charts = charts(this.#series, () => this.#bound);
+  #facts = null;
+  #compare = new Compare(this.#series, () => this.#request(), (error) => this.#refuse(error));
+  #charts = charts(this.#series, () => this.#facts, () => this.#compare.other);
   #loading = null;
   #lost = null;
   #names = null;
@@ -61,6 +63,7 @@ class Page {
     this.#sayConnection();
     this.#alerts.restart();
     this.#samples.restart();
+    this.#compare.restart();
     this.#names = null;
     this.#load();
   }
@@ -81,9 +84,9 @@ class Page {
   async #load() {
     if (this.#loading) return;
     this.#loading = [];
-    const figures = WANTED.map((name) => `figure=${encodeURIComponent(name)}`).join("&");
+    const asked = this.#series.question();
     try {
-      this.#series.load(await ask(`/api/history?points=${POINTS}&${figures}`));
+      this.#series.load(await ask(asked));
       for (const row of this.#loading) this.#series.add(row);
       this.#request();
     } catch (error) {
@@ -91,6 +94,8 @@ class Page {
       else this.#alerts.take({ kind: "notice", text: `the figures so far: ${error.message}` });
     }
     this.#loading = null;
+    // More figures were wanted meanwhile.
+    if (asked !== this.#series.question()) this.#load();
   }
 
   #took(event) {
@@ -111,10 +116,11 @@ class Page {
       this.#alerts.take({ kind: "notice", text: status.error });
       return;
     }
-    this.#bound = status.run.max_staleness;
+    this.#facts = status.run;
+    this.#showComponents(status.run.components);
     showNow(status);
     const replicas = status.replicas ?? [];
-    this.#replicas.show(replicas, status.behind, this.#bound);
+    this.#replicas.show(replicas, status.behind, status.run.max_staleness);
     const scoring = status.reward?.workers;
     const names = [scoring, ...replicas.map((one) => one.name)].join();
     if (names !== this.#names) {
@@ -122,6 +128,15 @@ class Page {
       this.#scale.look(scoring);
     }
     this.#samples.refresh();
+    this.#compare.refresh(status.run.components);
+  }
+
+  /** Of a run whose reward has some. Their names are known once scores were told: then the past of them is had, too. */
+  #showComponents(names) {
+    document.getElementById("components").hidden = !names.length;
+    const left = names.length - MOST_COMPONENTS;
+    say(document.getElementById("components-left"), left > 0 ? `and ${left} more, which /api/history has` : "");
+    if (this.#series.want(names.map(componentFigure))) this.#load();
   }
 
   #request() {

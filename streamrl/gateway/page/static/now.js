@@ -1,15 +1,7 @@
 // How the run stands at this moment, in words and numbers: its waits, its queue, what was dropped, what bounds it.
 
 import { bytes, made, number, percent, say } from "./format.js";
-
-const QUEUE_WORDS = {
-  pending: "being generated",
-  complete: "wait for a score",
-  scored: "wait for their group",
-  ready: "ready",
-  leased: "with the learner",
-};
-const KEYS = { pending: "key-5", complete: "key-2", scored: "key-3", ready: "key-1", leased: "key-4" };
+import { showQueue } from "./queue.js";
 
 /** Show a status. */
 export function showNow(status) {
@@ -22,11 +14,7 @@ export function showNow(status) {
   document.title = `${run.name}: step ${step}`;
   list("findings", status.why.length ? status.why : ["nothing stands out"]);
   list("waits-now", status.waits.map(({ who, what, share }) => `${who}: ${percent(share)} waiting for ${what}`));
-  list(
-    "queue-now",
-    Object.entries(status.queue_rows).map(([state, rows]) => `${number(rows)} ${QUEUE_WORDS[state]}`),
-    Object.keys(status.queue_rows).map((state) => `key ${KEYS[state]}`),
-  );
+  showQueue(status.queue_rows);
   list("evaluations", Object.entries(status.evaluations ?? {}).map(evaluated));
   showWeights(metrics ?? {});
   showDrops(status.dropped);
@@ -57,12 +45,11 @@ function showDrops(dropped) {
   document.getElementById("drops-none").hidden = rows.length > 0;
 }
 
-function list(id, texts, classes = []) {
+function list(id, texts) {
   const element = document.getElementById(id);
   while (element.children.length > texts.length) element.lastChild.remove();
   texts.forEach((text, place) => {
     const item = element.children[place] ?? element.appendChild(made("li"));
     say(item, text);
-    item.className = classes[place] ?? "";
   });
 }

@@ -710,6 +710,7 @@ KEYS: dict[str, Key] = {
     "ray.object_store_bytes": Key(ray_options, 2**27, 2**28),
     "observe.trace": Key(parts.recorded, True, False),
     "observe.log_bytes": Key(parts.logged_bytes, 4 * 2**20, 8 * 2**20),
+    "observe.token_bytes": Key(learner.tokens_kept, 0, 2**20),
     "observe.tensorboard": Key(parts.recorded, True, False),
     "observe.trackers": Key(parts.recorded, (), ("tensorboard",)),
     "observe.project": Key(lambda config, folder: parts.known_to_trackers(config, folder).project, "one", "other"),

@@ -9,6 +9,7 @@ import { Plot } from "./plot.js";
 export class Chart {
   #series;
   #told;
+  #compared;
   #readout;
   #canvas;
   #plot = null;
@@ -17,13 +18,14 @@ export class Chart {
   axis = "step";
 
   /**
-   * section: with a canvas and a readout in it. told: `lines`, of `name` in the series or `level` for a number, `label`,
-   * `colour`, 1 to 5, and `show` for its values; `range(lines, axis)`, `paint(context, plot, lines, axis, colour)`, `left` false
-   * for no numbers there.
+   * section: with a canvas and a readout in it. told: `lines`, or what gives them, of `name` in the series or `level` for a
+   * number, `label`, `colour`, 1 to 5, and `show` for its values; `range(lines, axis)`, `paint(context, plot, lines, axis,
+   * colour)`, `left` false for no numbers there, `compares` where it shows another run too. compared(): that run, or null.
    */
-  constructor(section, series, told) {
+  constructor(section, series, told, compared) {
     this.#series = series;
-    this.#told = { left: true, ...told };
+    this.#told = { left: true, compares: false, ...told };
+    this.#compared = compared;
     this.#readout = section.querySelector(".readout");
     this.#title = section.querySelector("h2").textContent;
     const element = section.querySelector("canvas");
@@ -38,22 +40,31 @@ export class Chart {
     this.#canvas.request();
   }
 
-  /** The lines with their points; a level has it from the first step to the last. */
+  /** The lines with their points, each with a letter; those of the other run come last. */
   #lines() {
+    const told = typeof this.#told.lines === "function" ? this.#told.lines() : this.#told.lines;
+    const lines = told.map((line, place) => ({ ...line, letter: String.fromCharCode(97 + place) }));
+    const own = lines.map((line) => ({ ...line, ...(line.name ? this.#series.of(line.name) : this.#level(line)) }));
+    const other = this.#told.compares ? this.#compared() : null;
+    if (other === null) return own;
+    const named = lines.filter((line) => line.name);
+    return [...own, ...named.map((line) => ({ ...line, ...other.series.of(line.name), ...besides(line, other.name) }))];
+  }
+
+  /** A level has its value from the first step to the last. */
+  #level(line) {
     const { lastStep, lastTime } = this.#series;
-    return this.#told.lines.map((line) => {
-      if (line.name) return { ...line, ...this.#series.of(line.name) };
-      const level = line.level();
-      const there = typeof level === "number" && lastStep >= 0;
-      return { ...line, step: there ? [0, lastStep] : [], time: there ? [0, lastTime] : [], value: there ? [level, level] : [] };
-    });
+    const level = line.level();
+    const there = typeof level === "number" && lastStep >= 0;
+    return { step: there ? [0, lastStep] : [], time: there ? [0, lastTime] : [], value: there ? [level, level] : [] };
   }
 
   #draw(context, width, height, colour) {
     const { axis } = this;
     const lines = this.#lines();
-    const to = axis === "step" ? this.#series.lastStep : this.#series.lastTime;
-    const from = Math.min(...lines.filter((line) => line.name).map((line) => line[axis][0] ?? to), to);
+    const points = lines.filter((line) => line.name && line[axis].length);
+    const to = Math.max(axis === "step" ? this.#series.lastStep : this.#series.lastTime, ...points.map((line) => line[axis].at(-1)));
+    const from = Math.min(to, ...points.map((line) => line[axis][0]));
     const plot = new Plot(width, height, [from, to], this.#told.range(lines, axis));
     this.#plot = plot;
     this.#say(lines);
@@ -70,21 +81,22 @@ export class Chart {
     const there = lines.filter((line) => line.value.length);
     const words = there.map((line) => {
       const place = this.#cursor === null ? line.value.length - 1 : nearest(line[this.axis], this.#cursor);
-      return [`${line.label} ${(line.show ?? number)(line.value[place])}`, `key key-${line.colour}`];
+      return { text: `${line.label} ${(line.show ?? number)(line.value[place])}`, ...keyOf(line) };
     });
-    if (this.#cursor !== null) words.unshift([`${this.axis} ${sayX(this.axis)(this.#cursor)}`, ""]);
-    this.#read(words.length ? words : [["nothing yet", ""]]);
+    if (this.#cursor !== null) words.unshift({ text: `${this.axis} ${sayX(this.axis)(this.#cursor)}`, key: "", letter: "" });
+    this.#read(words.length ? words : [{ text: "nothing yet", key: "", letter: "" }]);
   }
 
-  /** words: [text, class] of each. */
+  /** words: the text of each, the class of its key and the letter in it. */
   #read(words) {
     while (this.#readout.children.length > words.length) this.#readout.lastChild.remove();
-    words.forEach(([text, name], place) => {
+    words.forEach(({ text, key, letter }, place) => {
       const element = this.#readout.children[place] ?? this.#readout.appendChild(made("span"));
       say(element, text);
-      element.className = name;
+      element.className = key;
+      element.dataset.letter = letter;
     });
-    const text = words.map(([one]) => one).join(", ");
+    const text = words.map((one) => one.text).join(", ");
     this.#canvas.element.setAttribute("aria-label", `${this.#title}: ${text}`);
   }
 
@@ -116,6 +128,16 @@ export class Chart {
     event.preventDefault();
     this.#move(places[Math.min(last, Math.max(0, to[event.key]))]);
   }
+}
+
+/** What the line of another run has of its own. */
+function besides(line, name) {
+  return { compared: true, label: `${line.label} of ${name}`, letter: `${line.letter}'` };
+}
+
+function keyOf(line) {
+  const kind = line.compared ? " key-other" : line.level ? " key-level" : "";
+  return { key: `key key-${line.colour}${kind}${line.hatched ? " hatched" : ""}`, letter: line.letter };
 }
 
 function sayX(axis) {

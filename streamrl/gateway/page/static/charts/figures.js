@@ -2,16 +2,28 @@
 
 import { bandRange, paintBand } from "./band.js";
 import { Chart } from "./chart.js";
-import { number, percent } from "../format.js";
+import { number, percent, seconds } from "../format.js";
 import { lineRange, paintLines } from "./lines.js";
 import { LANES, paintStrip } from "./strip.js";
 
-const curves = { range: lineRange, paint: paintLines };
+const curves = { range: lineRange, paint: paintLines, compares: true };
 const whole = (value) => number(Math.round(value));
+const rows = (value) => `${whole(value)} rows`;
+const COLOURS = 5;
+/** More lines in one picture cannot be told apart. */
+export const MOST_COMPONENTS = 8;
 
-/** The charts of the page. bound(): the staleness that the run allows. */
-export function charts(series, bound) {
-  const told = {
+/**
+ * The charts of the page. facts(): what does not change while the run lasts, null before it is told. compared(): the run beside
+ * it, as `name` and `series`, or null.
+ */
+export function charts(series, facts, compared) {
+  const told = { ...learning(facts), ...waiting(facts), ...moving() };
+  return Object.entries(told).map(([id, one]) => new Chart(document.getElementById(id), series, one, compared));
+}
+
+function learning(facts) {
+  return {
     reward: {
       ...curves,
       lines: [
@@ -19,14 +31,26 @@ export function charts(series, bound) {
         { name: "eval/score", label: "held-out", colour: 2 },
       ],
     },
+    components: {
+      ...curves,
+      lines: () =>
+        (facts()?.components ?? [])
+          .slice(0, MOST_COMPONENTS)
+          .map((name, place) => ({ name: componentFigure(name), label: name, colour: 1 + (place % COLOURS) })),
+    },
     staleness: {
       ...curves,
       lines: [
         { name: "staleness/mean", label: "mean", colour: 1 },
         { name: "staleness/max", label: "highest", colour: 2 },
-        { level: bound, label: "bound", colour: 5, dashed: true },
+        { level: () => facts()?.max_staleness, label: "bound", colour: 5 },
       ],
     },
+  };
+}
+
+function waiting(facts) {
+  return {
     waits: {
       range: () => LANES,
       paint: paintStrip,
@@ -46,19 +70,35 @@ export function charts(series, bound) {
       range: bandRange,
       paint: paintBand,
       lines: [
-        { name: "queue/scored", label: "scored", colour: 1, show: whole },
-        { name: "queue/unscored", label: "wait for a score", colour: 2, show: whole },
-      ],
-    },
-    tokens: { ...curves, lines: [{ name: "rollout/tokens_per_s", label: "generated", colour: 3, show: whole }] },
-    weights: {
-      ...curves,
-      lines: [
-        { name: "weights/seconds", label: "to publish", colour: 1 },
-        { name: "weights/load_max_s", label: "slowest to load", colour: 2 },
-        { name: "weights/stall_s", label: "learner stalled", colour: 4 },
+        { name: "queue/scored", label: "scored", colour: 1, show: rows },
+        { name: "queue/unscored", label: "wait for a score", colour: 2, show: rows, hatched: true },
+        { level: () => facts()?.rollouts_per_step, label: "a step trains", colour: 5, show: rows },
       ],
     },
   };
-  return Object.entries(told).map(([id, one]) => new Chart(document.getElementById(id), series, one));
+}
+
+function moving() {
+  return {
+    tokens: {
+      ...curves,
+      lines: [{ name: "rollout/tokens_per_s", label: "generated", colour: 3, show: (value) => `${whole(value)} tokens/s` }],
+    },
+    weights: {
+      ...curves,
+      lines: [
+        { name: "weights/seconds", label: "to publish", colour: 1, show: short },
+        { name: "weights/load_max_s", label: "slowest to load", colour: 2, show: short },
+        { name: "weights/stall_s", label: "learner stalled", colour: 4, show: short },
+      ],
+    },
+  };
+}
+
+export function componentFigure(name) {
+  return `reward/${name}/mean`;
+}
+
+function short(value) {
+  return value < 1 ? `${whole(1000 * value)} ms` : seconds(value);
 }

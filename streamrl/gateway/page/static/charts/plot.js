@@ -1,7 +1,7 @@
 // The frame of a curve: where a value lies, and the numbers beside it.
 
 const LEFT = 52;
-const RIGHT = 8;
+const RIGHT = 22;
 const TOP = 6;
 const BOTTOM = 20;
 

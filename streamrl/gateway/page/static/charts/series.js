@@ -1,7 +1,7 @@
 // The figures of the run over its steps: what the gateway told of the past, and each step as it comes.
 
-/** Of which figures the page has curves. */
-export const WANTED = [
+/** Of which figures the page has curves, whatever the run is; the components of its reward come to them. */
+const WANTED = [
   "reward/mean",
   "eval/score",
   "staleness/mean",
@@ -15,14 +15,33 @@ export const WANTED = [
   "weights/load_max_s",
   "weights/stall_s",
 ];
-export const POINTS = 1000;
+const POINTS = 1000;
 
 const NONE = { step: [], time: [], value: [] };
 
 export class Series {
+  #extra = [];
   #figures = new Map();
   #clock = { step: [], time_s: [] };
   #added = 0;
+
+  /** Names of the figures that are taken in. */
+  get wanted() {
+    return [...WANTED, ...this.#extra];
+  }
+
+  /** Have these figures, too. False: they are had already. Otherwise the past has to be loaded anew. */
+  want(names) {
+    if (names.join("\n") === this.#extra.join("\n")) return false;
+    this.#extra = names;
+    return true;
+  }
+
+  /** What to ask the gateway for, of this run or of another one. */
+  question(run = "") {
+    const figures = this.wanted.map((name) => `figure=${encodeURIComponent(name)}`).join("&");
+    return `/api/history?points=${POINTS}&${figures}${run && `&run=${encodeURIComponent(run)}`}`;
+  }
 
   /** Begin anew with what `/api/history` told. */
   load(history) {
@@ -51,7 +70,7 @@ export class Series {
     this.#clock.time_s.push(time);
     this.#added += 1;
     const figures = { ...row, ...derived(row) };
-    for (const name of WANTED) {
+    for (const name of this.wanted) {
       if (typeof figures[name] === "number") this.#append(name, row.step, time, figures[name]);
     }
     return true;

@@ -73,6 +73,15 @@ def test_a_history_without_rows_is_empty() -> None:
     assert History(newest=5).reduced(100) == {"rows": 0, "clock": {"step": [], "time_s": []}, "figures": {}}
 
 
+def test_the_components_of_the_reward_are_named_in_the_order_in_which_they_were_told() -> None:
+    history = history_of(
+        {"step": 1, "reward/mean": 0.5, "reward/std": 0.1, "reward/right/mean": 0.5, "reward/overlong_mean": 0.0},
+        {"step": 2, "reward/a/b/mean": 0.25, "reward/right/mean": 1.0, "reward/none/mean": None},
+    )
+    assert history.components() == ["right", "a/b"]
+    assert History(newest=5).components() == []
+
+
 # ---- the file
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from support.gateway.kept_figures import step_figures
 from support.gateway.local_gateway import LocalGateway, local_gateway
 from support.gateway.submitted_prompts import GROUP_SIZE, answers, gateway_of, line
 
@@ -15,11 +16,13 @@ from streamrl.config.schema.learner import LearnerConfig, OverlongConfig
 from streamrl.config.schema.rollout import RolloutConfig, SamplingConfig
 from streamrl.gateway.page.samples import cursor_of, group_advantages, place_of
 from streamrl.gateway.refusal import Refusal
+from streamrl.observability.token_figures import line_of
 from streamrl.services.gateway.training.samples import MOST
 
 FIELDS = {
     *("group", "sample", "branch", "stream", "step", "version_spans", "prompt", "completion", "token_ids", "tokens"),
-    *("logprobs", "advantage", "reward", "finish_reason"),
+    *("logprobs", "advantage", "reward", "finish_reason", "replica", "components", "oddities"),
+    *("entropy", "mismatch", "mask", "lacks"),
 }
 
 
@@ -76,6 +79,53 @@ async def test_pages_follow_each_other_and_a_step_is_told_once_it_trained_the_gr
         batch = set(lease.group.tolist())
         assert {one["group"] for one in trained if one["step"] == 0} == batch
         assert {one["step"] for one in trained if one["group"] not in batch} <= {None}
+
+
+async def test_what_the_learner_kept_of_a_trained_row_is_laid_over_its_tokens(tmp_path: Path) -> None:
+    async with gateway_of(tmp_path) as gateway:
+        await answers(gateway, b"".join(line(f"k{number}") for number in range(8)))
+        queue = gateway.queue
+        assert queue is not None
+        lease = await queue.lease.remote(0)
+        await queue.commit.remote(0)
+        before = {key(one): one for one in (await samples(gateway, limit=MOST))["samples"]}
+        trained = [name for name, one in before.items() if one["step"] == 0]
+        assert {before[name]["lacks"] for name in trained} == {"not_kept"}
+        assert {one["lacks"] for one in before.values() if one["step"] is None} <= {"not_trained"}
+        keep(gateway, lease, row=0, logprob=-0.5)
+        after = {key(one): one for one in (await samples(gateway, limit=MOST))["samples"]}
+    chosen = (int(lease.group[0]), int(lease.sample_index[0]), int(lease.branch[0]))
+    told, count = after[chosen], int(lease.sampled_tokens[0])
+    assert told["lacks"] is None
+    assert told["mismatch"] == pytest.approx([-0.5 - logprob for logprob in told["logprobs"]], abs=1e-6)
+    assert told["entropy"] == [0.5] * count
+    assert told["mask"][:2] == [[0, "trained"], [1, "clipped"]]
+    assert told["advantage"] == -5.0, "as the learner had it, and not as it follows from the rewards"
+    assert [after[name] for name in after if name != chosen] == [before[name] for name in before if name != chosen]
+
+
+def key(one: dict[str, Any]) -> tuple[int, int, int]:
+    return one["group"], one["sample"], one["branch"]
+
+
+def keep(gateway: LocalGateway, lease: Any, *, row: int, logprob: float) -> None:
+    """Have the learner keep one row of a batch."""
+    frame, count = lease.frames[lease.frame_index[row]], int(lease.sampled_tokens[row])
+    figures = step_figures(lease.step, [(frame.path, frame.offset, int(lease.row[row]), [logprob] * count)])
+    gateway.run.tokens_path.mkdir()
+    (gateway.run.tokens_path / "rank-0.jsonl").write_bytes(line_of(figures))
+
+
+async def test_figures_that_do_not_fit_a_row_are_not_laid_over_it(tmp_path: Path) -> None:
+    async with gateway_of(tmp_path) as gateway:
+        await answers(gateway, b"".join(line(f"k{number}") for number in range(8)))
+        assert gateway.queue is not None
+        lease = await gateway.queue.lease.remote(0)
+        await gateway.queue.commit.remote(0)
+        lease.sampled_tokens[0] += 1
+        keep(gateway, lease, row=0, logprob=-0.5)
+        page = await samples(gateway, limit=MOST)
+        assert {one["lacks"] for one in page["samples"] if one["step"] == 0} == {"not_kept"}
 
 
 async def test_rows_that_the_run_has_let_go_are_left_out(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 // The newest samples as a table; each opens to its prompt and its tokens.
 
-import { ask, Refused } from "./connection.js";
-import { made, number, say } from "./format.js";
-import { colouredTokens, legend, versionName } from "./tokens.js";
+import { ask, Refused } from "../connection.js";
+import { made, number, say, signed } from "../format.js";
+import { legend, versionName } from "./overlays.js";
+import { Rollout } from "./rollout.js";
 
 const PAGE = 50;
 const MOST = 500;
@@ -23,16 +24,18 @@ export class Samples {
   #asking = false;
   #rests = 0;
   #missing = false;
+  /** Those that are opened, by the row of the table. */
+  #opened = new Map();
 
   /** refused(error): the token was not taken. */
   constructor(refused) {
     this.#refused = refused;
     this.#older.addEventListener("click", () => this.#ask(this.#next));
-    this.#section.querySelector("#colour").addEventListener("change", () => this.#recolour());
+    this.#section.querySelector("#colour").addEventListener("change", () => this.#lay());
     this.#legend();
   }
 
-  get #mode() {
+  get #overlay() {
     return this.#section.querySelector("input[name=colour]:checked").value;
   }
 
@@ -82,7 +85,7 @@ export class Samples {
       const key = `${sample.group}/${sample.sample}/${sample.branch}`;
       let row = there.get(key);
       if (row) {
-        fill(row, sample);
+        this.#renew(row, sample);
       } else {
         row = this.#row(key, sample);
         if (!newest) this.#body.append(row);
@@ -94,8 +97,18 @@ export class Samples {
     if (newest) this.#shorten();
   }
 
+  /** What is known of a rollout grows: it is trained some time after it was sampled. */
+  #renew(row, sample) {
+    const more = row.sample.step !== sample.step || row.sample.lacks !== sample.lacks;
+    fill(row, sample);
+    if (more && this.#opened.has(row)) this.#open(row, row.nextElementSibling.cells[0]);
+  }
+
   #shorten() {
-    while (this.#body.querySelectorAll("tr[data-key]").length > MOST) this.#body.lastElementChild.remove();
+    while (this.#body.querySelectorAll("tr[data-key]").length > MOST) {
+      this.#opened.delete(this.#body.lastElementChild);
+      this.#body.lastElementChild.remove();
+    }
   }
 
   #row(key, sample) {
@@ -106,7 +119,7 @@ export class Samples {
     button.type = "button";
     button.setAttribute("aria-expanded", "false");
     button.addEventListener("click", () => this.#toggle(row, button));
-    row.cells[0].append(button);
+    row.cells[0].append(button, made("span", "", "signs"));
     fill(row, sample);
     return row;
   }
@@ -115,6 +128,7 @@ export class Samples {
     const opens = button.getAttribute("aria-expanded") === "false";
     button.setAttribute("aria-expanded", String(opens));
     if (!opens) {
+      this.#opened.delete(row);
       row.nextElementSibling.remove();
       return;
     }
@@ -127,20 +141,18 @@ export class Samples {
   }
 
   #open(row, cell) {
-    const { sample } = row;
-    const facts = made("p", `ended by ${sample.finish_reason}; reward ${number(sample.reward)}`, "hint");
-    cell.replaceChildren(facts, made("div", sample.prompt, "answer hint"), colouredTokens(sample, this.#mode));
+    const rollout = new Rollout(row.sample, this.#overlay);
+    this.#opened.set(row, rollout);
+    cell.replaceChildren(rollout.element);
   }
 
-  #recolour() {
+  #lay() {
     this.#legend();
-    for (const detail of this.#body.querySelectorAll("tr.opened")) {
-      this.#open(detail.previousElementSibling, detail.cells[0]);
-    }
+    for (const rollout of this.#opened.values()) rollout.lay(this.#overlay);
   }
 
   #legend() {
-    const items = legend(this.#mode).map(([name, words]) => made("li", words, name));
+    const items = legend(this.#overlay).map(([name, words]) => made("li", words, name));
     document.getElementById("legend").replaceChildren(...items);
   }
 }
@@ -148,10 +160,11 @@ export class Samples {
 /** The cells of a sample, the first apart: it has the button. */
 function fill(row, sample) {
   row.sample = sample;
-  const advantage = Array.isArray(sample.advantage) ? "by token" : number(sample.advantage);
+  const advantage = Array.isArray(sample.advantage) ? "by token" : signed(sample.advantage);
   const versions = (sample.version_spans ?? []).map((span) => versionName(span[1])).join(", ");
   const texts = [sample.stream, number(sample.step), versions, number(sample.reward), advantage];
   texts.push(number(sample.tokens.length), sample.prompt, sample.completion);
   texts.forEach((text, place) => say(row.cells[place + 1], String(text)));
+  say(row.cells[0].querySelector(".signs"), (sample.oddities ?? []).join(", "));
   for (const cell of [row.cells[7], row.cells[8]]) cell.className = "text";
 }

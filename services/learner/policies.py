@@ -1,0 +1,42 @@
+"""The trained policy of one learner rank, and the one that it is held to, made from the configuration."""
+
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from streamrl.config import Config
+from streamrl.config.estimates import sizes as limits
+from streamrl.learner.model.sharding import ShardedPolicy
+from streamrl.learner.parallel.process_group import LearnerGroup
+from streamrl.learner.references.averaged import AveragedPolicy
+from streamrl.learner.references.frozen import FrozenPolicy
+from streamrl.models.load import DTYPES, load_model
+from streamrl.models.vocabulary import require_same_vocabulary
+from streamrl.services.run.layout import model_folder, start_folder
+
+
+def make_policy(model: PreTrainedModel, config: Config, group: LearnerGroup) -> ShardedPolicy:
+    """Collective. The policy that is trained, or the adapters on it."""
+    learner, dtype = config.learner, DTYPES[config.model.dtype]
+    lora, execution = learner.lora, learner.execution
+    if not lora.rank:
+        return ShardedPolicy(model, group, dtype, execution)
+    # Not above: it needs a package that only those have who train adapters.
+    from streamrl.learner.model.adapters import AdapterPolicy, AdapterSettings, linear_layers
+
+    targets = lora.targets or tuple(linear_layers(model))
+    settings = AdapterSettings(lora.rank, limits.lora_alpha(lora), targets, config.seed)
+    return AdapterPolicy(model, group, dtype, settings, execution)
+
+
+def make_reference(run_folder: Path, config: Config, group: LearnerGroup) -> FrozenPolicy:
+    """The policy that the trained one is held to, or that teaches it; loaded when it is first called."""
+    dtype, reference = config.model.dtype, config.learner.algorithm.reference
+    folder = start_folder(run_folder, config)
+    if reference.path is not None:
+        folder = Path(reference.path).expanduser()
+        require_same_vocabulary(model_folder(run_folder, config), folder)
+    arguments = (lambda: load_model(folder, dtype)), group, DTYPES[dtype], config.learner.execution
+    if reference.kind == "average":
+        return AveragedPolicy(*arguments, every=reference.every, decay=reference.decay)
+    return FrozenPolicy(*arguments)
