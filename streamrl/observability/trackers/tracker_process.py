@@ -125,7 +125,7 @@ class TrackerProcess:
             self._end()
 
     def _start(self) -> None:
-        self._process, channel = start_child(
+        self._process, self._channel = start_child(
             PROGRAM,
             f"tracker {self.name}",
             lambda number: ChildSettings(
@@ -133,7 +133,9 @@ class TrackerProcess:
             ),
             **variables_for(self.name, os.environ),
         )
-        self._channel = channel
+        with self._changed:  # who gave it up before could not wake the thread
+            if self._given_up:
+                raise _LostError(self._given_up)
         ready = self._answer(Ready, self._start_s, "did not start")
         if ready.error:
             raise _LostError(f"it did not start: {ready.error}")
@@ -233,7 +235,9 @@ class TrackerProcess:
 
     def _give_up(self, reason: str) -> None:
         """Wake the thread, which drops it for that reason."""
-        self._given_up = reason
-        if self._channel is not None:
+        with self._changed:
+            self._given_up = reason
+            channel = self._channel
+        if channel is not None:
             with suppress(OSError):
-                self._channel.shutdown(socket.SHUT_RDWR)
+                channel.shutdown(socket.SHUT_RDWR)

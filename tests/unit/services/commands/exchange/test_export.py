@@ -69,8 +69,8 @@ def test_an_export_to_an_address_is_the_same_folder_there(tmp_path: Path) -> Non
     run = RunFolder.open(tmp_path / "run")
     (run.path / "config.toml").write_text(dump(config))
     place = f"memory://{run.run_id}"
-    assert export_with_card(run, f"{place}/model") == 0
-    export_with_card(run, str(tmp_path / "here"))
+    assert export_with_card(run, f"{place}/model")["step"] == 0
+    export_with_card(run, tmp_path / "here")
     store = open_store(place)
     there = {key.removeprefix("model/"): read(store, key) for key in store.list("model/")}
     assert there == {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 from support.repository import TESTS
 from support.trackers.recorded import tracked
@@ -124,6 +125,13 @@ def test_closing_waits_no_longer_than_it_was_told(make: Make) -> None:
     hub.finish(FINISHED)
     hub.close(4.0)
     assert hub.take_news() == ["tracker wandb is dropped: it did not finish within 4 s; the run goes on without it"]
+
+
+def test_a_tracker_that_is_closed_while_it_starts_is_ended(make: Make) -> None:
+    hub = make("hang at the start", start_s=LONG_S)
+    hub.close()
+    assert hub.status()["wandb"]["state"] == "dropped"
+    assert psutil.Process().children(recursive=True) == []
 
 
 def test_of_a_slow_tracker_the_oldest_lines_are_left_out_and_the_end_is_kept(make: Make, tmp_path: Path) -> None:
