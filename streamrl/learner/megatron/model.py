@@ -1,0 +1,115 @@
+"""One stretch of a model's layers on megatron-core, with what is before the first and behind the last.
+
+Guarantees: a pack in, and out of the last stretch log-probs and entropy of its targets, as `PolicyModel` gives them.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from transformers import PretrainedConfig
+
+from streamrl.learner.batch.packing import PackedBatch
+from streamrl.learner.megatron.attention import PackedAttention, PackLayout, RmsNorm
+from streamrl.learner.megatron.ranks import MegatronRanks
+from streamrl.learner.megatron.vocabulary import OwnRows, spread_logprobs
+
+Rotary = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""A Hugging Face model's rotary embedding: (any tensor of the dtype and device, positions) to cos and sin."""
+
+
+def layer_specs(config: TransformerConfig, count: int, device: torch.device) -> TransformerBlockSubmodules:
+    """`count` layers: of Transformer Engine on a GPU, of megatron-core's own modules on a CPU. Attention over packs is
+    streamrl's on both, and so are the norms on a CPU, which megatron-core has for whole sequences alone."""
+    experts = {"num_experts": config.num_moe_experts, "moe_grouped_gemm": config.moe_grouped_gemm}
+    if device.type == "cuda":
+        from megatron.core.extensions.transformer_engine import TENorm
+
+        spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm, **experts)
+        spec.submodules.self_attention.submodules.core_attention = PackedAttention
+        return TransformerBlockSubmodules(layer_specs=[spec] * count, layer_norm=TENorm)
+    spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm", **experts)
+    layer, attention = spec.submodules, spec.submodules.self_attention.submodules
+    layer.input_layernorm = layer.pre_mlp_layernorm = RmsNorm
+    attention.core_attention = PackedAttention
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = RmsNorm
+    return TransformerBlockSubmodules(layer_specs=[spec] * count, layer_norm=RmsNorm)
+
+
+class PolicyStretch(GPTModel):
+    """See the module. `chunk` counts the stretches of this rank."""
+
+    def __init__(
+        self, config: TransformerConfig, model: PretrainedConfig, rotary: Rotary, ranks: MegatronRanks, chunk: int
+    ) -> None:
+        layout, stage, device = ranks.layout, ranks.stage, ranks.group.device
+        layers = layout.layers(config.num_layers, stage, chunk)
+        super().__init__(
+            config=config,
+            transformer_layer_spec=layer_specs(config, len(layers), device),
+            vocab_size=layout.padded_vocabulary(model.vocab_size),
+            max_sequence_length=model.max_position_embeddings,
+            pre_process=stage == 0 and chunk == 0,
+            post_process=stage == layout.pipeline - 1 and chunk == layout.virtual - 1,
+            share_embeddings_and_output_weights=model.tie_word_embeddings,
+            position_embedding_type="none",
+            vp_stage=chunk if layout.virtual > 1 else None,
+        )
+        self._rotary = (rotary,)  # in a tuple, so that it is no module of this one
+        each = layout.padded_vocabulary(model.vocab_size) // layout.tensor
+        self._rows = OwnRows(
+            first=ranks.tensor_rank * each,
+            count=layout.own_vocabulary(model.vocab_size, ranks.tensor_rank),
+            group=ranks.cut_group(False) if layout.tensor > 1 else None,
+        )
+
+    def forward(
+        self, pack: PackedBatch, temperature: float, entropy_gradient: bool = False
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Of the last stretch (logprobs_K, entropy_K); of another one hidden states, [T, 1, H]."""
+        padded = self._with_whole_parts(pack)
+        cos, sin = self._rotary[0](self._like(), padded.position_ids[None])
+        layout = PackLayout(qkv_format="sbhd", layout=padded.layout, cos=cos[0], sin=sin[0])
+        first = None
+        if self.pre_process:
+            first = self.embedding(input_ids=padded.ids[None], position_ids=padded.position_ids[None])
+        hidden = self.decoder(hidden_states=first, attention_mask=None, packed_seq_params=layout)
+        if not self.post_process:
+            return hidden
+        return self._logprobs(hidden, pack, temperature, entropy_gradient)
+
+    def _like(self) -> torch.Tensor:
+        return torch.empty(0, dtype=self.config.params_dtype, device=next(self.parameters()).device)
+
+    def _with_whole_parts(self, pack: PackedBatch) -> PackedBatch:
+        """The pack with tokens of no use behind it, until each rank of a sequence has as many."""
+        missing = -pack.num_tokens % self.config.tensor_model_parallel_size if self.config.sequence_parallel else 0
+        if not missing:
+            return pack
+        ids, position_ids = (F.pad(tensor, (0, missing)) for tensor in (pack.ids, pack.position_ids))
+        return replace(pack, ids=ids, position_ids=position_ids, layout=pack.layout.with_lone_tokens(missing))
+
+    def _logprobs(
+        self, hidden: torch.Tensor, pack: PackedBatch, temperature: float, entropy_gradient: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        tied = self.share_embeddings_and_output_weights
+        weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+        # Behind either, each rank has the gradient of its own rows: summed over the ranks on the way back.
+        if self.config.sequence_parallel:
+            hidden_KH = gather_from_sequence_parallel_region(hidden)[pack.predictors, 0]
+        else:
+            hidden_KH = copy_to_tensor_model_parallel_region(hidden[pack.predictors, 0])
+        return spread_logprobs(hidden_KH, weight, pack.targets, temperature, self._rows, entropy_gradient)

@@ -1,0 +1,117 @@
+"""The process groups of a layout: megatron-core's, on the learner's own group of all ranks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+
+from streamrl.config.estimates.megatron import MegatronLayout
+from streamrl.learner.parallel.process_group import LearnerGroup, open_group
+
+_SEED = 1
+"""Of megatron-core's generators. Nothing is drawn from them: weights are loaded, and there is no dropout."""
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronRanks:
+    """The ranks as one of them sees them. group: all of them. Every method but the properties is a collective of those
+    that it says."""
+
+    group: LearnerGroup
+    layout: MegatronLayout
+
+    @property
+    def data_rank(self) -> int:
+        """Whose rows this rank has."""
+        return self.layout.data_rank(self.group.rank)
+
+    @property
+    def data_size(self) -> int:
+        return self.layout.data_size
+
+    @property
+    def stage(self) -> int:
+        """Which stage of its pipeline this rank is."""
+        return self.layout.stage(self.group.rank)
+
+    @property
+    def tensor_rank(self) -> int:
+        return int(parallel_state.get_tensor_model_parallel_rank())
+
+    @property
+    def reports(self) -> bool:
+        """Whether the sums over this rank's rows are told by this one: they are known on the last stage, by each of its
+        tensor ranks."""
+        return self.stage == self.layout.pipeline - 1 and self.tensor_rank == 0
+
+    def expert_rank(self) -> int:
+        """Which experts this rank has, of `layout.expert`."""
+        return int(parallel_state.get_expert_model_parallel_rank())
+
+    def cut_group(self, of_experts: bool) -> dist.ProcessGroup:
+        """The ranks that a matrix is cut over."""
+        if of_experts:
+            return parallel_state.get_expert_tensor_parallel_group()
+        return parallel_state.get_tensor_model_parallel_group()
+
+    def expert_group(self) -> dist.ProcessGroup:
+        """The ranks that have the other experts of a layer."""
+        return parallel_state.get_expert_model_parallel_group()
+
+    def copies_group(self, of_experts: bool) -> dist.ProcessGroup:
+        """The ranks that have the same part of a parameter."""
+        if of_experts:
+            return parallel_state.get_expert_data_parallel_group()
+        return parallel_state.get_data_parallel_group(with_context_parallel=True)
+
+    def from_stage(self, tensor: torch.Tensor, stage: int) -> torch.Tensor:
+        """Of the stages of a pipeline: what stage `stage` has, on each, in place and returned."""
+        if self.layout.pipeline > 1:
+            group = parallel_state.get_pipeline_model_parallel_group()
+            dist.broadcast(tensor, src=dist.get_global_rank(group, stage), group=group)
+        return tensor
+
+    def sum_of_reports(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Of all ranks: the sum over those that report, on each."""
+        found = tensor if self.reports else torch.zeros_like(tensor)
+        return self.group.sum(found)
+
+    def close(self) -> None:
+        """End the groups in this process."""
+        parallel_state.destroy_model_parallel()
+        self.group.close()
+
+
+def gathered(tensor: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """Collective. What each rank of a group has, in their order. All have the same shape."""
+    if group.size() == 1:
+        return [tensor]
+    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    dist.all_gather(parts, tensor.contiguous(), group=group)
+    return parts
+
+
+def open_ranks(
+    rank: int,
+    store_path: Path,
+    layout: MegatronLayout,
+    *,
+    device: torch.device,
+    timeout_s: float = 120.0,
+) -> MegatronRanks:
+    """Join the ranks that meet at the file `store_path`. Raises ComponentError as `open_group`."""
+    group = open_group(rank, layout.world_size, store_path, device=device, timeout_s=timeout_s)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
+        distributed_timeout_minutes=timeout_s / 60,
+        create_gloo_process_groups=False,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(_SEED)
+    return MegatronRanks(group, layout)

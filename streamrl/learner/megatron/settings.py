@@ -1,0 +1,104 @@
+"""megatron-core's own configurations of a model and of its gradients, from the Hugging Face model's and the layout."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.transformer import TransformerConfig
+from transformers import PretrainedConfig
+
+from streamrl.config.schema.learner import MegatronConfig
+from streamrl.errors import ConfigError
+from streamrl.learner.megatron.families import Family
+
+_RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {},
+    "attention": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
+    "layers": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+_EXPERTS = {
+    "moe_router_load_balancing_type": "none",
+    "moe_aux_loss_coeff": 0.0,
+    "moe_router_dtype": "fp32",
+}
+
+
+def head_dim(config: PretrainedConfig) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def transformer_config(
+    config: PretrainedConfig, family: Family, megatron: MegatronConfig, dtype: torch.dtype, device: torch.device
+) -> TransformerConfig:
+    """Raises ConfigError for what megatron-core refuses."""
+    of_family = family.settings(config)
+    experts = {**_EXPERTS, "moe_grouped_gemm": device.type == "cuda"} if "num_moe_experts" in of_family else {}
+    try:
+        return TransformerConfig(
+            **_layers(config), **_layout(megatron), **_computed(dtype, device), **experts, **of_family
+        )
+    except (ValueError, AssertionError) as error:
+        raise ConfigError(f"megatron-core refuses this model or layout: {error}") from error
+
+
+def _layers(config: PretrainedConfig) -> dict[str, Any]:
+    return {
+        "num_layers": config.num_hidden_layers,
+        "hidden_size": config.hidden_size,
+        "ffn_hidden_size": config.intermediate_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_query_groups": config.num_key_value_heads,
+        "kv_channels": head_dim(config),
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": config.rms_norm_eps,
+        "gated_linear_unit": True,
+        "activation_func": F.silu,
+        "add_bias_linear": False,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+    }
+
+
+def _layout(megatron: MegatronConfig) -> dict[str, Any]:
+    several = megatron.virtual_pipeline > 1
+    return {
+        "tensor_model_parallel_size": megatron.tensor_parallel,
+        "pipeline_model_parallel_size": megatron.pipeline_parallel,
+        "virtual_pipeline_model_parallel_size": megatron.virtual_pipeline if several else None,
+        "context_parallel_size": megatron.context_parallel,
+        "expert_model_parallel_size": megatron.expert_parallel,
+        "expert_tensor_parallel_size": megatron.expert_tensor_parallel,
+        "sequence_parallel": megatron.sequence_parallel,
+        **_RECOMPUTE[megatron.recompute],
+    }
+
+
+def _computed(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    return {
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        # Weights are loaded.
+        "use_cpu_initialization": device.type == "cpu",
+        "perform_initialization": False,
+        # Packs differ in length; the other dispatcher of tokens to experts refuses that, also where there are none.
+        "variable_seq_lengths": True,
+        "moe_token_dispatcher_type": "alltoall",
+        # A pack's loss is its share of the batch's: losses add up over packs and ranks, and none is a mean.
+        "calculate_per_token_loss": True,
+        # These need kernels of apex or Transformer Engine.
+        "gradient_accumulation_fusion": False,
+        "persist_layer_norm": False,
+        "bias_activation_fusion": False,
+        "bias_dropout_fusion": False,
+        "masked_softmax_fusion": False,
+    }
+
+
+def gradient_config(megatron: MegatronConfig) -> DistributedDataParallelConfig:
+    return DistributedDataParallelConfig(
+        use_distributed_optimizer=megatron.distributed_optimizer,
+        grad_reduce_in_fp32=megatron.precision == "float32",
+        overlap_grad_reduce=False,
+    )
