@@ -157,7 +157,8 @@ class MegatronBackend:
         return hidden
 
     def _on_device(self, packs: Sequence[PackedBatch]) -> list[PackedBatch]:
-        return [pack.to(self.ranks.group.device) for pack in even_packs(packs, self.ranks)]
+        spread = self._stretches[0].config.sequence_parallel
+        return [pack.to(self.ranks.group.device) for pack in even_packs(packs, self.ranks, spread=spread)]
 
     @torch.no_grad()
     def logprobs(self, packs: Sequence[PackedBatch]) -> list[torch.Tensor]:
@@ -256,6 +257,7 @@ def build(
     shapes = {name: param.shape for name, param in names.items()}
     weights = ModelWeights(plan, shapes, sizes, chunks, ranks)
     weights.load(lambda name: names[name].detach())
+    weights.mark_cut()
     stretches = [
         DistributedDataParallel(settings, gradient_config(megatron), chunk.to(ranks.group.device)) for chunk in chunks
     ]

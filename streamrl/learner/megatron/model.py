@@ -1,13 +1,12 @@
 """One stretch of a model's layers on megatron-core, with what is before the first and behind the last.
 
 Guarantees: a pack in, and out of the last stretch log-probs and entropy of its targets, as `PolicyModel` gives them.
+Where tokens are spread over the tensor ranks, a pack has a multiple of their number.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
@@ -80,12 +79,11 @@ class PolicyStretch(GPTModel):
         self, pack: PackedBatch, temperature: float, entropy_gradient: bool = False
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Of the last stretch (logprobs_K, entropy_K); of another one hidden states, [T, 1, H]."""
-        padded = self._with_whole_parts(pack)
-        cos, sin = self._rotary[0](self._like(), padded.position_ids[None])
-        layout = PackLayout(qkv_format="sbhd", layout=padded.layout, cos=cos[0], sin=sin[0])
+        cos, sin = self._rotary[0](self._like(), pack.position_ids[None])
+        layout = PackLayout(qkv_format="sbhd", layout=pack.layout, cos=cos[0], sin=sin[0])
         first = None
         if self.pre_process:
-            first = self.embedding(input_ids=padded.ids[None], position_ids=padded.position_ids[None])
+            first = self.embedding(input_ids=pack.ids[None], position_ids=pack.position_ids[None])
         hidden = self.decoder(hidden_states=first, attention_mask=None, packed_seq_params=layout)
         if not self.post_process:
             return hidden
@@ -93,14 +91,6 @@ class PolicyStretch(GPTModel):
 
     def _like(self) -> torch.Tensor:
         return torch.empty(0, dtype=self.config.params_dtype, device=next(self.parameters()).device)
-
-    def _with_whole_parts(self, pack: PackedBatch) -> PackedBatch:
-        """The pack with tokens of no use behind it, until each rank of a sequence has as many."""
-        missing = -pack.num_tokens % self.config.tensor_model_parallel_size if self.config.sequence_parallel else 0
-        if not missing:
-            return pack
-        ids, position_ids = (F.pad(tensor, (0, missing)) for tensor in (pack.ids, pack.position_ids))
-        return replace(pack, ids=ids, position_ids=position_ids, layout=pack.layout.with_lone_tokens(missing))
 
     def _logprobs(
         self, hidden: torch.Tensor, pack: PackedBatch, temperature: float, entropy_gradient: bool

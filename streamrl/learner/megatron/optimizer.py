@@ -53,10 +53,13 @@ class MegatronAdamW:
             params_dtype=dtype,
         )
         self._max_norm = config.max_grad_norm
+        self._distributed = distributed
         self._stretches = stretches
         self._chained = get_megatron_optimizer(
             settings, list(stretches), get_standard_config_overrides(settings), use_gloo_process_groups=False
         )
+        for group in self._chained.param_groups:  # left to a schedule of megatron-core's own, which there is none of here
+            group["weight_decay"] = config.weight_decay * group["wd_mult"]
         self._parts: list[MegatronOptimizer] = [
             part for part in self._chained.chained_optimizers if not part.is_stub_optimizer
         ]
@@ -99,7 +102,8 @@ class MegatronAdamW:
         """Collective of `copies`, the ranks that have the same part of the parameter. That part's float32 weights or
         one moment of them, in its shape."""
         held = self.held(param)
-        if held is not None and held.last - held.first == param.numel():
+        if not self._distributed or copies.size() == 1:
+            assert held is not None
             return _kind(held, kind).view(param.shape)
         # Each element from the one rank that has it: as integers, since a sum of floats loses the sign of zeros.
         whole = torch.zeros(param.numel(), dtype=torch.int32, device=param.device)

@@ -1,14 +1,17 @@
 """A share's packs through the stages, by megatron-core's schedules: one forward and backward after the other, or
 interleaved where a stage has several stretches of layers.
 
-Packs differ in length, so stages tell each other the shape of what they send.
+Packs differ in length, and stages tell each other the shape of what they send. Interleaved ones cannot, and packs get
+tokens there that nobody looks at, until all are as long.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import nn
 
@@ -20,13 +23,27 @@ Judge = Callable[[nn.Module, PackedBatch], tuple[torch.Tensor, Told]]
 """On the last stage: the loss of a pack, a scalar with gradient, and what is told of it."""
 
 
-def even_packs(packs: Sequence[PackedBatch], ranks: MegatronRanks) -> list[PackedBatch]:
+def even_packs(packs: Sequence[PackedBatch], ranks: MegatronRanks, *, spread: bool) -> list[PackedBatch]:
     """Collective. As many packs as the rank that has most, one at least: with experts each forward is a collective of
-    ranks with different rows. Interleaved stages take a multiple of their number."""
-    most = ranks.group.max_int(max(len(packs), 1))
-    if ranks.layout.virtual > 1:
-        most += -most % ranks.layout.pipeline
-    return [*packs, *(empty_pack() for _ in range(most - len(packs)))]
+    ranks with different rows. Interleaved stages take a multiple of their number. Where tokens are spread, too, each
+    of the ranks has as many of a pack."""
+    layout = ranks.layout
+    most, length = ranks.group.max_int(max(len(packs), 1)), 0
+    if layout.virtual > 1:
+        most += -most % layout.pipeline
+        length = max((pack.num_tokens for pack in packs), default=1)
+    multiple = layout.tensor if spread else 1
+    more = (empty_pack() for _ in range(most - len(packs)))
+    return [_lengthened(pack, max(length, pack.num_tokens), multiple) for pack in (*packs, *more)]
+
+
+def _lengthened(pack: PackedBatch, tokens: int, multiple: int) -> PackedBatch:
+    """With tokens behind it that see themselves alone, until there are so many, and a multiple."""
+    missing = -(-tokens // multiple) * multiple - pack.num_tokens
+    if not missing:
+        return pack
+    ids, position_ids = (F.pad(tensor, (0, missing)) for tensor in (pack.ids, pack.position_ids))
+    return replace(pack, ids=ids, position_ids=position_ids, layout=pack.layout.with_lone_tokens(missing))
 
 
 def run_packs(
@@ -53,7 +70,7 @@ def run_packs(
         data_iterator=iterators if len(stretches) > 1 else iterators[0],
         model=list(stretches) if len(stretches) > 1 else stretches[0],
         num_microbatches=len(packs),
-        seq_length=1,  # of no use where shapes are told
+        seq_length=packs[0].num_tokens,  # of no use where shapes are told
         micro_batch_size=1,
         forward_only=not backward,
     )

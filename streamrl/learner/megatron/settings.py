@@ -70,6 +70,11 @@ def _layout(megatron: MegatronConfig) -> dict[str, Any]:
         "expert_model_parallel_size": megatron.expert_parallel,
         "expert_tensor_parallel_size": megatron.expert_tensor_parallel,
         "sequence_parallel": megatron.sequence_parallel,
+        # Where two ranks send each other forward and backward in one message, they take one for the other.
+        "overlap_p2p_comm": several,
+        "batch_p2p_comm": not several,
+        # Packs differ in length, and plain stages tell each other; interleaved ones would mix that up, too.
+        "variable_seq_lengths": not several,
         **_RECOMPUTE[megatron.recompute],
     }
 
@@ -82,8 +87,7 @@ def _computed(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
         # Weights are loaded.
         "use_cpu_initialization": device.type == "cpu",
         "perform_initialization": False,
-        # Packs differ in length; the other dispatcher of tokens to experts refuses that, also where there are none.
-        "variable_seq_lengths": True,
+        # Of tokens to experts; the other one refuses packs that differ in length, also where there are no experts.
         "moe_token_dispatcher_type": "alltoall",
         # A pack's loss is its share of the batch's: losses add up over packs and ranks, and none is a mean.
         "calculate_per_token_loss": True,

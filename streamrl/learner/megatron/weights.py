@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from streamrl.errors import DataError
-from streamrl.learner.megatron.cuts import Sizes
+from streamrl.learner.megatron.cuts import WHOLE, Sizes
 from streamrl.learner.megatron.plan import Entry, by_name
 from streamrl.learner.megatron.ranks import MegatronRanks, gathered
 
@@ -53,6 +53,12 @@ class ModelWeights:
             if entry.stage == self._ranks.stage:
                 for number, name in enumerate(entry.params):
                     yield entry, number, self._params[entry.chunk][name]
+
+    def mark_cut(self) -> None:
+        """Tell megatron-core which parameters each tensor rank has another part of: it counts the others once in a
+        gradient norm. Its layers say so themselves only where they draw their weights."""
+        for entry, _, param in self.own():
+            param.tensor_model_parallel = entry.cut is not WHOLE
 
     def part(self, entry: Entry, number: int, tensor: TensorByName) -> torch.Tensor:
         """This rank's part of what `tensor` gives whole. Raises DataError for another shape than the weight's."""

@@ -31,8 +31,9 @@ class _CudaIsCpu(TorchFunctionMode):
             return func(*args).replace("torch.", "torch.cuda.")
         if func is torch.Tensor.backward:
             # A mode is off inside its own handler, and layers that are computed again need it.
+            gradient = kwargs.pop("gradient", None)
             with self:
-                return torch.autograd.backward(args[0], *args[1:], **kwargs)
+                return torch.autograd.backward(args[0], gradient, **kwargs)
         return func(*args, **kwargs)
 
 
