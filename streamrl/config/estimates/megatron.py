@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from streamrl.config.estimates.model_facts import ModelFacts
+from streamrl.config.known import MEGATRON_TYPES
 from streamrl.config.problems import Problem
 from streamrl.config.schema.learner import MegatronConfig
 from streamrl.config.schema.run import Config
@@ -104,7 +105,12 @@ def ranks_fit(megatron: MegatronConfig, world_size: int) -> Iterator[Problem]:
 
 
 def model_fits(config: Config, model: ModelFacts) -> Iterator[Problem]:
-    """Whether heads, layers, experts and vocabulary of a model can be shared out like this."""
+    """Whether there is a mapping for the model, and its heads, layers, experts and vocabulary can be shared out like
+    this."""
+    if model.model_type not in MEGATRON_TYPES:
+        what = f'"megatron" has no mapping of weights for models of type "{model.model_type}"; set "fsdp"'
+        known = f"models of type {', '.join(MEGATRON_TYPES)}"
+        yield Problem(key="learner.backend", what=what, given='"megatron"', allowed=known, involves=("model.path",))
     megatron = config.learner.megatron
     layout = MegatronLayout.of(megatron, config.learner.num_workers)
     inner = 0 if model.num_experts else model.intermediate_size

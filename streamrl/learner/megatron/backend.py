@@ -15,7 +15,8 @@ from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
-from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.transformer import TransformerConfig
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -23,7 +24,7 @@ from streamrl.algorithms.aggregation import Denominators
 from streamrl.clock import Clock, SystemClock
 from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import MegatronConfig, OptimizerConfig
-from streamrl.errors import DataError, NonFiniteError
+from streamrl.errors import ConfigError, DataError, NonFiniteError
 from streamrl.learner.batch.mini_batches import MiniBatch
 from streamrl.learner.batch.packing import PackedBatch
 from streamrl.learner.checkpoint.digest import weight_digest
@@ -35,7 +36,7 @@ from streamrl.learner.megatron.optimizer import MASTER, MegatronAdamW, moments_o
 from streamrl.learner.megatron.pipeline import even_packs, run_packs
 from streamrl.learner.megatron.plan import make_plan
 from streamrl.learner.megatron.ranks import MegatronRanks
-from streamrl.learner.megatron.settings import gradient_config, transformer_config
+from streamrl.learner.megatron.settings import gradient_settings, layer_settings
 from streamrl.learner.megatron.weights import ModelWeights, the_parameter
 from streamrl.learner.objectives import Objective, policy_loss
 from streamrl.learner.optim.schedule import learning_rate
@@ -245,8 +246,7 @@ def build(
     """
     config = model.config
     family, names = family_of(config, families), dict(model.named_parameters())
-    settings = transformer_config(config, family, megatron, dtype, ranks.group.device)
-    settings.finalize_model_grads_func = _finalize
+    settings = _configured(layer_settings(config, family, megatron, dtype, ranks.group.device))
     plan = make_plan(
         family, list(names), ranks.layout, num_layers=settings.num_layers, num_experts=settings.num_moe_experts or 0
     )
@@ -258,9 +258,8 @@ def build(
     weights = ModelWeights(plan, shapes, sizes, chunks, ranks)
     weights.load(lambda name: names[name].detach())
     weights.mark_cut()
-    stretches = [
-        DistributedDataParallel(settings, gradient_config(megatron), chunk.to(ranks.group.device)) for chunk in chunks
-    ]
+    gradients = DistributedDataParallelConfig(**gradient_settings(megatron))
+    stretches = [DistributedDataParallel(settings, gradients, chunk.to(ranks.group.device)) for chunk in chunks]
     objective = partial(policy_loss, algorithm=algorithm, temperature=temperature)
     return MegatronBackend(
         stretches,
@@ -275,6 +274,14 @@ def build(
         uses_start=algorithm.uses_start,
         clock=clock,
     )
+
+
+def _configured(settings: dict[str, Any]) -> TransformerConfig:
+    """Raises ConfigError for what megatron-core refuses."""
+    try:
+        return TransformerConfig(**settings, finalize_model_grads_func=_finalize)
+    except (ValueError, AssertionError) as error:
+        raise ConfigError(f"megatron-core refuses this model or layout: {error}") from error
 
 
 def _finalize(stretches: list[nn.Module], num_tokens: torch.Tensor | None = None, **settings: Any) -> None:

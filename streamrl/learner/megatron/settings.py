@@ -1,15 +1,14 @@
-"""megatron-core's own configurations of a model and of its gradients, from the Hugging Face model's and the layout."""
+"""What megatron-core is told of a model and of its gradients, from the Hugging Face model's configuration and the
+layout. Plain values: megatron-core itself is not asked here.
+"""
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core.distributed import DistributedDataParallelConfig
-from megatron.core.transformer import TransformerConfig
 from transformers import PretrainedConfig
 
 from streamrl.config.schema.learner import MegatronConfig
-from streamrl.errors import ConfigError
 from streamrl.learner.megatron.families import Family
 
 _RECOMPUTE: dict[str, dict[str, Any]] = {
@@ -28,18 +27,13 @@ def head_dim(config: PretrainedConfig) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def transformer_config(
+def layer_settings(
     config: PretrainedConfig, family: Family, megatron: MegatronConfig, dtype: torch.dtype, device: torch.device
-) -> TransformerConfig:
-    """Raises ConfigError for what megatron-core refuses."""
+) -> dict[str, Any]:
+    """Of megatron-core's TransformerConfig."""
     of_family = family.settings(config)
     experts = {**_EXPERTS, "moe_grouped_gemm": device.type == "cuda"} if "num_moe_experts" in of_family else {}
-    try:
-        return TransformerConfig(
-            **_layers(config), **_layout(megatron), **_computed(dtype, device), **experts, **of_family
-        )
-    except (ValueError, AssertionError) as error:
-        raise ConfigError(f"megatron-core refuses this model or layout: {error}") from error
+    return {**_layers(config), **_layout(megatron), **_computed(dtype, device), **experts, **of_family}
 
 
 def _layers(config: PretrainedConfig) -> dict[str, Any]:
@@ -100,9 +94,10 @@ def _computed(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     }
 
 
-def gradient_config(megatron: MegatronConfig) -> DistributedDataParallelConfig:
-    return DistributedDataParallelConfig(
-        use_distributed_optimizer=megatron.distributed_optimizer,
-        grad_reduce_in_fp32=megatron.precision == "float32",
-        overlap_grad_reduce=False,
-    )
+def gradient_settings(megatron: MegatronConfig) -> dict[str, Any]:
+    """Of megatron-core's DistributedDataParallelConfig."""
+    return {
+        "use_distributed_optimizer": megatron.distributed_optimizer,
+        "grad_reduce_in_fp32": megatron.precision == "float32",
+        "overlap_grad_reduce": False,
+    }
