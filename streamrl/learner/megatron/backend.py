@@ -28,16 +28,17 @@ from streamrl.errors import ConfigError, DataError, NonFiniteError
 from streamrl.learner.batch.mini_batches import MiniBatch
 from streamrl.learner.batch.packing import PackedBatch
 from streamrl.learner.checkpoint.digest import weight_digest
-from streamrl.learner.finite import require_finite, require_finite_weight
+from streamrl.learner.finite import require_finite
 from streamrl.learner.megatron.cuts import Sizes
 from streamrl.learner.megatron.families import FAMILIES, Family, family_of
 from streamrl.learner.megatron.model import PolicyStretch
 from streamrl.learner.megatron.optimizer import MASTER, MegatronAdamW, moments_of
 from streamrl.learner.megatron.pipeline import even_packs, run_packs
 from streamrl.learner.megatron.plan import make_plan
+from streamrl.learner.megatron.policy import MegatronPolicy
 from streamrl.learner.megatron.ranks import MegatronRanks
 from streamrl.learner.megatron.settings import gradient_settings, layer_settings
-from streamrl.learner.megatron.weights import ModelWeights, the_parameter
+from streamrl.learner.megatron.weights import ModelWeights
 from streamrl.learner.objectives import Objective, policy_loss
 from streamrl.learner.optim.schedule import learning_rate
 from streamrl.learner.sums import Sums, mean_over_updates
@@ -70,25 +71,25 @@ class MegatronBackend:
         total_steps: int,
         *,
         ranks: MegatronRanks,
-        dtype: torch.dtype,
+        policy: MegatronPolicy,
         distributed: bool,
         temperature: float = 1.0,
         uses_start: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        """Collective. stretches: of this rank, with their weights. objective, total_steps, temperature, uses_start: as
+        """Collective. stretches: of this rank, with their weights, which `weights` and `policy` bring together. objective, total_steps, temperature, uses_start: as
         `FsdpBackend` has them."""
         self.ranks = ranks
+        self.policy = policy
         self._stretches = stretches
         self._weights = weights
         self._objective = objective
         self._config = optimizer
         self._total_steps = total_steps
-        self._dtype = dtype
         self._temperature = temperature
         self._uses_start = uses_start
         self._clock = clock or SystemClock()
-        self._optimizer = MegatronAdamW(stretches, optimizer, distributed=distributed, dtype=dtype)
+        self._optimizer = MegatronAdamW(stretches, optimizer, distributed=distributed, dtype=policy.dtype)
         self._steps_done = 0
         self._updates_done = 0
 
@@ -173,14 +174,12 @@ class MegatronBackend:
         told = run_packs(self._stretches, self._on_device(packs), judge, forward=self._hidden, backward=False)
         counts = [pack.num_targets for pack in packs]
         whole = torch.cat(told[: len(packs)]) if told and packs else torch.zeros(sum(counts), device=device)
-        whole = self.ranks.from_stage(whole.float(), self.ranks.layout.pipeline - 1)
+        whole = self.ranks.gatherers.from_stage(whole.float(), self.ranks.layout.pipeline - 1)
         return list(whole.cpu().split(counts)) if counts else []
 
     def iter_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """As `LearnerBackend.iter_hf_weights`."""
-        for name, whole in self._weights.whole(the_parameter, self._dtype):
-            require_finite_weight(name, whole)
-            yield name, whole
+        return self.policy.iter_hf_weights()
 
     def weight_digest(self) -> str:
         """As `LearnerBackend.weight_digest`."""
@@ -195,11 +194,11 @@ class MegatronBackend:
         """As `LearnerBackend.state_tensors`: `model/<name>` in float32, then each moment."""
         for kind in (MASTER, *moments_of(self._updates_done)):
             place = "model" if kind == MASTER else kind
-            for name, whole in self._weights.whole(partial(self._kept, kind), torch.float32):
+            for name, whole in self._weights.whole(partial(self._kept, kind), torch.float32, self.ranks.gatherers):
                 yield f"{place}/{name}", whole
 
-    def _kept(self, kind: str, param: nn.Parameter, of_experts: bool) -> torch.Tensor:
-        return self._optimizer.whole(param, kind, self.ranks.copies_group(of_experts))
+    def _kept(self, kind: str, place: str, of_experts: bool) -> torch.Tensor:
+        return self._optimizer.whole(self._weights.params[place], kind, self.ranks.copies_group(of_experts))
 
     def state_extra(self) -> dict[str, Any]:
         """As `LearnerBackend.state_extra`. The schedule is a function of `steps_done`; nothing is drawn."""
@@ -268,7 +267,7 @@ def build(
         optimizer,
         total_steps,
         ranks=ranks,
-        dtype=dtype,
+        policy=MegatronPolicy(weights, ranks, dtype, config.hidden_size),
         distributed=megatron.distributed_optimizer,
         temperature=temperature,
         uses_start=algorithm.uses_start,

@@ -110,7 +110,7 @@ def family_of(config: PretrainedConfig, families: Mapping[str, Family] = FAMILIE
     family = families.get(config.model_type)
     if family is None:
         raise ConfigError(
-            f"learner.backend = \"megatron\" has no mapping for models of type {config.model_type!r}, only for "
+            f'learner.backend = "megatron" has no mapping for models of type {config.model_type!r}, only for '
             f"{', '.join(sorted(families))}; add its rows to streamrl/learner/megatron/families.py, or set "
             'learner.backend = "fsdp"'
         )
@@ -121,6 +121,6 @@ def family_of(config: PretrainedConfig, families: Mapping[str, Family] = FAMILIE
     if wrong:
         raise ConfigError(
             f'learner.backend = "megatron" does not compute this model of type {config.model_type!r} as it asks to be: '
-            f"it has {'; '.join(wrong)}; set learner.backend = \"fsdp\""
+            f'it has {"; ".join(wrong)}; set learner.backend = "fsdp"'
         )
     return family

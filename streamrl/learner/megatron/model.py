@@ -72,7 +72,7 @@ class PolicyStretch(GPTModel):
         self._rows = OwnRows(
             first=ranks.tensor_rank * each,
             count=layout.own_vocabulary(model.vocab_size, ranks.tensor_rank),
-            group=ranks.cut_group(False) if layout.tensor > 1 else None,
+            group=ranks.gatherers.tensor if layout.tensor > 1 else None,
         )
 
     def forward(

@@ -58,7 +58,9 @@ class MegatronAdamW:
         self._chained = get_megatron_optimizer(
             settings, list(stretches), get_standard_config_overrides(settings), use_gloo_process_groups=False
         )
-        for group in self._chained.param_groups:  # left to a schedule of megatron-core's own, which there is none of here
+        for (
+            group
+        ) in self._chained.param_groups:  # left to a schedule of megatron-core's own, which there is none of here
             group["weight_decay"] = config.weight_decay * group["wd_mult"]
         self._parts: list[MegatronOptimizer] = [
             part for part in self._chained.chained_optimizers if not part.is_stub_optimizer

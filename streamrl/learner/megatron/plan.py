@@ -23,13 +23,13 @@ _OTHER_NAMES = {
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A parameter, or one of each expert, and the tensors that it is. tensors: Hugging Face names. stage, chunk: which
-    stretch of layers has it. params: names in that stretch; of experts one for each that a rank has. exported: whether
-    the tensors come from here; a copy of the embedding is loaded and no more."""
+    stretch of layers has it. places: of the parameter on a rank of that stage, `chunk` and its name; of experts one for
+    each that a rank has. exported: whether the tensors come from here; a copy of the embedding is loaded and no more."""
 
     tensors: tuple[str, ...]
     stage: int
     chunk: int
-    params: tuple[str, ...]
+    places: tuple[str, ...]
     cut: Cut
     of_experts: bool = False
     exported: bool = True
@@ -54,16 +54,16 @@ def make_plan(
 
 
 def _outside(row: Row, stretch: tuple[int, int], exported: bool = True) -> Entry:
-    return Entry(row.tensors, *stretch, (row.param,), row.cut, exported=exported)
+    return Entry(row.tensors, *stretch, (f"{stretch[1]}.{row.param}",), row.cut, exported=exported)
 
 
 def _of_layer(row: Row, layer: int, num_layers: int, layout: MegatronLayout, num_experts: int) -> Entry:
     stage, chunk = layout.stretch_of(num_layers, layer)
     own = layer - layout.layers(num_layers, stage, chunk).start
     experts = range(num_experts // layout.expert) if row.of_experts else (0,)
-    params = tuple(f"decoder.layers.{own}.{row.param.format(expert=expert)}" for expert in experts)
+    places = tuple(f"{chunk}.decoder.layers.{own}.{row.param.format(expert=expert)}" for expert in experts)
     tensors = tuple(LAYER.format(layer=layer) + name for name in row.tensors)
-    return Entry(tensors, stage, chunk, params, row.cut, row.of_experts)
+    return Entry(tensors, stage, chunk, places, row.cut, row.of_experts)
 
 
 def _require_covered(entries: Sequence[Entry], names: Sequence[str]) -> None:

@@ -1,6 +1,9 @@
-"""The process groups of a layout: megatron-core's, on the learner's own group of all ranks."""
+"""The process groups of a layout: megatron-core's, on the learner's own group of all ranks, and the same again for the
+thread that publishes weights.
+"""
 
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -15,12 +18,68 @@ _SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
+class Gatherers:
+    """The groups that bring together what ranks have parts of, as one of their ranks sees them, for one thread. device:
+    where their tensors meet."""
+
+    tensor: dist.ProcessGroup
+    expert_tensor: dist.ProcessGroup
+    expert: dist.ProcessGroup
+    pipeline: dist.ProcessGroup
+    device: torch.device
+
+    @classmethod
+    def of_megatron(cls, device: torch.device) -> "Gatherers":
+        return cls(
+            tensor=parallel_state.get_tensor_model_parallel_group(),
+            expert_tensor=parallel_state.get_expert_tensor_parallel_group(),
+            expert=parallel_state.get_expert_model_parallel_group(),
+            pipeline=parallel_state.get_pipeline_model_parallel_group(),
+            device=device,
+        )
+
+    def again(self, timeout: timedelta) -> "Gatherers":
+        """Collective of all ranks. New groups of the same ranks, in the memory of the CPU: collectives of two threads
+        on one group have no order."""
+        groups = (self.tensor, self.expert_tensor, self.expert, self.pipeline)
+        return Gatherers(*(_again(group, timeout) for group in groups), torch.device("cpu"))
+
+    def cut(self, of_experts: bool) -> dist.ProcessGroup:
+        """The ranks that a matrix is cut over."""
+        return self.expert_tensor if of_experts else self.tensor
+
+    def from_stage(self, tensor: torch.Tensor, stage: int) -> torch.Tensor:
+        """Collective of the stages of a pipeline: what stage `stage` has, on each, in place and returned."""
+        if self.pipeline.size() > 1:
+            dist.broadcast(tensor, src=dist.get_global_rank(self.pipeline, stage), group=self.pipeline)
+        return tensor
+
+
+def _again(group: dist.ProcessGroup, timeout: timedelta) -> dist.ProcessGroup:
+    everyones: list[list[int]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyones, dist.get_process_group_ranks(group))
+    ranks = sorted({tuple(one) for one in everyones})
+    return dist.new_subgroups_by_enumeration([list(one) for one in ranks], timeout=timeout, backend="gloo")[0]
+
+
+def gathered(tensor: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """Collective. What each rank of a group has, in their order. All have the same shape."""
+    if group.size() == 1:
+        return [tensor]
+    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    dist.all_gather(parts, tensor.contiguous(), group=group)
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
 class MegatronRanks:
-    """The ranks as one of them sees them. group: all of them. Every method but the properties is a collective of those
-    that it says."""
+    """The ranks as one of them sees them. group: all of them. gatherers: for the thread that trains, and beside it for
+    the one that publishes."""
 
     group: LearnerGroup
     layout: MegatronLayout
+    gatherers: Gatherers
+    beside: Gatherers
 
     @property
     def data_rank(self) -> int:
@@ -38,7 +97,12 @@ class MegatronRanks:
 
     @property
     def tensor_rank(self) -> int:
-        return int(parallel_state.get_tensor_model_parallel_rank())
+        return self.gatherers.tensor.rank()
+
+    @property
+    def expert_rank(self) -> int:
+        """Which experts this rank has, of `layout.expert`."""
+        return self.gatherers.expert.rank()
 
     @property
     def reports(self) -> bool:
@@ -46,51 +110,20 @@ class MegatronRanks:
         tensor ranks."""
         return self.stage == self.layout.pipeline - 1 and self.tensor_rank == 0
 
-    def expert_rank(self) -> int:
-        """Which experts this rank has, of `layout.expert`."""
-        return int(parallel_state.get_expert_model_parallel_rank())
-
-    def cut_group(self, of_experts: bool) -> dist.ProcessGroup:
-        """The ranks that a matrix is cut over."""
-        if of_experts:
-            return parallel_state.get_expert_tensor_parallel_group()
-        return parallel_state.get_tensor_model_parallel_group()
-
-    def expert_group(self) -> dist.ProcessGroup:
-        """The ranks that have the other experts of a layer."""
-        return parallel_state.get_expert_model_parallel_group()
-
     def copies_group(self, of_experts: bool) -> dist.ProcessGroup:
         """The ranks that have the same part of a parameter."""
         if of_experts:
             return parallel_state.get_expert_data_parallel_group()
         return parallel_state.get_data_parallel_group(with_context_parallel=True)
 
-    def from_stage(self, tensor: torch.Tensor, stage: int) -> torch.Tensor:
-        """Of the stages of a pipeline: what stage `stage` has, on each, in place and returned."""
-        if self.layout.pipeline > 1:
-            group = parallel_state.get_pipeline_model_parallel_group()
-            dist.broadcast(tensor, src=dist.get_global_rank(group, stage), group=group)
-        return tensor
-
     def sum_of_reports(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Of all ranks: the sum over those that report, on each."""
-        found = tensor if self.reports else torch.zeros_like(tensor)
-        return self.group.sum(found)
+        """Collective. The sum over those that report, on each rank."""
+        return self.group.sum(tensor if self.reports else torch.zeros_like(tensor))
 
     def close(self) -> None:
         """End the groups in this process."""
         parallel_state.destroy_model_parallel()
         self.group.close()
-
-
-def gathered(tensor: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Collective. What each rank of a group has, in their order. All have the same shape."""
-    if group.size() == 1:
-        return [tensor]
-    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(group.size())]
-    dist.all_gather(parts, tensor.contiguous(), group=group)
-    return parts
 
 
 def open_ranks(
@@ -114,4 +147,6 @@ def open_ranks(
         create_gloo_process_groups=False,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(_SEED)
-    return MegatronRanks(group, layout)
+    gatherers = Gatherers.of_megatron(group.device)
+    beside = gatherers.again(timedelta(seconds=timeout_s)) if layout.world_size > 1 else gatherers
+    return MegatronRanks(group, layout, gatherers, beside)

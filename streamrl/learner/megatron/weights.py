@@ -12,16 +12,12 @@ from torch import nn
 from streamrl.errors import DataError
 from streamrl.learner.megatron.cuts import WHOLE, Sizes
 from streamrl.learner.megatron.plan import Entry, by_name
-from streamrl.learner.megatron.ranks import MegatronRanks, gathered
+from streamrl.learner.megatron.ranks import Gatherers, MegatronRanks, gathered
 
 TensorByName = Callable[[str], torch.Tensor]
-OfParameter = Callable[[nn.Parameter, bool], torch.Tensor]
-"""Collective of the ranks that have the same part. (parameter, whether it is an expert's) to a tensor of its shape."""
-
-
-def the_parameter(param: nn.Parameter, of_experts: bool) -> torch.Tensor:
-    """The weights as the forward computes with them."""
-    return param.detach()
+OfPlace = Callable[[str, bool], torch.Tensor]
+"""Collective of the ranks that have the same part. (place of a parameter, whether it is an expert's) to a tensor of its
+shape."""
 
 
 class ModelWeights:
@@ -39,7 +35,12 @@ class ModelWeights:
         self._shapes = shapes
         self._sizes = sizes
         self._ranks = ranks
-        self._params = [by_name(dict(stretch.named_parameters())) for stretch in stretches]
+        self.params: dict[str, nn.Parameter] = {
+            f"{chunk}.{name}": param
+            for chunk, stretch in enumerate(stretches)
+            for name, param in by_name(dict(stretch.named_parameters())).items()
+        }
+        """By their place on this rank: which stretch, and the name in it."""
         self._by_tensor = {name: entry for entry in plan if entry.exported for name in entry.tensors}
 
     @property
@@ -47,12 +48,16 @@ class ModelWeights:
         """Of the whole model."""
         return sum(shape.numel() for shape in self._shapes.values())
 
+    @property
+    def num_tensors(self) -> int:
+        return len(self._shapes)
+
     def own(self) -> Iterator[tuple[Entry, int, nn.Parameter]]:
         """(entry, number of the expert among this rank's, parameter) of all that this rank has a part of."""
         for entry in self._plan:
             if entry.stage == self._ranks.stage:
-                for number, name in enumerate(entry.params):
-                    yield entry, number, self._params[entry.chunk][name]
+                for number, place in enumerate(entry.places):
+                    yield entry, number, self.params[place]
 
     def mark_cut(self) -> None:
         """Tell megatron-core which parameters each tensor rank has another part of: it counts the others once in a
@@ -64,9 +69,9 @@ class ModelWeights:
         """This rank's part of what `tensor` gives whole. Raises DataError for another shape than the weight's."""
         wholes = [self._checked(name, tensor(name)) for name in entry.tensors]
         if entry.of_experts:
-            expert = self._ranks.expert_rank() * len(entry.params) + number
+            expert = self._ranks.expert_rank * len(entry.places) + number
             wholes = [whole[expert] for whole in wholes]
-        group = self._ranks.cut_group(entry.of_experts)
+        group = self._ranks.gatherers.cut(entry.of_experts)
         return entry.cut.part(wholes, self._sizes, group.rank(), group.size())
 
     def _checked(self, name: str, whole: torch.Tensor) -> torch.Tensor:
@@ -83,31 +88,29 @@ class ModelWeights:
             for entry, number, param in self.own():
                 param.copy_(self.part(entry, number, tensor))
 
-    def whole(self, of: OfParameter, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """Collective. By Hugging Face name, in the model's order, the whole of what `of` gives of each parameter; dtype:
-        of what it gives."""
+    def whole(self, of: OfPlace, dtype: torch.dtype, groups: Gatherers) -> Iterator[tuple[str, torch.Tensor]]:
+        """Collective. By Hugging Face name, in the model's order, the whole of what `of` gives for each place; dtype,
+        and the groups' device: of what it gives."""
         ready: dict[str, torch.Tensor] = {}
         for name in self._shapes:
             if name not in ready:
                 entry = self._by_tensor[name]
-                ready |= zip(entry.tensors, self._merged(entry, of, dtype), strict=True)
+                ready |= zip(entry.tensors, self._merged(entry, of, dtype, groups), strict=True)
             yield name, ready.pop(name)
 
-    def _merged(self, entry: Entry, of: OfParameter, dtype: torch.dtype) -> list[torch.Tensor]:
-        device = self._ranks.group.device
+    def _merged(self, entry: Entry, of: OfPlace, dtype: torch.dtype, groups: Gatherers) -> list[torch.Tensor]:
         if entry.stage != self._ranks.stage:
-            wholes = [torch.empty(self._shapes[name], dtype=dtype, device=device) for name in entry.tensors]
+            wholes = [torch.empty(self._shapes[name], dtype=dtype, device=groups.device) for name in entry.tensors]
         elif entry.of_experts:
-            wholes = self._merged_experts(entry, of)
+            wholes = self._merged_experts(entry, of, groups)
         else:
-            (name,) = entry.params
-            parts = gathered(of(self._params[entry.chunk][name], False), self._ranks.cut_group(False))
-            wholes = entry.cut.merge(parts, self._sizes)
-        return [self._ranks.from_stage(whole.contiguous(), entry.stage) for whole in wholes]
+            (place,) = entry.places
+            wholes = entry.cut.merge(gathered(of(place, False), groups.cut(False)), self._sizes)
+        return [groups.from_stage(whole.contiguous(), entry.stage) for whole in wholes]
 
-    def _merged_experts(self, entry: Entry, of: OfParameter) -> list[torch.Tensor]:
+    def _merged_experts(self, entry: Entry, of: OfPlace, groups: Gatherers) -> list[torch.Tensor]:
         """One tensor with all experts of a layer."""
-        own = torch.stack([of(self._params[entry.chunk][name], True) for name in entry.params])
-        cut = gathered(own, self._ranks.cut_group(True))
+        own = torch.stack([of(place, True) for place in entry.places])
+        cut = gathered(own, groups.cut(True))
         merged = [entry.cut.merge([part[number] for part in cut], self._sizes)[0] for number in range(len(own))]
-        return [torch.cat(gathered(torch.stack(merged), self._ranks.expert_group()))]
+        return [torch.cat(gathered(torch.stack(merged), groups.expert))]

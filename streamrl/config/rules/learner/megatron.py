@@ -30,11 +30,15 @@ def layout_makes_sense(config: Config) -> Iterator[Problem]:
     if config.learner.backend != "megatron":
         return
     if megatron.virtual_pipeline > 1 and megatron.pipeline_parallel == 1:
-        what = "stretches of layers take turns over several stages, and there is one; set 1, or pipeline_parallel above 1"
+        what = (
+            "stretches of layers take turns over several stages, and there is one; set 1, or pipeline_parallel above 1"
+        )
         involves = (f"{_TABLE}.pipeline_parallel",)
         yield _problem("virtual_pipeline", what, megatron.virtual_pipeline, involves)
     if megatron.sequence_parallel and megatron.tensor_parallel == 1:
-        what = "tokens are spread over the tensor parallel ranks, and there is one; set false, or tensor_parallel above 1"
+        what = (
+            "tokens are spread over the tensor parallel ranks, and there is one; set false, or tensor_parallel above 1"
+        )
         yield _problem("sequence_parallel", what, True, (f"{_TABLE}.tensor_parallel",))
     if megatron.context_parallel > 1:
         what = "a pack's attention is not spread over ranks yet; set 1"
