@@ -1,7 +1,7 @@
 """Who of the ranks has what under Megatron: layers, heads, experts, rows of the vocabulary. Pure arithmetic.
 
-Ranks are counted as megatron-core counts them by default: those that share a layer's matrices are neighbours, then those
-that share a pack, then those with other rows; the stages of a pipeline are farthest apart.
+Ranks are counted as megatron-core counts them by default: those that share a layer's matrices are neighbours, then
+those that share a pack, then those with other rows; the stages of a pipeline are farthest apart.
 """
 
 from collections.abc import Iterator

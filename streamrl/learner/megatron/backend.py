@@ -77,8 +77,8 @@ class MegatronBackend:
         uses_start: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        """Collective. stretches: of this rank, with their weights, which `weights` and `policy` bring together. objective, total_steps, temperature, uses_start: as
-        `FsdpBackend` has them."""
+        """Collective. stretches: of this rank, with their weights, which `weights` and `policy` bring together.
+        objective, total_steps, temperature, uses_start: as `FsdpBackend` has them."""
         self.ranks = ranks
         self.policy = policy
         self._stretches = stretches
@@ -249,8 +249,12 @@ def build(
     plan = make_plan(
         family, list(names), ranks.layout, num_layers=settings.num_layers, num_experts=settings.num_moe_experts or 0
     )
-    rotary = deepcopy(model.base_model.rotary_emb).to(ranks.group.device)
-    chunks = [PolicyStretch(settings, config, rotary, ranks, chunk) for chunk in range(ranks.layout.virtual)]
+    # As transformers has them: positions, and a token whose embedding learns nothing.
+    own = {
+        "rotary": deepcopy(model.base_model.rotary_emb).to(ranks.group.device),
+        "padding": model.get_input_embeddings().padding_idx,
+    }
+    chunks = [PolicyStretch(settings, config, ranks, chunk, **own) for chunk in range(ranks.layout.virtual)]
     groups = config.num_key_value_heads
     sizes = Sizes(groups, config.num_attention_heads // groups, config.vocab_size)
     shapes = {name: param.shape for name, param in names.items()}

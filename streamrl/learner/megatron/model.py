@@ -49,10 +49,17 @@ def layer_specs(config: TransformerConfig, count: int, device: torch.device) -> 
 
 
 class PolicyStretch(GPTModel):
-    """See the module. `chunk` counts the stretches of this rank."""
+    """See the module. `chunk` counts the stretches of this rank. padding: the token whose embedding learns nothing."""
 
     def __init__(
-        self, config: TransformerConfig, model: PretrainedConfig, rotary: Rotary, ranks: MegatronRanks, chunk: int
+        self,
+        config: TransformerConfig,
+        model: PretrainedConfig,
+        ranks: MegatronRanks,
+        chunk: int,
+        *,
+        rotary: Rotary,
+        padding: int | None,
     ) -> None:
         layout, stage, device = ranks.layout, ranks.stage, ranks.group.device
         layers = layout.layers(config.num_layers, stage, chunk)
@@ -67,6 +74,8 @@ class PolicyStretch(GPTModel):
             position_embedding_type="none",
             vp_stage=chunk if layout.virtual > 1 else None,
         )
+        self._padding = padding
+        self._tensor_rank = ranks.tensor_rank
         self._rotary = (rotary,)  # in a tuple, so that it is no module of this one
         each = layout.padded_vocabulary(model.vocab_size) // layout.tensor
         self._rows = OwnRows(
@@ -83,11 +92,21 @@ class PolicyStretch(GPTModel):
         layout = PackLayout(qkv_format="sbhd", layout=pack.layout, cos=cos[0], sin=sin[0])
         first = None
         if self.pre_process:
-            first = self.embedding(input_ids=pack.ids[None], position_ids=pack.position_ids[None])
+            first = self._embedded(pack)
         hidden = self.decoder(hidden_states=first, attention_mask=None, packed_seq_params=layout)
         if not self.post_process:
             return hidden
         return self._logprobs(hidden, pack, temperature, entropy_gradient)
+
+    def _embedded(self, pack: PackedBatch) -> torch.Tensor:
+        """[T, 1, H], or this rank's part of T."""
+        embedded = self.embedding(input_ids=pack.ids[None], position_ids=pack.position_ids[None])
+        if self._padding is None:
+            return embedded
+        is_padding = pack.ids == self._padding
+        if self.config.sequence_parallel:
+            is_padding = is_padding.chunk(self.config.tensor_model_parallel_size)[self._tensor_rank]
+        return torch.where(is_padding[:, None, None], embedded.detach(), embedded)
 
     def _like(self) -> torch.Tensor:
         return torch.empty(0, dtype=self.config.params_dtype, device=next(self.parameters()).device)

@@ -24,7 +24,7 @@ _OTHER_NAMES = {
 class Entry:
     """A parameter, or one of each expert, and the tensors that it is. tensors: Hugging Face names. stage, chunk: which
     stretch of layers has it. places: of the parameter on a rank of that stage, `chunk` and its name; of experts one for
-    each that a rank has. exported: whether the tensors come from here; a copy of the embedding is loaded and no more."""
+    each that a rank has. exported: whether the tensors come from here; a copy of the embedding is loaded, no more."""
 
     tensors: tuple[str, ...]
     stage: int

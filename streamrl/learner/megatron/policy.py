@@ -1,4 +1,6 @@
-"""The weights of one rank's stretches as those outside see them: what a version holds, snapshots, and gathering them."""
+"""The weights of one rank's stretches as those outside see them: what a version holds, snapshots, bringing them
+together.
+"""
 
 from collections.abc import Iterator, Mapping
 

@@ -34,6 +34,8 @@ CASES: dict[str, Case] = {
     "mixtral": _case(1, "mixtral"),
     "recompute_attention": _case(1, "qwen3", recompute="attention"),
     "recompute_layers": _case(1, "qwen3", recompute="layers"),
+    "added_family": _case(1, "phi3"),
+    "tensor_2_added_family": _case(2, "phi3", tensor_parallel=2),
     "tensor_2": _case(2, "qwen3", tensor_parallel=2),
     "tensor_2_tied": _case(2, "qwen2", TIED, tensor_parallel=2),
     "tensor_2_llama": _case(2, "llama", tensor_parallel=2, distributed_optimizer=True),

@@ -1,4 +1,4 @@
-"""Small models of the families that Megatron trains, and rows for them."""
+"""Small models of the families that Megatron trains, of one that a user adds, and rows for them."""
 
 from typing import Any
 
@@ -9,6 +9,8 @@ from transformers import (
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -33,6 +35,7 @@ _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
         Qwen3MoeForCausalLM,
         {**_HEADS, **_EXPERTS, "moe_intermediate_size": 24, "norm_topk_prob": True},
     ),
+    "phi3": (Phi3Config, Phi3ForCausalLM, {}),
     "mixtral": (MixtralConfig, MixtralForCausalLM, _EXPERTS),
 }
 
@@ -50,10 +53,12 @@ def small_model(family: str, **sizes: Any) -> PreTrainedModel:
         "num_key_value_heads": 2,
         "initializer_range": 0.2,
         "tie_word_embeddings": False,
+        # A token that rows have, too: transformers gives its embedding no gradient.
+        "pad_token_id": 5,
     }
     model = model_class(config_class(**settings | own | sizes))
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return model.eval()

@@ -13,6 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.megatron.cpu_shim import cuda_is_cpu
+from support.megatron.layouts import Case, cases_of
+from support.megatron.models import small_model, small_rows
+from support.megatron.new_family import PHI3
+from support.megatron.plain_learner import PlainLearner
 
 from streamrl.algorithms.advantages.outcome import ADVANTAGES
 from streamrl.config.schema.algorithm import AlgorithmConfig
@@ -20,11 +25,8 @@ from streamrl.config.schema.learner import OptimizerConfig
 from streamrl.learner.batch.balance import split_rows
 from streamrl.learner.batch.packing import PackedBatch, pack
 from streamrl.learner.batch.rows import count_targets, select_rows
+from streamrl.learner.megatron.families import FAMILIES
 from streamrl.types import RolloutRows
-from support.megatron.cpu_shim import cuda_is_cpu
-from support.megatron.layouts import Case, cases_of
-from support.megatron.models import small_model, small_rows
-from support.megatron.plain_learner import PlainLearner
 
 STEPS, TOTAL_STEPS, BUDGET = 3, 10, 60
 SETTINGS: dict[str, Any] = {
@@ -61,7 +63,8 @@ def compare(case: Case, store: Path, rank: int) -> dict[str, Any]:
     ranks = open_ranks(rank, store, layout, device=torch.device("cpu"), timeout_s=60)
     plain = PlainLearner(small_model(case.family, **case.sizes), **SETTINGS)
     source = {name: param.detach().clone() for name, param in plain.model.named_parameters()}
-    backend = build(plain.model, megatron=case.megatron, ranks=ranks, **SETTINGS)
+    families = {**FAMILIES, "phi3": PHI3}
+    backend = build(plain.model, megatron=case.megatron, ranks=ranks, families=families, **SETTINGS)
     out = dict(backend.iter_hf_weights())
     found: dict[str, Any] = {
         "names": list(out) == list(source),

@@ -54,10 +54,12 @@ def what_is_of_fsdp(config: Config) -> Iterator[Problem]:
     learner = config.learner
     if learner.backend != "megatron":
         return
-    for key, instead in (("tensor_parallel", "tensor_parallel"), ("sequence_parallel", "context_parallel")):
-        if getattr(learner, key) > 1:
-            what = f'under "megatron" it is {_TABLE}.{instead}; set 1'
-            yield _of_backend(f"learner.{key}", what, getattr(learner, key))
+    if learner.tensor_parallel > 1:
+        what = f'under "megatron" it is {_TABLE}.tensor_parallel; set 1'
+        yield _of_backend("learner.tensor_parallel", what, learner.tensor_parallel)
+    if learner.sequence_parallel > 1:
+        what = f'under "megatron" packs are not spread over ranks in attention yet; set 1, or {_OTHERWISE}'
+        yield _of_backend("learner.sequence_parallel", what, learner.sequence_parallel)
     if learner.shares is not None:
         what = 'under "megatron" gradients of all shares are added at once, in no order of shares; leave this key out'
         yield _of_backend("learner.shares", what, learner.shares)
@@ -88,9 +90,11 @@ def _other_models(learner: LearnerConfig) -> Iterator[Problem]:
     if algorithm.has_auxiliary_model:
         what = f'it takes a model beside the policy, which there is none of under "megatron" yet; {_OTHERWISE}'
         yield _of_backend(ADVANTAGE, what, algorithm.advantage)
-    if algorithm.has_reference:
-        what = f'it takes a reference policy, which there is none of under "megatron" yet; set 0, or {_OTHERWISE}'
-        yield _of_backend("learner.algorithm.kl_coef", what, algorithm.kl_coef)
+    reference = f'it takes a reference policy, which there is none of under "megatron" yet; {_OTHERWISE}'
+    if algorithm.kl_coef:
+        yield _of_backend("learner.algorithm.kl_coef", reference, algorithm.kl_coef)
+    elif algorithm.has_reference and not algorithm.has_auxiliary_model:
+        yield _of_backend("learner.algorithm.loss", reference, algorithm.loss)
 
 
 def _problem(key: str, what: str, given: object, involves: tuple[str, ...] = ()) -> Problem:
