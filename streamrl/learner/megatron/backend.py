@@ -8,6 +8,7 @@ Hugging Face names, as that of the FSDP backend does, so neither the layout nor 
 Knows nothing of where packs come from, of versions, or of files.
 """
 
+import base64
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -201,8 +202,10 @@ class MegatronBackend:
         return self._optimizer.whole(self._weights.params[place], kind, self.ranks.copies_group(of_experts))
 
     def state_extra(self) -> dict[str, Any]:
-        """As `LearnerBackend.state_extra`. The schedule is a function of `steps_done`; nothing is drawn."""
-        return {"steps_done": self._steps_done, "updates_done": self._updates_done}
+        """As `LearnerBackend.state_extra`. The schedule is a function of `steps_done`; the generator state is there for
+        the FSDP backend, which goes on from this, too. Nothing of ours draws from it."""
+        generator = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
+        return {"steps_done": self._steps_done, "updates_done": self._updates_done, "torch_rng": generator}
 
     def load_state(self, tensor: Callable[[str], torch.Tensor], extra: dict[str, Any]) -> None:
         """As `LearnerBackend.load_state`, also of a state that the FSDP backend saved. Raises DataError when it is of
@@ -243,12 +246,34 @@ def build(
     rollouts are sampled with. dtype: of forward, backward and published weights; the optimizer's are float32. Raises
     ConfigError for a model that has no mapping.
     """
-    config = model.config
-    family, names = family_of(config, families), dict(model.named_parameters())
-    settings = _configured(layer_settings(config, family, megatron, dtype, ranks.group.device))
-    plan = make_plan(
-        family, list(names), ranks.layout, num_layers=settings.num_layers, num_experts=settings.num_moe_experts or 0
+    family = family_of(model.config, families)
+    settings = _configured(layer_settings(model.config, family, megatron, dtype, ranks.group.device))
+    chunks, weights = _placed(model, family, settings, ranks)
+    gradients = DistributedDataParallelConfig(**gradient_settings(megatron))
+    stretches = [DistributedDataParallel(settings, gradients, chunk.to(ranks.group.device)) for chunk in chunks]
+    objective = partial(policy_loss, algorithm=algorithm, temperature=temperature)
+    return MegatronBackend(
+        stretches,
+        weights,
+        objective,
+        optimizer,
+        total_steps,
+        ranks=ranks,
+        policy=MegatronPolicy(weights, ranks, dtype, model.config.hidden_size),
+        distributed=megatron.distributed_optimizer,
+        temperature=temperature,
+        uses_start=algorithm.uses_start,
+        clock=clock,
     )
+
+
+def _placed(
+    model: PreTrainedModel, family: Family, settings: TransformerConfig, ranks: MegatronRanks
+) -> tuple[list[PolicyStretch], ModelWeights]:
+    """This rank's stretches with their weights, and what brings those of all ranks together."""
+    config, names = model.config, dict(model.named_parameters())
+    experts = settings.num_moe_experts or 0
+    plan = make_plan(family, list(names), ranks.layout, num_layers=settings.num_layers, num_experts=experts)
     # As transformers has them: positions, and a token whose embedding learns nothing.
     own = {
         "rotary": deepcopy(model.base_model.rotary_emb).to(ranks.group.device),
@@ -261,22 +286,7 @@ def build(
     weights = ModelWeights(plan, shapes, sizes, chunks, ranks)
     weights.load(lambda name: names[name].detach())
     weights.mark_cut()
-    gradients = DistributedDataParallelConfig(**gradient_settings(megatron))
-    stretches = [DistributedDataParallel(settings, gradients, chunk.to(ranks.group.device)) for chunk in chunks]
-    objective = partial(policy_loss, algorithm=algorithm, temperature=temperature)
-    return MegatronBackend(
-        stretches,
-        weights,
-        objective,
-        optimizer,
-        total_steps,
-        ranks=ranks,
-        policy=MegatronPolicy(weights, ranks, dtype, config.hidden_size),
-        distributed=megatron.distributed_optimizer,
-        temperature=temperature,
-        uses_start=algorithm.uses_start,
-        clock=clock,
-    )
+    return chunks, weights
 
 
 def _configured(settings: dict[str, Any]) -> TransformerConfig:

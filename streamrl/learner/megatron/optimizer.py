@@ -4,7 +4,7 @@ Guarantees: nothing changes before the gradient norm was looked at; weights and 
 come in as parts of parameters like those of the model, whichever optimizer keeps them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -152,6 +152,6 @@ def _shared_out(part: DistributedOptimizer, param: torch.Tensor) -> Held | None:
     return Held(span.start, span.end, master, part.state[master])
 
 
-def moments_of(updates: int) -> Iterator[str]:
+def moments_of(updates: int) -> tuple[str, ...]:
     """The kinds of moments that there are after so many updates."""
-    return iter(MOMENTS if updates else ())
+    return MOMENTS if updates else ()

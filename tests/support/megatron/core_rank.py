@@ -89,7 +89,7 @@ def one_step(core: LearnerCore, frames: list[Any], step: int) -> dict[str, float
 def main(store: str, rank: str, world: str, folder: str, out: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    elsewhere = {"fsdp": "tensor", "tensor": "pipeline", "pipeline": "data", "data": "tensor"}
+    elsewhere = {"fsdp": "tensor", "tensor": "pipeline", "pipeline": "data", "data": "fsdp"}
     with cuda_is_cpu():
         found = {run: learned(Path(folder), run, store, int(rank), elsewhere[run]) for run in RUNS}
     Path(out).write_text(json.dumps(found), encoding="utf-8")

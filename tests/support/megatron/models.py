@@ -24,6 +24,8 @@ from streamrl.types import RolloutRows
 
 VOCAB = 67
 """No even number, so that two ranks pad it."""
+PADDING = 5
+"""A token that rows have, too. transformers gives its embedding no gradient."""
 _HEADS = {"head_dim": 8}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
@@ -53,14 +55,15 @@ def small_model(family: str, **sizes: Any) -> PreTrainedModel:
         "num_key_value_heads": 2,
         "initializer_range": 0.2,
         "tie_word_embeddings": False,
-        # A token that rows have, too: transformers gives its embedding no gradient.
-        "pad_token_id": 5,
+        "pad_token_id": PADDING,
     }
     model = model_class(config_class(**settings | own | sizes))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(0.3 * torch.randn_like(parameter))
+        # transformers begins with zeros there, of which a norm makes nothing or a thousand times as much.
+        model.get_input_embeddings().weight[PADDING].normal_(0.0, 0.2)
     return model.eval()
 
 
