@@ -19,7 +19,7 @@ _WORKERS = "learner.num_workers"
 
 @dataclass(frozen=True, slots=True)
 class MegatronLayout:
-    """`world_size` ranks, and over how many of them each thing is spread. virtual: stretches of layers that a rank has;
+    """`world_size` ranks, and over how many of them each thing is spread. virtual: model chunks that a rank has;
     above 1 a pipeline goes over its stages as often. expert: ranks that the experts of a layer are shared out to, which
     have different rows. expert_tensor: ranks that the matrices of one expert are spread over."""
 
@@ -62,12 +62,12 @@ class MegatronLayout:
         return rank // (self.tensor * self.context * self.data_size)
 
     def layers(self, num_layers: int, stage: int, chunk: int = 0) -> range:
-        """The layers of stretch `chunk`, of `virtual`, of a stage."""
+        """The layers of model chunk `chunk`, of `virtual`, of a stage."""
         each = num_layers // (self.pipeline * self.virtual)
         first = (chunk * self.pipeline + stage) * each
         return range(first, first + each)
 
-    def stretch_of(self, num_layers: int, layer: int) -> tuple[int, int]:
+    def chunk_of(self, num_layers: int, layer: int) -> tuple[int, int]:
         """(stage, chunk) that has a layer."""
         chunk, stage = divmod(layer // (num_layers // (self.pipeline * self.virtual)), self.pipeline)
         return stage, chunk
@@ -136,7 +136,7 @@ def model_fits(config: Config, model: ModelFacts) -> Iterator[Problem]:
 def _layers(layout: MegatronLayout, num_layers: int) -> Problem:
     parts = layout.pipeline * layout.virtual
     what = (
-        f"the model's {num_layers} layers are not shared out evenly to {parts} stretches (pipeline_parallel x "
+        f"the model's {num_layers} layers are not shared out evenly to {parts} model chunks (pipeline_parallel x "
         f"virtual_pipeline = {layout.pipeline} x {layout.virtual}); set a divisor"
     )
     involves = _keys("virtual_pipeline")

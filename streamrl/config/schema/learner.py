@@ -161,8 +161,8 @@ class MegatronConfig(Table, frozen=True):
     pipeline_parallel: Positive = 1
     """Stages that the layers are shared out to, each a rank or a group of ranks."""
     virtual_pipeline: Positive = 1
-    """Stretches of layers that a stage has: with several, a pack goes over the stages as often, and a stage waits
-    less. It needs `pipeline_parallel` above 1."""
+    """Model chunks that a stage has: with several, a pack goes over the stages as often, and a stage waits less.
+    It needs `pipeline_parallel` above 1."""
     context_parallel: Positive = 1
     """Ranks that the tokens of a pack are spread over in attention, for rows that are too long for one."""
     expert_parallel: Positive = 1

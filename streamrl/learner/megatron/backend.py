@@ -32,7 +32,7 @@ from streamrl.learner.checkpoint.digest import weight_digest
 from streamrl.learner.finite import require_finite
 from streamrl.learner.megatron.cuts import Sizes
 from streamrl.learner.megatron.families import FAMILIES, Family, family_of
-from streamrl.learner.megatron.model import PolicyStretch
+from streamrl.learner.megatron.model import PolicyChunk
 from streamrl.learner.megatron.optimizer import MASTER, MegatronAdamW, moments_of
 from streamrl.learner.megatron.pipeline import even_packs, run_packs
 from streamrl.learner.megatron.plan import make_plan
@@ -65,7 +65,7 @@ class MegatronBackend:
 
     def __init__(
         self,
-        stretches: Sequence[nn.Module],
+        chunks: Sequence[nn.Module],
         weights: ModelWeights,
         objective: Objective,
         optimizer: OptimizerConfig,
@@ -78,11 +78,11 @@ class MegatronBackend:
         uses_start: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        """Collective. stretches: of this rank, with their weights, which `weights` and `policy` bring together.
+        """Collective. chunks: of this rank, with their weights, which `weights` and `policy` bring together.
         objective, total_steps, temperature, uses_start: as `FsdpBackend` has them."""
         self.ranks = ranks
         self.policy = policy
-        self._stretches = stretches
+        self._chunks = chunks
         self._weights = weights
         self._objective = objective
         self._config = optimizer
@@ -90,7 +90,7 @@ class MegatronBackend:
         self._temperature = temperature
         self._uses_start = uses_start
         self._clock = clock or SystemClock()
-        self._optimizer = MegatronAdamW(stretches, optimizer, distributed=distributed, dtype=policy.dtype)
+        self._optimizer = MegatronAdamW(chunks, optimizer, distributed=distributed, dtype=policy.dtype)
         self._steps_done = 0
         self._updates_done = 0
 
@@ -148,33 +148,33 @@ class MegatronBackend:
         """Leave the mini-batch's gradients at the parameters; return the sums over all packs and ranks."""
         packs = self._on_device([pack for share in mini_batch.shares for pack in share])
 
-        def judge(stretch: nn.Module, pack: PackedBatch) -> tuple[torch.Tensor, Sums]:
-            return self._objective(stretch, pack, mini_batch.total)
+        def loss_of(chunk: nn.Module, pack: PackedBatch) -> tuple[torch.Tensor, Sums]:
+            return self._objective(chunk, pack, mini_batch.total)
 
-        told = run_packs(self._stretches, packs, judge, forward=self._hidden, backward=True)
-        sums = reduce(lambda one, other: one.plus(other), told, Sums.zero(self.ranks.group.device))
+        results = run_packs(self._chunks, packs, loss_of, forward=self._hidden, backward=True)
+        sums = reduce(lambda one, other: one.plus(other), results, Sums.zero(self.ranks.group.device))
         return Sums(self.ranks.sum_of_reports(sums.added), self.ranks.group.max(sums.greatest))
 
-    def _hidden(self, stretch: nn.Module, pack: PackedBatch) -> torch.Tensor:
-        hidden: torch.Tensor = stretch(pack, self._temperature)
+    def _hidden(self, chunk: nn.Module, pack: PackedBatch) -> torch.Tensor:
+        hidden: torch.Tensor = chunk(pack, self._temperature)
         return hidden
 
     def _on_device(self, packs: Sequence[PackedBatch]) -> list[PackedBatch]:
-        spread = self._stretches[0].config.sequence_parallel
+        spread = self._chunks[0].config.sequence_parallel
         return [pack.to(self.ranks.group.device) for pack in even_packs(packs, self.ranks, spread=spread)]
 
     @torch.no_grad()
     def logprobs(self, packs: Sequence[PackedBatch]) -> list[torch.Tensor]:
         """As `LearnerBackend.logprobs`, under the temperature of the rollouts."""
 
-        def judge(stretch: nn.Module, pack: PackedBatch) -> tuple[torch.Tensor, torch.Tensor]:
-            logprobs_K, _ = stretch(pack, self._temperature)
+        def loss_of(chunk: nn.Module, pack: PackedBatch) -> tuple[torch.Tensor, torch.Tensor]:
+            logprobs_K, _ = chunk(pack, self._temperature)
             return logprobs_K.sum(), logprobs_K
 
         device = self.ranks.group.device
-        told = run_packs(self._stretches, self._on_device(packs), judge, forward=self._hidden, backward=False)
+        results = run_packs(self._chunks, self._on_device(packs), loss_of, forward=self._hidden, backward=False)
         counts = [pack.num_targets for pack in packs]
-        whole = torch.cat(told[: len(packs)]) if told and packs else torch.zeros(sum(counts), device=device)
+        whole = torch.cat(results[: len(packs)]) if results and packs else torch.zeros(sum(counts), device=device)
         whole = self.ranks.gatherers.from_stage(whole.float(), self.ranks.layout.pipeline - 1)
         return list(whole.cpu().split(counts)) if counts else []
 
@@ -250,10 +250,10 @@ def build(
     settings = _configured(layer_settings(model.config, family, megatron, dtype, ranks.group.device))
     chunks, weights = _placed(model, family, settings, ranks)
     gradients = DistributedDataParallelConfig(**gradient_settings(megatron))
-    stretches = [DistributedDataParallel(settings, gradients, chunk.to(ranks.group.device)) for chunk in chunks]
+    wrapped = [DistributedDataParallel(settings, gradients, chunk.to(ranks.group.device)) for chunk in chunks]
     objective = partial(policy_loss, algorithm=algorithm, temperature=temperature)
     return MegatronBackend(
-        stretches,
+        wrapped,
         weights,
         objective,
         optimizer,
@@ -269,8 +269,8 @@ def build(
 
 def _placed(
     model: PreTrainedModel, family: Family, settings: TransformerConfig, ranks: MegatronRanks
-) -> tuple[list[PolicyStretch], ModelWeights]:
-    """This rank's stretches with their weights, and what brings those of all ranks together."""
+) -> tuple[list[PolicyChunk], ModelWeights]:
+    """This rank's model chunks with their weights, and what brings those of all ranks together."""
     config, names = model.config, dict(model.named_parameters())
     experts = settings.num_moe_experts or 0
     plan = make_plan(family, list(names), ranks.layout, num_layers=settings.num_layers, num_experts=experts)
@@ -279,7 +279,7 @@ def _placed(
         "rotary": deepcopy(model.base_model.rotary_emb).to(ranks.group.device),
         "padding": model.get_input_embeddings().padding_idx,
     }
-    chunks = [PolicyStretch(settings, config, ranks, chunk, **own) for chunk in range(ranks.layout.virtual)]
+    chunks = [PolicyChunk(settings, config, ranks, number, **own) for number in range(ranks.layout.virtual)]
     groups = config.num_key_value_heads
     sizes = Sizes(groups, config.num_attention_heads // groups, config.vocab_size)
     shapes = {name: param.shape for name, param in names.items()}
@@ -297,6 +297,6 @@ def _configured(settings: dict[str, Any]) -> TransformerConfig:
         raise ConfigError(f"megatron-core refuses this model or layout: {error}") from error
 
 
-def _finalize(stretches: list[nn.Module], num_tokens: torch.Tensor | None = None, **settings: Any) -> None:
+def _finalize(chunks: list[nn.Module], num_tokens: torch.Tensor | None = None, **settings: Any) -> None:
     """Sum gradients over the ranks, and divide them by nothing: losses hold the counts of the batch."""
-    finalize_model_grads(stretches, None, **settings)
+    finalize_model_grads(chunks, None, **settings)

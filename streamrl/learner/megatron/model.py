@@ -1,6 +1,6 @@
-"""One stretch of a model's layers on megatron-core, with what is before the first and behind the last.
+"""One chunk of a model's layers on megatron-core, with what is before the first and behind the last.
 
-Guarantees: a pack in, and out of the last stretch log-probs and entropy of its targets, as `PolicyModel` gives them.
+Guarantees: a pack in, and out of the last chunk log-probs and entropy of its targets, as `PolicyModel` gives them.
 Where tokens are spread over the tensor ranks, a pack has a multiple of their number.
 """
 
@@ -48,31 +48,31 @@ def layer_specs(config: TransformerConfig, count: int, device: torch.device) -> 
     return TransformerBlockSubmodules(layer_specs=[spec] * count, layer_norm=RmsNorm)
 
 
-class PolicyStretch(GPTModel):
-    """See the module. `chunk` counts the stretches of this rank. padding: the token whose embedding learns nothing."""
+class PolicyChunk(GPTModel):
+    """See the module. `number` counts the chunks of this rank. padding: the token whose embedding learns nothing."""
 
     def __init__(
         self,
         config: TransformerConfig,
         model: PretrainedConfig,
         ranks: MegatronRanks,
-        chunk: int,
+        number: int,
         *,
         rotary: Rotary,
         padding: int | None,
     ) -> None:
         layout, stage, device = ranks.layout, ranks.stage, ranks.group.device
-        layers = layout.layers(config.num_layers, stage, chunk)
+        layers = layout.layers(config.num_layers, stage, number)
         super().__init__(
             config=config,
             transformer_layer_spec=layer_specs(config, len(layers), device),
             vocab_size=layout.padded_vocabulary(model.vocab_size),
             max_sequence_length=model.max_position_embeddings,
-            pre_process=stage == 0 and chunk == 0,
-            post_process=stage == layout.pipeline - 1 and chunk == layout.virtual - 1,
+            pre_process=stage == 0 and number == 0,
+            post_process=stage == layout.pipeline - 1 and number == layout.virtual - 1,
             share_embeddings_and_output_weights=model.tie_word_embeddings,
             position_embedding_type="none",
-            vp_stage=chunk if layout.virtual > 1 else None,
+            vp_stage=number if layout.virtual > 1 else None,
         )
         self._padding = padding
         self._tensor_rank = ranks.tensor_rank
@@ -87,7 +87,7 @@ class PolicyStretch(GPTModel):
     def forward(
         self, pack: PackedBatch, temperature: float, entropy_gradient: bool = False
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Of the last stretch (logprobs_K, entropy_K); of another one hidden states, [T, 1, H]."""
+        """Of the last chunk (logprobs_K, entropy_K); of another one hidden states, [T, 1, H]."""
         cos, sin = self._rotary[0](self._like(), pack.position_ids[None])
         layout = PackLayout(qkv_format="sbhd", layout=pack.layout, cos=cos[0], sin=sin[0])
         first = None

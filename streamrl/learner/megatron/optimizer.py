@@ -34,10 +34,10 @@ class Held(NamedTuple):
 
 
 class MegatronAdamW:
-    """Over the stretches of one rank. Weight decay acts on matrices only."""
+    """Over the chunks of one rank. Weight decay acts on matrices only."""
 
     def __init__(
-        self, stretches: Sequence[nn.Module], config: OptimizerConfig, *, distributed: bool, dtype: torch.dtype
+        self, chunks: Sequence[nn.Module], config: OptimizerConfig, *, distributed: bool, dtype: torch.dtype
     ) -> None:
         """Collective."""
         settings = MegatronOptimizerConfig(
@@ -54,13 +54,12 @@ class MegatronAdamW:
         )
         self._max_norm = config.max_grad_norm
         self._distributed = distributed
-        self._stretches = stretches
+        self._chunks = chunks
         self._chained = get_megatron_optimizer(
-            settings, list(stretches), get_standard_config_overrides(settings), use_gloo_process_groups=False
+            settings, list(chunks), get_standard_config_overrides(settings), use_gloo_process_groups=False
         )
-        for (
-            group
-        ) in self._chained.param_groups:  # left to a schedule of megatron-core's own, which there is none of here
+        # Left to a schedule of megatron-core's own, which there is none of here.
+        for group in self._chained.param_groups:
             group["weight_decay"] = config.weight_decay * group["wd_mult"]
         self._parts: list[MegatronOptimizer] = [
             part for part in self._chained.chained_optimizers if not part.is_stub_optimizer
@@ -84,13 +83,9 @@ class MegatronAdamW:
         self._chained.step_with_ready_grads()
 
     def clear_gradients(self) -> None:
-        for stretch in self._stretches:
-            stretch.zero_grad_buffer()
+        for chunk in self._chunks:
+            chunk.zero_grad_buffer()
         self._chained.zero_grad()
-
-    def take_weights(self) -> None:
-        """The model's weights were written over: go on from them."""
-        self._chained.reload_model_params()
 
     def held(self, param: torch.Tensor) -> Held | None:
         """None where another rank has it."""

@@ -1,5 +1,5 @@
 """A share's packs through the stages, by megatron-core's schedules: one forward and backward after the other, or
-interleaved where a stage has several stretches of layers.
+interleaved where a stage has several model chunks.
 
 Packs differ in length, and stages tell each other the shape of what they send. Interleaved ones cannot, and packs get
 tokens there that nobody looks at, until all are as long.
@@ -18,9 +18,9 @@ from torch import nn
 from streamrl.learner.batch.packing import PackedBatch, empty_pack
 from streamrl.learner.megatron.ranks import MegatronRanks
 
-Told = TypeVar("Told")
-Judge = Callable[[nn.Module, PackedBatch], tuple[torch.Tensor, Told]]
-"""On the last stage: the loss of a pack, a scalar with gradient, and what is told of it."""
+Result = TypeVar("Result")
+LossOf = Callable[[nn.Module, PackedBatch], tuple[torch.Tensor, Result]]
+"""On the last stage: the loss of a pack, a scalar with gradient, and what is reported of it."""
 
 
 def even_packs(packs: Sequence[PackedBatch], ranks: MegatronRanks, *, spread: bool) -> list[PackedBatch]:
@@ -47,35 +47,35 @@ def _lengthened(pack: PackedBatch, tokens: int, multiple: int) -> PackedBatch:
 
 
 def run_packs(
-    stretches: Sequence[nn.Module],
+    chunks: Sequence[nn.Module],
     packs: Sequence[PackedBatch],
-    judge: Judge[Told],
+    loss_of: LossOf[Result],
     *,
     forward: Callable[[nn.Module, PackedBatch], torch.Tensor],
     backward: bool,
-) -> list[Told]:
-    """Collective. What the last stage tells of each pack, in order; nothing on the others. Gradients are added to those
+) -> list[Result]:
+    """Collective. What the last stage reports of each pack, in order; nothing on the others. Gradients are added to those
     that are there, and summed over the ranks behind the last pack."""
 
-    def step(rest: Iterator[PackedBatch], stretch: nn.Module) -> tuple[torch.Tensor, Any]:
+    def step(rest: Iterator[PackedBatch], chunk: nn.Module) -> tuple[torch.Tensor, Any]:
         pack = next(rest)
-        if not stretch.module.post_process:
-            return forward(stretch, pack), None
-        loss, told = judge(stretch, pack)
-        return loss, partial(_as_it_is, told)
+        if not chunk.module.post_process:
+            return forward(chunk, pack), None
+        loss, result = loss_of(chunk, pack)
+        return loss, partial(_as_it_is, result)
 
-    iterators = [iter(packs) for _ in stretches]
+    iterators = [iter(packs) for _ in chunks]
     return get_forward_backward_func()(
         forward_step_func=step,
-        data_iterator=iterators if len(stretches) > 1 else iterators[0],
-        model=list(stretches) if len(stretches) > 1 else stretches[0],
+        data_iterator=iterators if len(chunks) > 1 else iterators[0],
+        model=list(chunks) if len(chunks) > 1 else chunks[0],
         num_microbatches=len(packs),
-        seq_length=packs[0].num_tokens,  # of no use where shapes are told
+        seq_length=packs[0].num_tokens,  # ignored with variable_seq_lengths
         micro_batch_size=1,
         forward_only=not backward,
     )
 
 
-def _as_it_is(told: Told, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Told]:
+def _as_it_is(result: Result, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Result]:
     """A loss that is neither divided by packs nor by tokens."""
-    return loss, torch.ones((), dtype=torch.int, device=loss.device), told
+    return loss, torch.ones((), dtype=torch.int, device=loss.device), result

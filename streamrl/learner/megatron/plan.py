@@ -23,7 +23,7 @@ _OTHER_NAMES = {
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A parameter, or one of each expert, and the tensors that it is. tensors: Hugging Face names. stage, chunk: which
-    stretch of layers has it. places: of the parameter on a rank of that stage, `chunk` and its name; of experts one for
+    model chunk has it. places: of the parameter on a rank of that stage, `chunk` and its name; of experts one for
     each that a rank has. exported: whether the tensors come from here; a copy of the embedding is loaded, no more."""
 
     tensors: tuple[str, ...]
@@ -53,12 +53,12 @@ def make_plan(
     return tuple(entries)
 
 
-def _outside(row: Row, stretch: tuple[int, int], exported: bool = True) -> Entry:
-    return Entry(row.tensors, *stretch, (f"{stretch[1]}.{row.param}",), row.cut, exported=exported)
+def _outside(row: Row, place: tuple[int, int], exported: bool = True) -> Entry:
+    return Entry(row.tensors, *place, (f"{place[1]}.{row.param}",), row.cut, exported=exported)
 
 
 def _of_layer(row: Row, layer: int, num_layers: int, layout: MegatronLayout, num_experts: int) -> Entry:
-    stage, chunk = layout.stretch_of(num_layers, layer)
+    stage, chunk = layout.chunk_of(num_layers, layer)
     own = layer - layout.layers(num_layers, stage, chunk).start
     experts = range(num_experts // layout.expert) if row.of_experts else (0,)
     places = tuple(f"{chunk}.decoder.layers.{own}.{row.param.format(expert=expert)}" for expert in experts)
@@ -83,7 +83,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def canonical(name: str) -> str:
-    """A parameter's name in a stretch as the local specification has it, of either."""
+    """A parameter's name in a model chunk as the local specification has it, of either."""
     for other, local in _OTHER_NAMES.items():
         if name.endswith(other):
             return name.removesuffix(other) + local

@@ -1,4 +1,4 @@
-"""The weights of one rank's stretches as those outside see them: what a version holds, snapshots, bringing them
+"""The weights of one rank's model chunks as those outside see them: what a version holds, snapshots, bringing them
 together.
 """
 

@@ -28,7 +28,7 @@ class ModelWeights:
         plan: Sequence[Entry],
         shapes: Mapping[str, torch.Size],
         sizes: Sizes,
-        stretches: Sequence[nn.Module],
+        chunks: Sequence[nn.Module],
         ranks: MegatronRanks,
     ) -> None:
         self._plan = plan
@@ -36,11 +36,11 @@ class ModelWeights:
         self._sizes = sizes
         self._ranks = ranks
         self.params: dict[str, nn.Parameter] = {
-            f"{chunk}.{name}": param
-            for chunk, stretch in enumerate(stretches)
-            for name, param in by_name(dict(stretch.named_parameters())).items()
+            f"{number}.{name}": param
+            for number, chunk in enumerate(chunks)
+            for name, param in by_name(dict(chunk.named_parameters())).items()
         }
-        """By their place on this rank: which stretch, and the name in it."""
+        """By their place on this rank: the number of the model chunk, and the name in it."""
         self._by_tensor = {name: entry for entry in plan if entry.exported for name in entry.tensors}
 
     @property

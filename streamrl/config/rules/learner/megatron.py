@@ -31,7 +31,7 @@ def layout_makes_sense(config: Config) -> Iterator[Problem]:
         return
     if megatron.virtual_pipeline > 1 and megatron.pipeline_parallel == 1:
         what = (
-            "stretches of layers take turns over several stages, and there is one; set 1, or pipeline_parallel above 1"
+            "model chunks take turns over several stages, and there is one; set 1, or pipeline_parallel above 1"
         )
         involves = (f"{_TABLE}.pipeline_parallel",)
         yield _problem("virtual_pipeline", what, megatron.virtual_pipeline, involves)

@@ -53,7 +53,7 @@ def test_ranks_of_one_model_have_the_same_rows_and_each_stage_comes_once(
 
 
 @pytest.mark.parametrize(("pipeline", "virtual"), [(1, 1), (2, 1), (3, 2), (2, 3), (4, 3)])
-def test_each_layer_is_in_one_stretch_in_the_order_in_which_a_pack_goes(pipeline: int, virtual: int) -> None:
+def test_each_layer_is_in_one_chunk_in_the_order_in_which_a_pack_goes(pipeline: int, virtual: int) -> None:
     layout, num_layers = MegatronLayout(pipeline, pipeline=pipeline, virtual=virtual), 12
     in_order = [
         layer
@@ -62,7 +62,7 @@ def test_each_layer_is_in_one_stretch_in_the_order_in_which_a_pack_goes(pipeline
     ]
     assert in_order == list(range(num_layers))
     for layer in range(num_layers):
-        stage, chunk = layout.stretch_of(num_layers, layer)
+        stage, chunk = layout.chunk_of(num_layers, layer)
         assert layer in layout.layers(num_layers, stage, chunk)
 
 
@@ -91,7 +91,7 @@ def test_a_layout_that_fits_has_no_problem() -> None:
         (
             {"pipeline_parallel": 2, "virtual_pipeline": 2},
             facts(DENSE),
-            "the model's 6 layers are not shared out evenly to 4 stretches (pipeline_parallel x virtual_pipeline = 2 x",
+            "the model's 6 layers are not shared out evenly to 4 model chunks (pipeline_parallel x virtual_pipeline = 2 x",
         ),
         (
             {"tensor_parallel": 4},
