@@ -54,8 +54,8 @@ def run_packs(
     forward: Callable[[nn.Module, PackedBatch], torch.Tensor],
     backward: bool,
 ) -> list[Result]:
-    """Collective. What the last stage reports of each pack, in order; nothing on the others. Gradients are added to those
-    that are there, and summed over the ranks behind the last pack."""
+    """Collective. What the last stage reports of each pack, in order; nothing on the others. Gradients are added to
+    those that are there, and summed over the ranks behind the last pack."""
 
     def step(rest: Iterator[PackedBatch], chunk: nn.Module) -> tuple[torch.Tensor, Any]:
         pack = next(rest)

@@ -30,9 +30,7 @@ def layout_makes_sense(config: Config) -> Iterator[Problem]:
     if config.learner.backend != "megatron":
         return
     if megatron.virtual_pipeline > 1 and megatron.pipeline_parallel == 1:
-        what = (
-            "model chunks take turns over several stages, and there is one; set 1, or pipeline_parallel above 1"
-        )
+        what = "model chunks take turns over several stages, and there is one; set 1, or pipeline_parallel above 1"
         involves = (f"{_TABLE}.pipeline_parallel",)
         yield _problem("virtual_pipeline", what, megatron.virtual_pipeline, involves)
     if megatron.sequence_parallel and megatron.tensor_parallel == 1:
