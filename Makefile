@@ -7,6 +7,7 @@
 #   make test-long           these, and the longest fault tests in a short form: runs of minutes; ARGS='--part 2/3' a third of their files
 #   make test-low-bit        the tests of 8-bit optimizer states, which `make test` skips
 #   make test-kernels        the tests of a GPU's kernels, by Triton's interpreter, which `make test` skips
+#   make test-megatron       the tests of the learner on megatron-core, whose ranks compute on the CPU there
 #   make test-trackers       the trackers' published packages, each told a recorded run; nothing of it goes out
 #   make test-storage        checkpoints, exports and weights in a local S3 server, and a run that goes on from it alone
 #   make test-processors     the promises of equal bits as other processors would keep them, in child processes
@@ -38,7 +39,7 @@ PYTEST ?= -m pytest
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKSTART := $(if $(SEED),--seed $(SEED) --name quickstart-seed$(SEED)) $(ARGS)
 
-.PHONY: quickstart test test-long test-low-bit test-kernels test-environments test-clients test-trackers test-storage test-processors test-machines test-faults test-service engines test-engines test-page test-deploy deploy-files bubblewrap check fmt docs benchmarks-page clean
+.PHONY: quickstart test test-long test-low-bit test-kernels test-environments test-clients test-megatron test-trackers test-storage test-processors test-machines test-faults test-service engines test-engines test-page test-deploy deploy-files bubblewrap check fmt docs benchmarks-page clean
 .PHONY: bench bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-page bench-e2e bench-service bench-data bench-sandbox bench-gpu
 
 quickstart: $(VENV)/.installed
@@ -77,6 +78,10 @@ test-environments: .venvs/nemo-gym/.installed .venvs/verifiers/.installed
 # Published clients of the gateway, above streamrl's own environment. Connections that they leave open are theirs.
 test-clients: $(VENV)/.installed-dev .venvs/clients/.installed
 	OMP_NUM_THREADS=1 .venvs/clients/bin/python $(PYTEST) -p no:unraisableexception tests/clients
+
+# Above streamrl's own environment. megatron-core warns of what else could be installed, and of ways that it goes itself.
+test-megatron: $(VENV)/.installed-dev .venvs/megatron/.installed
+	OMP_NUM_THREADS=1 .venvs/megatron/bin/python $(PYTEST) -W ignore tests/megatron $(ARGS)
 
 # Published trackers, above streamrl's own environment. Nothing of them goes out.
 test-trackers: $(VENV)/.installed-dev .venvs/trackers/.installed
@@ -300,6 +305,13 @@ $(VENV)/.installed-bench: $(VENV)/.installed
 	printf '#!%s\nimport sys\nfrom streamrl.services.cli.main import main\nsys.exit(main())\n' \
 	  $(CURDIR)/.venvs/storage/bin/python > .venvs/storage/bin/streamrl
 	chmod +x .venvs/storage/bin/streamrl
+	touch $@
+
+# Without what it names beside: torch, numpy and packaging are there, psutil, which it does not name, too.
+.venvs/megatron/.installed: $(VENV)/.installed-dev
+	$(BIN)/python -m venv .venvs/megatron
+	printf '%s\n' $(CURDIR) $(CURDIR)/$(VENV)/lib/python3.*/site-packages > $$(echo .venvs/megatron/lib/python3.*/site-packages)/streamrl.pth
+	.venvs/megatron/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'megatron-core==0.16.1'
 	touch $@
 
 # The peer of bench-e2e, in an environment of its own: its pins are not ours.

@@ -60,7 +60,7 @@ def measure(report: Report, rounds: int, rows_count: int) -> None:
 
 def _shares(model: PreTrainedModel, rows: RolloutRows, folder: Path) -> tuple[float, float]:
     """(seconds of a step, those of keeping its tokens)."""
-    log = TokenLog(folder / "tokens", Config(), RankMesh(1), 0)
+    log = TokenLog(folder / "tokens", Config(), RankMesh(1).row_rank(0))
     assert log.watch is not None
     watch, policy, total = TimedWatch(log.watch), PolicyModel(model), count_targets(rows)
     packs = pack(rows, np.ones(rows.num_rows), PACK_TOKENS)

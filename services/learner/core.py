@@ -31,9 +31,6 @@ from streamrl.learner.batch.scored_batch import Part
 from streamrl.learner.blame import Logprobs, with_its_row
 from streamrl.learner.checkpoint import checkpoint
 from streamrl.learner.checkpoint.retention import oldest_step
-from streamrl.learner.fsdp import FsdpBackend, on_policy
-from streamrl.learner.parallel.process_group import LearnerGroup, open_group
-from streamrl.learner.references.averaged import AveragedPolicy
 from streamrl.learner.sources import Sources
 from streamrl.learner.supervised.warmup import Warmup, WarmupProgress
 from streamrl.models.export import export_hf
@@ -42,7 +39,7 @@ from streamrl.models.tokenizer import load_tokenizer
 from streamrl.observability.timeline import StepTimer
 from streamrl.services.learner import warm_up
 from streamrl.services.learner.auxiliary import make_auxiliary_model
-from streamrl.services.learner.policies import make_policy, make_reference
+from streamrl.services.learner.backends import BACKENDS
 from streamrl.services.learner.reference_rewards import pay_divergence
 from streamrl.services.learner.step_plan import STOP, Share, StepPlan, decode, encode, make_plan, num_shares, shares_of
 from streamrl.services.learner.token_log import TokenLog
@@ -90,14 +87,15 @@ class LearnerCore:
         torch.set_num_threads(self._config.learner.threads)
         if self._rank == 0:
             prepare_model_folder(self._config.model, self._config.seed, model_folder(self._run.path, self._config))
-        self._group = self._join()
+        learner = self._config.learner
+        self._ranks = BACKENDS[learner.backend](self._config, self._run.path, self._rank, self._store_path)
+        self._group = self._ranks.group
         self._group.wait_for_first()
         model = load_model(model_folder(self._run.path, self._config), self._config.model.dtype)
         self._load_task(model.config.get_text_config().max_position_embeddings)
-        self._policy = make_policy(model, self._config, self._group)
-        self._token_log = TokenLog(self._run.tokens_path, self._config, self._group.ranks, self._rank)
+        self._token_log = TokenLog(self._run.tokens_path, self._config, self._ranks.row_rank)
+        self._policy, self._backend, self._held = self._ranks.build(model, self._token_log.watch)
         self._versions = VersionWriter(self._run, self._config, self._rank, self._policy)
-        self._backend = self._make_backend()
         self._auxiliary = self._make_auxiliary_model()
         found = self._load_newest() if resume else {}
         return {**found, "longest_prompt": self._longest_prompt}
@@ -152,14 +150,14 @@ class LearnerCore:
     def train(self, plan: StepPlan, timer: StepTimer) -> dict[str, float]:
         """Collective. One step on this rank's part of the batch; metrics of the whole batch."""
         learner = self._config.learner
-        shares = shares_of(plan, self._group.data_rank, self._config)
+        shares = shares_of(plan, self._ranks.row_rank.data_rank, self._config)
         with timer.phase("read"):
             read = [[(self._rows(plan, share), share) for share in mini_batch] for mini_batch in shares]
         paid: dict[str, float] = {}
         if learner.algorithm.kl_in_rows:
             with timer.phase("forward_backward"):
                 plan, paid = pay_divergence(plan, list(chain(*read)), self._config, self._held, self._group)
-            judged = iter(chain(*shares_of(plan, self._group.data_rank, self._config)))
+            judged = iter(chain(*shares_of(plan, self._ranks.row_rank.data_rank, self._config)))
             read = [[(rows, next(judged)) for rows, _ in mini_batch] for mini_batch in read]
         with timer.phase("pack"):
             sources = Sources([writer_of(frame.path) for frame in plan.frames])
@@ -279,10 +277,10 @@ class LearnerCore:
         if versions is not None:
             versions.close()
         del versions
-        self._group.close()
+        self._ranks.close()
         # The group's threads end with the last reference to it, and the policy holds some. A thread that still puts its
         # last tensor away when the interpreter ends would abort the process.
-        for held in ("_backend", "_auxiliary", "_held", "_policy", "_group"):
+        for held in ("_backend", "_auxiliary", "_held", "_policy", "_group", "_ranks"):
             vars(self).pop(held, None)
         gc.collect()
         if self._rank == 0:
@@ -297,38 +295,10 @@ class LearnerCore:
         for _ in weights:  # the others only take part
             pass
 
-    def _join(self) -> LearnerGroup:
-        learner = self._config.learner
-        return open_group(
-            self._rank,
-            learner.num_workers,
-            self._store_path,
-            device=torch.device(learner.device),
-            timeout_s=self._config.deadlines.step_s,
-            tensor_size=learner.tensor_parallel,
-            sequence_size=learner.sequence_parallel,
-        )
-
     def _load_task(self, context: int) -> None:
         folder = model_folder(self._run.path, self._config)
         self._tokenizer = load_tokenizer(folder)
         self._task, self._longest_prompt = load_task(self._config, folder, context)
-
-    def _make_backend(self) -> FsdpBackend:
-        learner = self._config.learner
-        has_reference = learner.algorithm.has_reference
-        self._held = make_reference(self._run.path, self._config, self._group) if has_reference else None
-        return on_policy(
-            self._policy,
-            optimizer=learner.optimizer,
-            algorithm=learner.algorithm,
-            total_steps=learner.steps,
-            temperature=self._config.rollout.sampling.temperature,
-            reference=self._held,
-            average=self._held if isinstance(self._held, AveragedPolicy) else None,
-            idle_steps=learner.critic.warmup_steps,
-            watch=self._token_log.watch,
-        )
 
     def _make_auxiliary_model(self) -> AuxiliaryModel | None:
         return make_auxiliary_model(self._run.path, self._config, self._group, self._tokenizer, self._held)

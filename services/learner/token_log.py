@@ -14,7 +14,7 @@ import numpy as np
 
 from streamrl.config import Config
 from streamrl.learner.batch.packing import PackedBatch
-from streamrl.learner.parallel.rank_mesh import RankMesh
+from streamrl.learner.parallel.rank_mesh import RowRank
 from streamrl.learner.token_watch import TokenWatch
 from streamrl.observability.token_figures import StepFigures, line_of
 from streamrl.services.learner.step_plan import Share, StepPlan
@@ -42,24 +42,24 @@ class _Kept(NamedTuple):
 
 class TokenLog:
     """Example:
-    log = TokenLog(folder, config, group.ranks, group.rank)
+    log = TokenLog(folder, config, group.ranks.row_rank(group.rank))
     backend = on_policy(..., watch=log.watch)
     log.begin(packs)
     metrics = backend.step_batch(mini_batches)
     log.write(plan, parts, packs)
     """
 
-    def __init__(self, folder: Path, config: Config, ranks: RankMesh, rank: int) -> None:
+    def __init__(self, folder: Path, config: Config, rank: RowRank) -> None:
         """folder: of the figures; made when there is something to keep."""
         self.watch: TokenWatch | None = None
         """What the objective tells; None where nothing is kept."""
-        self._bytes = config.observe.token_bytes // ranks.data_size
-        if not self._bytes or rank not in ranks.answering:
+        self._bytes = config.observe.token_bytes // rank.data_size
+        if not self._bytes or not rank.answers:
             return
-        self._most = max(1, STEP_TOKENS // ranks.data_size)
+        self._most = max(1, STEP_TOKENS // rank.data_size)
         self.watch = TokenWatch(self._most)
         folder.mkdir(exist_ok=True)
-        path = folder / f"rank-{ranks.data_rank(rank)}.jsonl"
+        path = folder / f"rank-{rank.data_rank}.jsonl"
         self._file = AppendFile(path, self._bytes)
         self._before = _missing_newline(path)
 

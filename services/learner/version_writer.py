@@ -16,7 +16,7 @@ import torch
 from streamrl.config import Config
 from streamrl.config.estimates import sizes as limits
 from streamrl.errors import DataError
-from streamrl.learner.model.sharding import ShardedPolicy
+from streamrl.learner.backend import PublishedPolicy
 from streamrl.services.run.folder import RunFolder
 from streamrl.types import Version
 from streamrl.weights.delta.chain import version_before
@@ -61,7 +61,7 @@ class Written:
 class VersionWriter:
     """See the module. One thread publishes; `unlink` may be called from another."""
 
-    def __init__(self, run: RunFolder, config: Config, rank: int, policy: ShardedPolicy) -> None:
+    def __init__(self, run: RunFolder, config: Config, rank: int, policy: PublishedPolicy) -> None:
         self._run = run
         self._config = config
         self._rank = rank
@@ -176,7 +176,7 @@ class VersionWriter:
     def _version_bytes(self) -> int:
         """Bytes of one version, each tensor with the gap before it."""
         policy = self._policy
-        return policy.num_parameters * policy.version_dtype.itemsize + len(policy.shards) * ALIGNMENT
+        return policy.num_parameters * policy.version_dtype.itemsize + policy.num_tensors * ALIGNMENT
 
     def _base_bytes(self) -> int:
         """The same of a base."""

@@ -61,5 +61,8 @@ model is asked when it is loaded; a check knows these without."""
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers in the decoder of each of these families, in its order."""
 
+MEGATRON_TYPES = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+"""Families that `learner.backend = "megatron"` has a mapping of weights for."""
+
 MISSING_TORCHAO = "torchao is not installed; pip install 'torchao==0.18.*' (the extra low-bit), or set kind = \"adamw\""
 """What is said where the package of 8-bit optimizers is wanted and not there."""

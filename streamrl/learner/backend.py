@@ -5,7 +5,7 @@ all ranks, in the same order. It knows packs and tensors; leases, queues, versio
 business.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -71,4 +71,46 @@ class LearnerBackend(Protocol):
     def load_state(self, tensor: Callable[[str], torch.Tensor], extra: dict[str, Any]) -> None:
         """Become exactly what was saved. `tensor(name)` gives a whole tensor of `state_tensors`; the number
         of ranks may differ from the one that saved."""
+        ...
+
+
+class PublishedPolicy(Protocol):
+    """The policy of a backend, as the part sees it that publishes versions of it, in a thread of its own.
+
+    dtype, version_dtype: of the weights, and of the tensors that a version holds. num_parameters, num_tensors: of what
+    is trained; num_base_parameters, num_base_tensors: of what is not, over all ranks.
+    """
+
+    dtype: torch.dtype
+    version_dtype: torch.dtype
+    hidden_size: int
+
+    @property
+    def num_parameters(self) -> int: ...
+
+    @property
+    def num_tensors(self) -> int: ...
+
+    @property
+    def num_base_parameters(self) -> int: ...
+
+    @property
+    def num_base_tensors(self) -> int: ...
+
+    def snapshot(self) -> Mapping[str, torch.Tensor]:
+        """Copies of this rank's part of what a version holds, which later steps leave as they are. The next call writes
+        over them."""
+        ...
+
+    def gather(self, snapshot: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Collective, on groups of its own: a thread may gather a snapshot while another one trains. Whole tensors in
+        the memory of the CPU, under the names that engines have for them."""
+        ...
+
+    def gather_base(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Collective, as `gather`. The parameters that are not trained."""
+        ...
+
+    def iter_version(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Collective, among the steps. What a version of the weights as they are would hold."""
         ...

@@ -6,6 +6,7 @@ at the start of a run, with the true longest prompt.
 
 from collections.abc import Iterator
 
+from streamrl.config.estimates import megatron
 from streamrl.config.estimates import sizes as limits
 from streamrl.config.estimates.model_facts import ModelFacts
 from streamrl.config.estimates.sizes import human_bytes
@@ -29,6 +30,8 @@ def check_capacity(config: Config, model: ModelFacts | None, prompt_tokens: int)
         problems += _kv_cache(config, model, prompt_tokens)
         problems += _reward_model(config, model, prompt_tokens)
         problems += _targets(config, model)
+        if config.learner.backend == "megatron":
+            problems += megatron.model_fits(config, model)
     return problems
 
 

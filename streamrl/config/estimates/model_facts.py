@@ -16,12 +16,15 @@ from msgspec import Struct
 from streamrl.config.problems import Problem
 
 _HEADER_LIMIT = 100 * 2**20  # the safetensors format's own bound of a header
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What families call the number of experts in a layer."""
 _NEEDED = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """Sizes of a causal language model. `context` is in tokens, None where the model names no limit; intermediate_size
-    is of the MLP, four times the hidden size where the model does not say. critic_parameters: of the run's critic,
+    is of the MLP, four times the hidden size where the model does not say. num_experts: of a layer, 0 where a layer has
+    none; expert_size: the inner size of one. critic_parameters: of the run's critic,
     where that begins with another model. reward_parameters, reward_context: of the run's reward model, None without
     one; the context also where it names no limit."""
 
@@ -35,6 +38,8 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     intermediate_size: int
     num_parameters: int
     vocab_size: int = 1
+    num_experts: int = 0
+    expert_size: int = 0
     critic_parameters: int | None = None
     reward_parameters: int | None = None
     reward_context: int | None = None
@@ -113,6 +118,8 @@ def _problem(what: str) -> Problem:
 def facts_of(config: Mapping[str, Any], num_parameters: int) -> ModelFacts:
     """The facts in the values of a Hugging Face decoder's configuration."""
     heads = config["num_attention_heads"]
+    experts = next((config[key] for key in _EXPERTS if config.get(key)), 0)
+    intermediate = config.get("intermediate_size") or 4 * config["hidden_size"]
     return ModelFacts(
         model_type=str(config["model_type"]),
         context=config.get("max_position_embeddings"),
@@ -121,9 +128,11 @@ def facts_of(config: Mapping[str, Any], num_parameters: int) -> ModelFacts:
         num_kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         hidden_size=config["hidden_size"],
-        intermediate_size=config.get("intermediate_size") or 4 * config["hidden_size"],
+        intermediate_size=intermediate,
         num_parameters=num_parameters,
         vocab_size=config.get("vocab_size") or 1,
+        num_experts=experts,
+        expert_size=(config.get("moe_intermediate_size") or intermediate) if experts else 0,
     )
 
 
@@ -133,7 +142,7 @@ def _model_config(folder: Path) -> dict[str, Any]:
     if missing:
         raise _Unreadable(f"{folder / 'config.json'} lacks {', '.join(missing)}: not a decoder-only language model")
     sizes = ("max_position_embeddings", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size")
-    for key in (*_NEEDED[1:], *sizes):
+    for key in (*_NEEDED[1:], *sizes, *_EXPERTS, "moe_intermediate_size"):
         value = config.get(key)
         if value is not None and (not isinstance(value, int) or value < 1):
             raise _Unreadable(f"{folder / 'config.json'}: {key} is not a positive integer: {value!r}")

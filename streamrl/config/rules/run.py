@@ -20,6 +20,7 @@ from streamrl.config.rules.learner.components import COMPONENT_RULES
 from streamrl.config.rules.learner.critic import CRITIC_RULES
 from streamrl.config.rules.learner.filter import FILTER_RULES
 from streamrl.config.rules.learner.lora import adapters_of_a_warm_model, adapters_without_rank, known_targets
+from streamrl.config.rules.learner.megatron import MEGATRON_RULES
 from streamrl.config.rules.learner.overlong import OVERLONG_RULES
 from streamrl.config.rules.learner.prime import PRIME_RULES
 from streamrl.config.rules.learner.ranks import RANK_RULES
@@ -227,6 +228,7 @@ RULES: tuple[Rule, ...] = (
     *OVERLONG_RULES,
     _warmup,
     *RANK_RULES,
+    *MEGATRON_RULES,
     _scripted_faults,
     _scripted_drift,
     _reward_child,

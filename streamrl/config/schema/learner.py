@@ -151,8 +151,43 @@ class LoraConfig(Table, frozen=True):
     """Linear layers of the decoder that get one, by their last name (`q_proj`); all of them when absent."""
 
 
+class MegatronConfig(Table, frozen=True):
+    """The layout of `learner.backend = "megatron"` (extra `megatron`). Data parallel ranks are those that are left:
+    `learner.num_workers` / (tensor_parallel x pipeline_parallel x context_parallel)."""
+
+    tensor_parallel: Positive = 1
+    """Ranks that the matrices of a layer, the embedding and the output layer are spread over. They see the same
+    rows."""
+    pipeline_parallel: Positive = 1
+    """Stages that the layers are shared out to, each a rank or a group of ranks."""
+    virtual_pipeline: Positive = 1
+    """Model chunks that a stage has: with several, a pack goes over the stages as often, and a stage waits less.
+    It needs `pipeline_parallel` above 1."""
+    context_parallel: Positive = 1
+    """Ranks that the tokens of a pack are spread over in attention, for rows that are too long for one."""
+    expert_parallel: Positive = 1
+    """Ranks that the experts of a layer are shared out to. They are among the data parallel and tensor parallel
+    ones."""
+    expert_tensor_parallel: Positive = 1
+    """Ranks that the matrices of one expert are spread over."""
+    sequence_parallel: bool = False
+    """Spread what is between a layer's matrices, as norms and router, over the tokens of the `tensor_parallel` ranks,
+    too: less memory, and for models with experts a must."""
+    distributed_optimizer: bool = True
+    """Each data parallel rank keeps a part of the moments and float32 weights, and not all of them."""
+    recompute: Literal["none", "attention", "layers"] = "none"
+    """What is computed again in the backward, and not kept: the attention, or all of a layer but its input."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Format in which gradients are added over packs and ranks. Forward and backward compute in `model.dtype`; weights
+    of the optimizer and moments are float32."""
+
+
 class LearnerConfig(Table, frozen=True):
     """The stage that trains; it is the clock of the run."""
+
+    backend: Literal["fsdp", "megatron"] = "fsdp"
+    """What trains: FSDP2 of torch, for any model that transformers has; or megatron-core, for the families in its table
+    (Llama, Qwen2, Qwen3, Qwen3-MoE, Mixtral), by the layout of `[learner.megatron]`."""
 
     steps: Positive = 100
     """Batches of the whole run; each makes a version."""
@@ -200,8 +235,13 @@ class LearnerConfig(Table, frozen=True):
     filter: FilterConfig = field(default_factory=FilterConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
 
     @property
     def data_ranks(self) -> int:
         """Ranks that have rows of their own."""
-        return max(self.num_workers // (self.tensor_parallel * self.sequence_parallel), 1)
+        same_rows = self.tensor_parallel * self.sequence_parallel
+        if self.backend == "megatron":
+            layout = self.megatron
+            same_rows = layout.tensor_parallel * layout.pipeline_parallel * layout.context_parallel
+        return max(self.num_workers // same_rows, 1)

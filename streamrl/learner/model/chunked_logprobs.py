@@ -88,11 +88,8 @@ class BlockedLogprobs(torch.autograd.Function):
         entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         head = Head(weight_VH, bias_V, temperature)
-        found = [
-            _forward(head, hidden, targets, block_elements)
-            for hidden, targets in zip(hidden_KH.split(TOKENS), targets_K.split(TOKENS), strict=True)
-        ]
-        log_total_K, entropy_K, chosen_K = (torch.cat(parts)[:, 0] for parts in zip(*found, strict=True))
+        softmax, chosen = measure(head, hidden_KH, targets_K, block_elements)
+        log_total_K, entropy_K, chosen_K = softmax.log_total()[:, 0], softmax.entropy()[:, 0], chosen[:, 0]
         ctx.save_for_backward(hidden_KH, weight_VH, bias_V, targets_K, log_total_K, entropy_K)
         ctx.temperature, ctx.block_elements, ctx.entropy_gradient = temperature, block_elements, entropy_gradient
         if not entropy_gradient:
@@ -106,27 +103,34 @@ class BlockedLogprobs(torch.autograd.Function):
         of_hidden = torch.zeros_like(hidden_KH, dtype=torch.float32) if ctx.needs_input_grad[0] else None
         of_weight = torch.empty_like(weight_VH) if ctx.needs_input_grad[1] else None
         of_bias = torch.zeros_like(bias_V) if bias_V is not None and ctx.needs_input_grad[2] else None
-        entropy_gradient_K = gradients[1] if ctx.entropy_gradient else None
-        for start in range(0, len(hidden_KH), TOKENS):
-            part = slice(start, start + TOKENS)
-            given = _Given(
-                hidden_KH[part],
-                targets_K[part],
-                log_total_K[part, None],
-                entropy_K[part, None],
-                gradients[0][part, None] / ctx.temperature,
-                None if entropy_gradient_K is None else entropy_gradient_K[part, None] / ctx.temperature,
-            )
-            into = _Into(None if of_hidden is None else of_hidden[part], of_weight, of_bias, start > 0)
-            _backward(head, given, into, ctx.block_elements)
+        given = Given(
+            hidden_KH,
+            targets_K,
+            log_total_K[:, None],
+            entropy_K[:, None],
+            gradients[0][:, None] / ctx.temperature,
+            gradients[1][:, None] / ctx.temperature if ctx.entropy_gradient else None,
+        )
+        differentiate(head, given, Into(of_hidden, of_weight, of_bias), ctx.block_elements)
         of_hidden = None if of_hidden is None else of_hidden.to(hidden_KH.dtype)
         return of_hidden, of_weight, of_bias, None, None, None, None
 
 
-def _forward(
+def measure(
     head: Head, hidden_KH: torch.Tensor, targets_K: torch.Tensor, block_elements: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """float32 [K, 1] each: log of the sum of exp, entropy, the target's logit."""
+) -> tuple[Softmax, torch.Tensor]:
+    """The softmax over the head's rows, and the target's logit, float32 [K, 1]: 0 for a target that is none of them."""
+    found = [
+        _measure(head, hidden, targets, block_elements)
+        for hidden, targets in zip(hidden_KH.split(TOKENS), targets_K.split(TOKENS), strict=True)
+    ]
+    softmaxes, chosen = zip(*found, strict=True)
+    return Softmax(*(torch.cat(parts) for parts in zip(*softmaxes, strict=True))), torch.cat(chosen)
+
+
+def _measure(
+    head: Head, hidden_KH: torch.Tensor, targets_K: torch.Tensor, block_elements: int
+) -> tuple[Softmax, torch.Tensor]:
     size, (room, weighted) = _rooms(head, hidden_KH, block_elements)
     softmax, chosen = None, torch.zeros(len(hidden_KH), 1, device=hidden_KH.device)
     for low, high in head.blocks(size):
@@ -140,10 +144,10 @@ def _forward(
         block = Softmax(greatest, shares.sum(1, keepdim=True), logits.mul_(shares).sum(1, keepdim=True))
         softmax = block if softmax is None else softmax.merge(block)
     assert softmax is not None
-    return softmax.log_total(), softmax.entropy(), chosen
+    return softmax, chosen
 
 
-class _Given(NamedTuple):
+class Given(NamedTuple):
     """Of K tokens; [K, 1] but for the first two. gradient, entropy_gradient: of the loss, by the logits' scale."""
 
     hidden_KH: torch.Tensor
@@ -153,17 +157,31 @@ class _Given(NamedTuple):
     gradient: torch.Tensor
     entropy_gradient: torch.Tensor | None
 
+    def part(self, tokens: slice) -> "Given":
+        """Of some of the tokens."""
+        return Given(*(None if field is None else field[tokens] for field in self))
 
-class _Into(NamedTuple):
-    """Where gradients go; None where nobody asks. `adds`: the weight's holds those of other tokens already."""
+
+class Into(NamedTuple):
+    """Where gradients go; None where nobody asks. The hidden states' and the bias's are added to what is there, the
+    weight's is written, or added where it `adds`: where it holds those of other tokens already."""
 
     hidden_KH: torch.Tensor | None
     weight_VH: torch.Tensor | None
     bias_V: torch.Tensor | None
-    adds: bool
+    adds: bool = False
 
 
-def _backward(head: Head, given: _Given, into: _Into, block_elements: int) -> None:
+def differentiate(head: Head, given: Given, into: Into, block_elements: int) -> None:
+    """The gradients of log-probs and entropy, by the log of the sum of exp and the entropy over all rows of the
+    vocabulary; the head may have some of them."""
+    for start in range(0, len(given.hidden_KH), TOKENS):
+        part = slice(start, start + TOKENS)
+        of_hidden = None if into.hidden_KH is None else into.hidden_KH[part]
+        _backward(head, given.part(part), Into(of_hidden, into.weight_VH, into.bias_V, start > 0), block_elements)
+
+
+def _backward(head: Head, given: Given, into: Into, block_elements: int) -> None:
     """Of a log-prob by logit v: 1 at the target, minus p_v. Of the entropy: -p_v (log p_v + entropy)."""
     hidden_KH = given.hidden_KH
     size, (room, further) = _rooms(head, hidden_KH, block_elements)
@@ -183,7 +201,7 @@ def _backward(head: Head, given: _Given, into: _Into, block_elements: int) -> No
 
 
 def _add_products(
-    head: Head, of_logits: torch.Tensor, hidden_KH: torch.Tensor, into: _Into, low: int, high: int
+    head: Head, of_logits: torch.Tensor, hidden_KH: torch.Tensor, into: Into, low: int, high: int
 ) -> None:
     if into.bias_V is not None:
         into.bias_V[low:high] += of_logits.sum(0)

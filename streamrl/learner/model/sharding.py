@@ -141,6 +141,11 @@ class ShardedPolicy:
         """Elements of all trained parameters, over all ranks."""
         return sum(param.numel() for param in self._params.values())
 
+    @property
+    def num_tensors(self) -> int:
+        """Of what is trained."""
+        return len(self.shards)
+
     def num_elements(self, name: str) -> int:
         """Of one trained parameter, over all ranks."""
         return self._params[name].numel()

@@ -3,6 +3,16 @@ its own, and who has the same rows as whom. Pure; it knows no process group.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class RowRank(NamedTuple):
+    """A rank as one of those that have rows. data_rank: whose rows it has, of `data_size`. answers: whether it answers
+    for them; of those that have the same, one does."""
+
+    data_rank: int
+    data_size: int
+    answers: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,9 @@ class RankMesh:
     def data_rank(self, rank: int) -> int:
         """Whose rows a rank has, of `data_size`."""
         return rank // self.same_rows
+
+    def row_rank(self, rank: int) -> RowRank:
+        return RowRank(self.data_rank(rank), self.data_size, rank in self.answering)
 
     def sequence_rank(self, rank: int) -> int:
         """Which stretch of its rows' tokens a rank has, of `sequence_size`."""

@@ -10,13 +10,17 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import torch
+from transformers import AutoConfig
 
 from streamrl.buffers.rows.records import Lease
 from streamrl.clock import SystemClock
 from streamrl.config import Config
+from streamrl.config.estimates.megatron import MegatronLayout
 from streamrl.config.schema.run import ModelConfig
 from streamrl.errors import ConfigError
 from streamrl.learner.checkpoint.digest import weight_digest
+from streamrl.learner.megatron.families import family_of
+from streamrl.learner.megatron.settings import gradient_settings, layer_settings
 from streamrl.learner.optim.schedule import learning_rate
 from streamrl.models.load import prepare_model_folder
 from streamrl.observability.timeline import StepTimer
@@ -74,6 +78,14 @@ def learn(config: Config, folder: Path, frames: int = 1) -> Learned:
             core.save()
         names = sorted(path.name for path in (folder / "checkpoints").iterdir() if path.is_dir())
         return Learned(len(passes), metrics["loss/policy"], core.weight_digest(), names, torch.get_num_threads())
+
+
+def megatron_settings(config: Config, folder: Path) -> tuple[Any, ...]:
+    """Who of eight ranks has what, and what megatron-core is told."""
+    model = AutoConfig.from_pretrained(config.model.path)
+    megatron = config.learner.megatron
+    layers = layer_settings(model, family_of(model), megatron, torch.float32, torch.device("cpu"))
+    return MegatronLayout.of(megatron, 8), layers, gradient_settings(megatron)
 
 
 def first_values(config: Config, folder: Path) -> str:

@@ -22,12 +22,12 @@ def critic_without_gae(config: Config) -> Iterator[Problem]:
         yield from unused_keys(config.learner.critic, _CRITIC, what)
 
 
-def unused_keys(table: Table, name: str, what: str) -> Iterator[Problem]:
-    """`what` of every key of a judge's table that is not as it is by default."""
+def unused_keys(table: Table, name: str, what: str, involves: tuple[str, ...] = (ADVANTAGE,)) -> Iterator[Problem]:
+    """`what` of every key of a table that is not as it is by default."""
     for leaf in leaves(type(table)):
         value = _value(table, leaf.name)
         if value != leaf.default:
-            yield Problem(key=f"{name}.{leaf.name}", what=what, given=quoted(value), involves=(ADVANTAGE,))
+            yield Problem(key=f"{name}.{leaf.name}", what=what, given=quoted(value), involves=involves)
 
 
 def _value(table: Table, name: str) -> object:

@@ -650,6 +650,17 @@ KEYS: dict[str, Key] = {
     "learner.execution.reduce_every_pack": Key(
         learner.gradients_kept_back, False, True, {"learner.micro_batch_tokens": 32}
     ),
+    "learner.backend": Key(device_of, "fsdp", "megatron"),
+    "learner.megatron.tensor_parallel": Key(learner.megatron_settings, 1, 2),
+    "learner.megatron.pipeline_parallel": Key(learner.megatron_settings, 1, 2),
+    "learner.megatron.virtual_pipeline": Key(learner.megatron_settings, 1, 2),
+    "learner.megatron.context_parallel": Key(learner.megatron_settings, 1, 2),
+    "learner.megatron.expert_parallel": Key(learner.megatron_settings, 1, 2),
+    "learner.megatron.expert_tensor_parallel": Key(learner.megatron_settings, 1, 2),
+    "learner.megatron.sequence_parallel": Key(learner.megatron_settings, False, True),
+    "learner.megatron.distributed_optimizer": Key(learner.megatron_settings, False, True),
+    "learner.megatron.recompute": Key(learner.megatron_settings, "none", "layers"),
+    "learner.megatron.precision": Key(learner.megatron_settings, "float32", "bfloat16"),
     "learner.lora.rank": Key(learner.learn, 0, 2, RATE),
     "learner.lora.alpha": Key(learner.learn, 2.0, 16.0, {**RATE, "learner.lora.rank": 2}),
     "learner.lora.targets": Key(learner.learn, ("q_proj",), ("v_proj",), {**RATE, "learner.lora.rank": 2}),

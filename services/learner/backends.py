@@ -1,0 +1,131 @@
+"""What trains, by `learner.backend`: the ranks as they meet, the policy that is published, and the backend.
+
+Each of the classes is one rank's; all of their methods are collectives. A backend's packages are imported where it is
+chosen.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from streamrl.config import Config
+from streamrl.config.estimates.megatron import MegatronLayout
+from streamrl.learner.fsdp import FsdpBackend, on_policy
+from streamrl.learner.model.sharding import ShardedPolicy
+from streamrl.learner.parallel.process_group import LearnerGroup, open_group
+from streamrl.learner.parallel.rank_mesh import RowRank
+from streamrl.learner.references.averaged import AveragedPolicy
+from streamrl.learner.references.frozen import FrozenPolicy
+from streamrl.learner.token_watch import TokenWatch
+from streamrl.models.load import DTYPES
+from streamrl.services.learner.policies import make_policy, make_reference
+
+
+class Trained(NamedTuple):
+    """policy: what is published, a `PublishedPolicy`. backend: a `LearnerBackend` with `state_bytes`. held: the
+    reference policy; None where there is none."""
+
+    policy: Any
+    backend: Any
+    held: FrozenPolicy | None
+
+
+class Ranks(Protocol):
+    """One rank of those that train together."""
+
+    group: LearnerGroup
+    row_rank: RowRank
+
+    def build(self, model: PreTrainedModel, watch: TokenWatch | None = None) -> Trained:
+        """Collective. model: the same weights on every rank; it is taken over. watch: is told what the objective finds
+        of each token, on ranks that answer."""
+        ...
+
+    def close(self) -> None:
+        """End the group in this process."""
+        ...
+
+
+class FsdpRanks:
+    """`Ranks` over FSDP2."""
+
+    def __init__(self, config: Config, run: Path, rank: int, store_path: Path) -> None:
+        learner = config.learner
+        self._config, self._run = config, run
+        self.group = open_group(
+            rank,
+            learner.num_workers,
+            store_path,
+            device=torch.device(learner.device),
+            timeout_s=config.deadlines.step_s,
+            tensor_size=learner.tensor_parallel,
+            sequence_size=learner.sequence_parallel,
+        )
+        self.row_rank = self.group.ranks.row_rank(rank)
+
+    def build(self, model: PreTrainedModel, watch: TokenWatch | None = None) -> Trained:
+        policy = make_policy(model, self._config, self.group)
+        has_reference = self._config.learner.algorithm.has_reference
+        held = make_reference(self._run, self._config, self.group) if has_reference else None
+        return Trained(policy, self._make_backend(policy, held, watch), held)
+
+    def close(self) -> None:
+        self.group.close()
+
+    def _make_backend(self, policy: ShardedPolicy, held: FrozenPolicy | None, watch: TokenWatch | None) -> FsdpBackend:
+        learner = self._config.learner
+        return on_policy(
+            policy,
+            optimizer=learner.optimizer,
+            algorithm=learner.algorithm,
+            total_steps=learner.steps,
+            temperature=self._config.rollout.sampling.temperature,
+            reference=held,
+            average=held if isinstance(held, AveragedPolicy) else None,
+            idle_steps=learner.critic.warmup_steps,
+            watch=watch,
+        )
+
+
+class MegatronRanks:
+    """`Ranks` over megatron-core, in the layout of `learner.megatron`."""
+
+    def __init__(self, config: Config, run: Path, rank: int, store_path: Path) -> None:
+        from streamrl.learner.megatron.installed import require_megatron
+
+        device = torch.device(config.learner.device)
+        require_megatron(device)
+        from streamrl.learner.megatron.ranks import open_ranks
+
+        self._config = config
+        layout = MegatronLayout.of(config.learner.megatron, config.learner.num_workers)
+        timeout_s = config.deadlines.step_s
+        self._ranks = open_ranks(rank, store_path, layout, device=device, timeout_s=timeout_s)
+        self.group, self.row_rank = self._ranks.group, self._ranks.row_rank
+
+    def build(self, model: PreTrainedModel, watch: TokenWatch | None = None) -> Trained:
+        from streamrl.learner.megatron.backend import build
+
+        learner = self._config.learner
+        backend = build(
+            model,
+            megatron=learner.megatron,
+            optimizer=learner.optimizer,
+            algorithm=learner.algorithm,
+            total_steps=learner.steps,
+            temperature=self._config.rollout.sampling.temperature,
+            ranks=self._ranks,
+            dtype=DTYPES[self._config.model.dtype],
+            watch=watch,
+        )
+        return Trained(backend.policy, backend, None)
+
+    def close(self) -> None:
+        self._ranks.close()
+
+
+BACKENDS: dict[str, Callable[[Config, Path, int, Path], Ranks]] = {"fsdp": FsdpRanks, "megatron": MegatronRanks}
+"""By `learner.backend`: (configuration, run folder, rank, the file at which the ranks meet)."""

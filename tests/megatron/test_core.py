@@ -1,0 +1,49 @@
+"""The learner's process on megatron-core: what it trains, publishes and saves is what it does on FSDP2."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.learner.rank_processes import run_ranks
+from support.megatron.core_rank import prepare
+from support.repository import TESTS
+
+PROGRAM = TESTS / "support" / "megatron" / "core_rank.py"
+LAYOUTS = ("tensor", "pipeline", "data")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder: Path = tmp_path_factory.mktemp("core")
+    runs = folder / "runs"
+    runs.mkdir()
+    prepare(runs)
+    return run_ranks(PROGRAM, folder, 2, runs, timeout_s=500)
+
+
+def far_apart(ours: dict[str, float], theirs: dict[str, float]) -> float:
+    return max(abs(ours[name] - theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_step_has_the_metrics_of_fsdp(layout: str, ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        pairs = zip(rank[layout]["metrics"], rank["fsdp"]["metrics"], strict=True)
+        assert max(far_apart(ours, theirs) for ours, theirs in pairs) <= 1e-4
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_version_is_published_beside_a_step_as_the_weights_were_before_it(
+    layout: str, ranks: list[dict[str, Any]]
+) -> None:
+    first, second = (rank[layout] for rank in ranks)
+    assert first["published"] == first["digests"] == second["digests"]
+    assert first["digests"][0] == ranks[0]["fsdp"]["digests"][0]
+    assert len(set(first["digests"])) == 3
+
+
+@pytest.mark.parametrize("run", ["fsdp", *LAYOUTS])
+def test_a_checkpoint_goes_on_in_another_layout_or_backend(run: str, ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank[run]["checkpoint"] == 3
+        assert far_apart(rank[run]["resumed"], ranks[0]["fsdp"]["resumed"]) <= 1e-4

@@ -1,0 +1,99 @@
+"""One rank of the learner's process, without Ray, under one backend after the other.
+
+    python core_rank.py STORE RANK WORLD FOLDER OUT
+
+FOLDER has a model, and rows in a folder for each run (`prepare`). OUT gets metrics, digests and versions as JSON.
+"""
+
+import asyncio
+import json
+import pickle
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from support.learner.probe_learner import lease, write_rows
+from support.megatron.cpu_shim import cuda_is_cpu
+
+from streamrl.clock import SystemClock
+from streamrl.config import Config
+from streamrl.config.schema.learner import LearnerConfig, MegatronConfig, OptimizerConfig
+from streamrl.config.schema.run import ModelConfig, QueueConfig
+from streamrl.models.load import prepare_model_folder
+from streamrl.observability.timeline import StepTimer
+from streamrl.services.learner.core import LearnerCore
+from streamrl.services.run.folder import RunFolder
+
+STEPS = 3
+RUNS = {
+    "fsdp": {},
+    "tensor": {"backend": "megatron", "megatron": MegatronConfig(tensor_parallel=2)},
+    "pipeline": {"backend": "megatron", "megatron": MegatronConfig(pipeline_parallel=2)},
+    "data": {"backend": "megatron", "megatron": MegatronConfig()},
+}
+
+
+def config_of(folder: Path, run: str) -> Config:
+    return Config(
+        name=run,
+        model=ModelConfig(path=str(folder / "model")),
+        learner=LearnerConfig(
+            num_workers=2, steps=10, optimizer=OptimizerConfig(lr=1e-3, warmup_steps=0, eps=1e-6), **RUNS[run]
+        ),
+        queue=QueueConfig(durability="memory", segment_bytes=2**20),
+    )
+
+
+def prepare(folder: Path) -> None:
+    """What the ranks of all runs find."""
+    prepare_model_folder(ModelConfig(preset="tiny-qwen3"), 0, folder / "model")
+    for run in RUNS:
+        config = config_of(folder, run)
+        (folder / run).mkdir()
+        RunFolder.create(folder / run, run)
+        (folder / run / "frames").write_bytes(pickle.dumps(asyncio.run(write_rows(config, folder / run, 2))))
+
+
+def learned(folder: Path, run: str, store: str, rank: int, go_on: str) -> dict[str, Any]:
+    """Three steps with a version and a checkpoint each; then, in another process's place, the run `go_on` goes on with
+    the checkpoint, in its own layout."""
+    frames = pickle.loads((folder / run / "frames").read_bytes())
+    core = LearnerCore(RunFolder.open(folder / run), config_of(folder, run), rank, Path(f"{store}.{run}"))
+    core.build()
+    found: dict[str, Any] = {"metrics": [], "published": [], "digests": []}
+    with ThreadPoolExecutor(1) as publishing:
+        for step in range(STEPS):
+            digest, taken = core.weight_digest(), core.snapshot_weights()
+            written = publishing.submit(core.publish, taken)
+            found["metrics"].append(one_step(core, frames, step))
+            version = written.result()
+            found["digests"].append(digest)
+            found["published"].append(None if version is None else version.manifest.digest)
+    core.save()
+    core.close()
+    again = LearnerCore(RunFolder.open(folder / run), config_of(folder, go_on), rank, Path(f"{store}.{run}.again"))
+    found["checkpoint"] = again.build()["checkpoint"]
+    found["resumed"] = one_step(again, frames, STEPS)
+    again.close()
+    return found
+
+
+def one_step(core: LearnerCore, frames: list[Any], step: int) -> dict[str, float]:
+    timer = StepTimer(SystemClock(), ("read", "pack", "forward_backward", "optimizer"))
+    return core.train(core.plan(lease(step, frames) if core._rank == 0 else None), timer)
+
+
+def main(store: str, rank: str, world: str, folder: str, out: str) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    elsewhere = {"fsdp": "tensor", "tensor": "pipeline", "pipeline": "data", "data": "fsdp"}
+    with cuda_is_cpu():
+        found = {run: learned(Path(folder), run, store, int(rank), elsewhere[run]) for run in RUNS}
+    Path(out).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
