@@ -35,7 +35,7 @@ async def newest_samples(
     try:
         tokenizer = await asyncio.to_thread(load_tokenizer, model_folder(run.path, config))
         with closing(GatewayRows(run.path, tokenizer, home, config.deadlines.tracker_s)) as rows:
-            page = await SampleService(queue, rows, tokenizer, config).page(MOST_ROWS, "")
+            page = await SampleService(queue, rows, tokenizer, config, run.tokens_path).page(MOST_ROWS, "")
     except (StreamRLError, Refusal, RayError, OSError):
         return []
     return [[_cell(sample.get(column)) for column in COLUMNS] for sample in page["samples"]]
