@@ -3,6 +3,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,6 @@ USER = 4321
 # Packages of these tests may lie where no other user looks: it may read everything, as an image would let it, and write
 # nothing that is not its own.
 ENTER = f"""
-set -e
 mount --bind "$1" "$1"
 mount -t tmpfs -o size=64m,mode=1777 none /dev/shm
 mount -o remount,bind,ro /
@@ -60,10 +60,20 @@ def home() -> Iterator[Path]:
     shutil.rmtree(home)
 
 
+def own_tmp() -> str:
+    """What gives the container a /tmp of its own. A checkout below the machine's keeps its place, to be read: it is
+    opened before that is covered, and mounted by what was opened."""
+    mount = "mount -t tmpfs -o mode=1777 none /tmp"
+    if not ROOT.is_relative_to("/tmp"):
+        return mount
+    place = shlex.quote(str(ROOT))
+    again = f"mount --no-canonicalize --bind /proc/self/fd/9 {place}\nmount -o remount,bind,ro {place}"
+    return f"exec 9< {place}\n{mount}\nmkdir -p {place}\n{again}\nexec 9<&-"
+
+
 @contextmanager
 def container(home: Path, *command: str) -> Iterator["subprocess.Popen[str]"]:
     """`command` as process 1; killed at the end with all below it, if it still runs."""
-    tmp = 'mount -t tmpfs -o mode=1777 none /tmp; exec sh -c "$0" sh "$@"'
     started = subprocess.Popen(
         [
             "unshare",
@@ -74,8 +84,8 @@ def container(home: Path, *command: str) -> Iterator["subprocess.Popen[str]"]:
             "--mount-proc",
             "sh",
             "-c",
-            tmp,
-            ENTER,
+            f"set -e\n{own_tmp()}\n{ENTER}",
+            "sh",
             home,
             *command,
         ],

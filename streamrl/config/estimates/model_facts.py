@@ -142,10 +142,12 @@ def _model_config(folder: Path) -> dict[str, Any]:
     if missing:
         raise _Unreadable(f"{folder / 'config.json'} lacks {', '.join(missing)}: not a decoder-only language model")
     sizes = ("max_position_embeddings", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size")
-    for key in (*_NEEDED[1:], *sizes, *_EXPERTS, "moe_intermediate_size"):
-        value = config.get(key)
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise _Unreadable(f"{folder / 'config.json'}: {key} is not a positive integer: {value!r}")
+    of_experts = (*_EXPERTS, "moe_intermediate_size")  # a model of a family that may have some says 0 where it has none
+    for key in (*_NEEDED[1:], *sizes, *of_experts):
+        value, least = config.get(key), 0 if key in of_experts else 1
+        if value is not None and (not isinstance(value, int) or value < least):
+            what = "a positive integer" if least else "an integer from 0 on"
+            raise _Unreadable(f"{folder / 'config.json'}: {key} is not {what}: {value!r}")
     return config
 
 
