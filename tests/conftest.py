@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.garbage import pytest_collection_finish, stop_until_collected
 from support.rotation import (
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -23,7 +24,14 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Hooks of pytest, which finds them here.
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_report_collectionfinish"]
+__all__ = [
+    "pytest_addoption",
+    "pytest_collection_finish",
+    "pytest_collection_modifyitems",
+    "pytest_report_collectionfinish",
+]
+
+stop_until_collected()
 
 # As each process that streamrl starts: MKL reads it when it computes for the first time.
 os.environ.update(strict_variables(os.environ))

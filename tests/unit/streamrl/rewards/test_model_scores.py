@@ -330,6 +330,7 @@ def test_a_model_of_another_vocabulary_is_refused_before_a_run(folder: Path, tmp
             check(config)
 
 
+@pytest.mark.long
 def test_a_warm_up_goes_by_the_score_of_the_model_too(folder: Path, tmp_path: Path) -> None:
     seen = []
     for weight in (1.0, -1.0):
@@ -367,6 +368,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.partition("## A reward model")[2], re.DOTALL)
 
 
+@pytest.mark.long
 def test_the_example_of_the_page_writes_pairs_and_its_commands_are_taken(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

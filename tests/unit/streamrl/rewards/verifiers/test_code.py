@@ -15,7 +15,9 @@ from streamrl.rewards.verifiers import code_tests as forms
 from streamrl.rewards.verifiers.code_tests import Calls, StandardInput, Texts, code_of, same_output, same_value
 from streamrl.types import Score
 
-SANDBOX = SandboxConfig(time_s=2.0)
+SANDBOX = SandboxConfig(time_s=60.0)
+HASTY = SandboxConfig(time_s=2.0)
+"""For programs that never end. Others are given time: a machine may be busy."""
 FENCED = "I add them.\n```python\n{}\n```\nThat is all."
 DOUBLE = "print(2 * int(input()))"
 PAIRS = [{"input": "1\n", "output": "2\n"}, {"input": "21", "output": "42"}]
@@ -24,6 +26,13 @@ PAIRS = [{"input": "1\n", "output": "2\n"}, {"input": "21", "output": "42"}]
 @pytest.fixture(scope="module")
 def scorer() -> Iterator[AnyScorer]:
     made = make_scorer("code", RewardModelConfig(), SANDBOX)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[AnyScorer]:
+    made = make_scorer("code", RewardModelConfig(), HASTY)
     yield made
     made.close()
 
@@ -100,7 +109,7 @@ def test_a_row_without_tests_is_a_failed_score_and_no_zero(
 # ---- what passes
 
 
-def test_programs_that_read_and_write(scorer: AnyScorer) -> None:
+def test_programs_that_read_and_write(scorer: AnyScorer, hasty: AnyScorer) -> None:
     assert one(scorer, FENCED.format(DOUBLE), tests=PAIRS).reward == 1.0
     half = one(scorer, "input(); print(2)", tests=PAIRS)
     assert (half.reward, half.components["passed"]) == (0.0, 0.5)
@@ -108,7 +117,7 @@ def test_programs_that_read_and_write(scorer: AnyScorer) -> None:
     assert json.loads(one(scorer, "1 / 0", tests=PAIRS).info) == {
         "reason": "test 0: exit code 1: ZeroDivisionError: division by zero"
     }
-    assert "ran longer than 2 s" in one(scorer, "while True: pass", tests=PAIRS).info
+    assert "ran longer than 2 s" in one(hasty, "while True: pass", tests=PAIRS).info
 
 
 def test_functions_that_are_called(scorer: AnyScorer) -> None:
@@ -212,12 +221,12 @@ def test_tests_see_a_solution_as_if_it_were_beside_them(scorer: AnyScorer, test:
     assert score.reward == 1.0, score.info
 
 
-def test_a_solution_that_ends_hangs_or_prints_fails_its_tests(scorer: AnyScorer) -> None:
+def test_a_solution_that_ends_hangs_or_prints_fails_its_tests(scorer: AnyScorer, hasty: AnyScorer) -> None:
     asserts = ["assert add(1, 2) == 3"] * 2
     assert "the solution's process ended" in one(scorer, "import os\nos._exit(0)", tests=asserts).info
-    assert "ran longer than 2 s" in one(scorer, "def add(a, b):\n    while True: pass", tests=asserts).info
+    assert "ran longer than 2 s" in one(hasty, "def add(a, b):\n    while True: pass", tests=asserts).info
     first = "calls = []\ndef add(a, b):\n    calls.append(1)\n    while len(calls) > 1: pass\n    return a + b"
-    assert one(scorer, first, tests=asserts).components["passed"] == 0.5
+    assert one(hasty, first, tests=asserts).components["passed"] == 0.5
 
 
 # ---- options

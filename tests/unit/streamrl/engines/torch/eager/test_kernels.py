@@ -87,6 +87,7 @@ def test_a_product_of_matrices_is_made_of_dot_products_in_their_order(rows: int)
     assert out.tolist() == [[dot_in_order(row, column) for column in weight] for row in x]
 
 
+@pytest.mark.long
 def test_kernels_of_this_process_one_that_compiles_and_one_that_reads_the_cache_agree_to_the_bit(tmp_path: Path):
     """A run and its replay, or the run that goes on after a kill, compile at different times."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
