@@ -125,9 +125,12 @@ def as_lark(grammar: Grammar, name: str = "start") -> str:
 def _with_blanks(text: str) -> str:
     """A schema that says which blanks there may be. What it says itself in `x-guidance` comes before that.
 
-    Raises ValueError for a text that is no JSON.
+    Raises ValueError for a text that is no JSON, or that is nested too deep to be read.
     """
-    schema = msgspec.json.decode(text)
+    try:
+        schema = msgspec.json.decode(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep to be read") from error
     given = schema.get("x-guidance", {}) if isinstance(schema, dict) else None
     if isinstance(given, dict) and "whitespace_flexible" not in given:
         schema = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE, **given}}
