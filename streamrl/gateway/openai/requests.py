@@ -193,7 +193,7 @@ class Reader:
         if grammar is not None and not self._limits.follows_grammars:
             param = next(iter(asking_for_grammar(body)))
             what = f"{param} asks for text by a grammar, and the engine of this run (rollout.engine) follows none"
-            raise invalid("unsupported_parameter", f"{what}: leave it out", param)
+            raise invalid("unsupported_parameter", f"{what} over this model's tokens: leave it out", param)
         return grammar
 
     def _adjusted(self, asked: Adjustments | None) -> Adjustments | None:
