@@ -42,6 +42,8 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 GRAMMARS = {
     "json_schema": Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),
     "regex": Grammar(GrammarKind.REGEX, r"[a-c]{2,9}/\d{3}"),
+    # Tokens that no text is, as marks of calls are.
+    "marks": Grammar(GrammarKind.LARK, f"start: <[{END - 1}]> text <[{END - 2}]>\ntext: /[a-c]{{2,5}}/"),
     "choice": Grammar(GrammarKind.LARK, 'start: "yes" | "no ::= \\"" | "perhaps"'),
     "call": calls_grammar(
         ChatRequest(
@@ -51,13 +53,14 @@ GRAMMARS = {
             tool_choice="required",
             parallel_tool_calls=False,
         ),
-        True,
+        "hermes",
         None,
     ),
 }
 TEXTS = {
     "json_schema": lambda text: {**json.loads(text), "n": 0, "yes": True} == {"n": 0, "yes": True},
     "regex": lambda text: re.fullmatch(r"[a-c]{2,9}/\d{3}", text) is not None,
+    "marks": lambda text: re.fullmatch("[a-c]{2,5}", text) is not None,
     "choice": lambda text: text in ("yes", 'no ::= "', "perhaps"),
     "call": lambda text: (
         re.fullmatch(r'<tool_call>\n*\{\s*"name".*"arguments".*\}\n*</tool_call>', text, re.S) is not None
