@@ -225,10 +225,8 @@ def _python(rules: Rules, tools: Sequence[Tool], several: bool) -> str:
     def value(tool: Tool, schema: Any) -> str:
         if isinstance(schema, Mapping) and schema.get("type") == "boolean":
             return '("True" | "False")'
-        inner = _inner(tool, schema)
-        # Python reads other escapes of JSON otherwise.
-        escapes = {"x-guidance": {"json_allowed_escapes": 'nrbtf\\"'}}
-        return rules.json({**inner, **escapes} if isinstance(inner, Mapping) else inner)
+        # Of JSON's escapes a grammar has those alone that Python reads as JSON does.
+        return rules.json(_inner(tool, schema))
 
     def call(tool: Tool) -> str:
         required = tool.parameters.get("required")

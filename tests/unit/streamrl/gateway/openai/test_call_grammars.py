@@ -234,6 +234,13 @@ def test_a_text_may_be_any_text(said: str, form: Form) -> None:
     assert form.read(text, schemas) == ("", [call])
 
 
+def test_escapes_that_python_reads_otherwise_than_json_are_not_written_as_python() -> None:
+    form = Form("pythonic", False)
+    grammar = form.grammar(schemas={"say": SAY})
+    for said, follows in ((r"\n\"", True), (r"\ud83d\ude00", False), (r"\/", False), ("\N{GRINNING FACE}", True)):
+        assert form.follows(grammar, f'[say(text="{said}")]') is follows, said
+
+
 @pytest.mark.parametrize("thinks", [True, False])
 def test_thoughts_end_with_the_token_that_the_model_has_for_their_end(thinks: bool) -> None:
     inner = bytewise()._tokenizer
