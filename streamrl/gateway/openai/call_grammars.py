@@ -230,13 +230,20 @@ def _python(rules: Rules, tools: Sequence[Tool], several: bool) -> str:
 
     def call(tool: Tool) -> str:
         required = tool.parameters.get("required")
-        must = [key for key in _properties(tool) if isinstance(required, list) and key in required]
         pieces = {key: f"{quoted(f'{key}=')} {value(tool, schema)}" for key, schema in _properties(tool).items()}
-        first, *rest = [pieces.pop(key) for key in must] or [""]
-        behind = [f'", " {one}' for one in rest] + [f'(", " {one})?' for one in (pieces.values() if must else ())]
-        return f"{quoted(f'{tool.name}(')} {' '.join([first, *behind])} {quoted(')')}"
+        must = [pieces.pop(key) for key in list(pieces) if isinstance(required, list) and key in required]
+        return f"{quoted(f'{tool.name}(')} {_listed(must, list(pieces.values()))} {quoted(')')}"
 
     return f'"[" {_joined(_each(tools, call), several, quoted(", "))} "]"'
+
+
+def _listed(must: Sequence[str], may: Sequence[str]) -> str:
+    """All of the first and some of the others, with commas between."""
+    if must:
+        return " ".join([' ", " '.join(must), *(f'(", " {one})?' for one in may)])
+    # Whichever of them is the first has no comma before it.
+    begun = [_listed([one], may[place + 1 :]) for place, one in enumerate(may)]
+    return f"({' | '.join(begun)})?" if begun else ""
 
 
 def _python_marked(rules: Rules, tools: Sequence[Tool], several: bool) -> str:

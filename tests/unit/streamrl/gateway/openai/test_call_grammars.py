@@ -234,6 +234,15 @@ def test_a_text_may_be_any_text(said: str, form: Form) -> None:
     assert form.read(text, schemas) == ("", [call])
 
 
+def test_arguments_that_need_not_be_there_are_written_or_left_out(form: Form) -> None:
+    schemas = {"add": {key: value for key, value in ADD.items() if key != "required"}}
+    grammar = form.grammar(schemas=schemas)
+    for arguments in ({}, {"a": 1}, {"exact": False}, {"unit": "m", "more": []}, SECOND[1]):
+        text = written(form, ("add", arguments))
+        assert form.follows(grammar, text), text
+        assert form.read(text, schemas) == ("", [("add", arguments)])
+
+
 def test_escapes_that_python_reads_otherwise_than_json_are_not_written_as_python() -> None:
     form = Form("pythonic", False)
     grammar = form.grammar(schemas={"say": SAY})
