@@ -25,8 +25,8 @@ class Answers:
 
 
 class Load:
-    """One request that is made again and again, over connections that stay. ends: one of them is in the
-    last event of a whole answer.
+    """One request that is made again and again, over connections that stay. ends: one of them is in the last event of a
+    whole answer.
 
     Example:
         async with Load(url, headers, body) as load:

@@ -53,7 +53,8 @@ from streamrl.types import MOST_TOP_LOGPROBS
 KEEP_ALIVE_S = 30
 CLOSE_S = 1.0
 """What requests under way have to end when the run does."""
-TOP_LOGPROBS: Final[Mapping[str, int]] = dict.fromkeys(("torch", "vllm", "sglang"), MOST_TOP_LOGPROBS)
+SERVERS: Final = ("vllm", "sglang")
+TOP_LOGPROBS: Final[Mapping[str, int]] = dict.fromkeys(("torch", *SERVERS), MOST_TOP_LOGPROBS)
 """By engine, the tokens that it tells in the place of each, at most; 0 of those that are not here."""
 
 
@@ -149,7 +150,7 @@ class GatewayActor:
             max_completions=config.gateway.max_completions,
             vocab_size=tokenizer.vocab_size,
             top_logprobs=TOP_LOGPROBS.get(config.rollout.engine, 0),
-            follows_grammars=config.rollout.engine == "torch",
+            follows_grammars=follows_grammars(config.rollout.engine, tokenizer),
             adjusts_logits=config.rollout.engine == "torch",
         )
         self._rows = GatewayRows(self._run.path, tokenizer, self._home, config.deadlines.step_s)
@@ -205,6 +206,12 @@ class GatewayActor:
 
     def _tell(self, text: str) -> None:
         self._observer.log.warning("notice", text=text)
+
+
+def follows_grammars(engine: str, tokenizer: TextTokenizer) -> bool:
+    """Whether an engine does over these tokens. Servers read none that have no bytes of their own, such as the letters
+    of the small presets; the torch engine does."""
+    return engine == "torch" or (engine in SERVERS and not tokenizer.is_plain())
 
 
 def server_settings(gateway: GatewayConfig, app: Any, head_s: float) -> uvicorn.Config:

@@ -1,8 +1,9 @@
 """What stands before every route: who may, how much, how many, how long. An ASGI middleware; knows no route's business.
 
-Guarantees, in this order: nothing of a body is read from whom the doorkeeper refuses; none is held that is longer than
-the limit, and no more of them than requests are answered at once; a body that does not come, and an answer that is not
-read, end with their deadlines. Every refusal is JSON with a code. A body that a route streams is that route's.
+Guarantees, in this order: nothing of a body is read from whom the doorkeeper refuses; none is held that is longer
+than the limit, and no more of them than requests are answered at once; what is nested too deep reaches no route; a
+body that does not come, and an answer that is not read, end with their deadlines. Every refusal is JSON with a code.
+A body that a route streams is that route's.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from typing import Any
 
 from streamrl.gateway.auth import Doorkeeper
 from streamrl.gateway.dialects import refusal_body
+from streamrl.gateway.nesting import check_nesting
 from streamrl.gateway.refusal import Refusal, json_bytes
 from streamrl.gateway.routes import STREAMED, needed_scope, route_of
 from streamrl.gateway.sessions.session_body import HEADER, HEADERS
@@ -95,6 +97,7 @@ class Guard:
                 await self._app(scope, receive, send)
             else:
                 body = await self._body(headers, receive)
+                check_nesting(body)
                 await self._app(scope, _whole(body, receive), send)
         finally:
             self._running -= 1

@@ -24,6 +24,7 @@ CODES: Mapping[int, frozenset[str]] = {
             "invalid_version_spans",
             "lengths_differ",
             "missing_parameter",
+            "nested_too_deep",
             "no_chat_template",
             "non_finite",
             "not_encodable",

@@ -87,6 +87,11 @@ class Grammars:
     def _tokens(self) -> tuple[LLTokenizer, bool]:
         return _read(self._given(), self._vocab_size)
 
+    @property
+    def of_bytes(self) -> bool:
+        """Whether its tokens have bytes of their own, as those of published models do. Raises ConfigError."""
+        return not self._tokens[1]
+
     def begin(self, grammar: Grammar) -> Constraint:
         """A completion of it. Raises ValueError that says what is wrong with the grammar, and ConfigError for a
         tokenizer whose tokens have no bytes of their own."""
@@ -109,28 +114,42 @@ class Grammars:
 
 WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,16}"
 """Between the parts of a JSON text. Without a bound a model that has found into blanks does not find out of them."""
+_ANY_WHITESPACE: Final = r"[\x20\x0A\x0D\x09]+"
 
 
 def as_lark(grammar: Grammar, name: str = "start") -> str:
     """The same as a rule of this name of a Lark grammar, with what it needs behind it. Of one without a fault."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            return f"{name}: %json {_with_blanks(grammar.text)}"
+            return f"{name}: %json {with_blanks(grammar.text)}"
         case GrammarKind.REGEX:
             return f"{name}: /{grammar.text.replace('/', chr(92) + '/')}/"
         case GrammarKind.LARK:
             return name + grammar.text.removeprefix("start")
 
 
-def _with_blanks(text: str) -> str:
+def unbounded(grammar: Grammar) -> Grammar:
+    """The same with any number of blanks between the parts of a JSON text: llguidance 1.7, which vLLM has, bounds none.
+
+    Raises ValueError as `with_blanks`."""
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return Grammar(grammar.kind, with_blanks(grammar.text, _ANY_WHITESPACE))
+    ours, any_of_them = (msgspec.json.encode(one).decode() for one in (WHITESPACE, _ANY_WHITESPACE))
+    return Grammar(grammar.kind, grammar.text.replace(ours, any_of_them))
+
+
+def with_blanks(text: str, pattern: str = WHITESPACE) -> str:
     """A schema that says which blanks there may be. What it says itself in `x-guidance` comes before that.
 
-    Raises ValueError for a text that is no JSON.
+    Raises ValueError for a text that is no JSON, or that is nested too deep to be read.
     """
-    schema = msgspec.json.decode(text)
+    try:
+        schema = msgspec.json.decode(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep to be read") from error
     given = schema.get("x-guidance", {}) if isinstance(schema, dict) else None
     if isinstance(given, dict) and "whitespace_flexible" not in given:
-        schema = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE, **given}}
+        schema = {**schema, "x-guidance": {"whitespace_pattern": pattern, **given}}
     return msgspec.json.encode(schema).decode()
 
 
@@ -141,7 +160,7 @@ def _any_tokens(grammar: Grammar) -> str:
 
 
 _SOURCES: Final = {
-    GrammarKind.JSON_SCHEMA: lambda text: LLMatcher.grammar_from_json_schema(_with_blanks(text)),
+    GrammarKind.JSON_SCHEMA: lambda text: LLMatcher.grammar_from_json_schema(with_blanks(text)),
     GrammarKind.REGEX: LLMatcher.grammar_from_regex,
     GrammarKind.LARK: LLMatcher.grammar_from_lark,
 }

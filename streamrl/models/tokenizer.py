@@ -62,6 +62,11 @@ class TextTokenizer:
         known = (self._tokenizer.token_to_id(text) for text in texts)
         return self.special_token_ids.intersection(token_id for token_id in known if token_id is not None)
 
+    def added_ids(self, texts: Iterable[str]) -> dict[str, int]:
+        """Of those texts that are tokens of their own, special ones or not: whatever they stand in, they are one."""
+        added = {token.content: token_id for token_id, token in self._tokenizer.get_added_tokens_decoder().items()}
+        return {text: added[text] for text in texts if text in added}
+
     def as_json(self) -> str:
         """As `tokenizer.json` has it."""
         text: str = self._tokenizer.to_str()

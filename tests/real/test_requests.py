@@ -140,3 +140,6 @@ def test_nobody_else_on_the_machine_reaches_the_server(server: Served) -> None:
     for process in server.processes():
         for connection in process.net_connections("tcp"):
             assert connection.status != psutil.CONN_LISTEN or connection.laddr.ip in ("127.0.0.1", "::1")
+        # Those elsewhere would stay when it is killed.
+        sockets = {connection.laddr for connection in process.net_connections("unix")}
+        assert {path for path in sockets if path.startswith("/") and not path.startswith(str(folder))} == set()

@@ -8,7 +8,8 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from streamrl.conversations.tool_calls import ParsedMessage
-from streamrl.gateway.responses.answers import ResponseForm, said_as_message
+from streamrl.gateway.openai.logprobs import TokenTexts
+from streamrl.gateway.responses.answers import ResponseForm, check_logprobs, said_as_message
 from streamrl.gateway.responses.items import ResponsesRequest
 from streamrl.gateway.responses.past import PastResponses
 from streamrl.gateway.sessions.session_body import session_of
@@ -22,7 +23,7 @@ PAST_BYTES: Final = 2**26
 
 
 def add_responses(app: FastAPI, services: GatewayServices) -> None:
-    past = PastResponses(PAST_BYTES)
+    past, texts = PastResponses(PAST_BYTES), TokenTexts(services.tokenizer)
 
     @app.post("/v1/responses", responses=STREAMS)
     async def respond(body: ResponsesRequest, request: Request) -> Response:
@@ -30,6 +31,7 @@ def add_responses(app: FastAPI, services: GatewayServices) -> None:
         session, messages = session_of(request.headers, body), body.messages(past.messages(body.previous_response_id))
         chat, memory = body.chat(messages), services.sessions.memory(session)
         asked = await asyncio.to_thread(services.reader.chat, chat, secrets.randbits(SEED_BITS), memory)
+        check_logprobs(body, asked)
         number = secrets.token_hex(12)
         reader = asked.reader(number)
         asked, capture = services.sessions.opened(session, asked, chat, reader)
@@ -38,6 +40,6 @@ def add_responses(app: FastAPI, services: GatewayServices) -> None:
             if body.store is not False:
                 past.keep(name, [*messages, said_as_message(said)])
 
-        form = ResponseForm(body, reader, keep)
+        form = ResponseForm(body, reader, keep, texts.text)
         head = head_of(form, number, services.limits.model)
         return await answer(request, services.answering, asked, form, head, capture)

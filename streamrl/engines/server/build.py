@@ -12,9 +12,11 @@ from streamrl.engines.server.model_tensors import ModelTensors
 from streamrl.engines.server.process.place import ServerPlace, engine_python
 from streamrl.engines.server.process.private_folder import make_private_folder, remove_private_folder
 from streamrl.engines.server.process.process import ServerProcess
-from streamrl.engines.server.programs import CONTRACTS, server_command
+from streamrl.engines.server.programs import CONTRACTS, has_tokenizer, server_command
 from streamrl.engines.server.server import Server
 from streamrl.errors import ComponentError
+from streamrl.models.grammars import Grammars
+from streamrl.models.tokenizer import load_tokenizer
 from streamrl.types import Version
 
 _LOOK_S = 0.2
@@ -64,12 +66,15 @@ def _await_ready(server: Server, limit_s: float) -> None:
 
 
 def _limits(config: Config, model_folder: Path, max_length: int) -> ServerLimits:
+    vocab_size = json.loads((model_folder / "config.json").read_bytes())["vocab_size"]
+    grammars = Grammars(lambda: load_tokenizer(model_folder), vocab_size)
     return ServerLimits(
         slots=config.rollout.slots,
         max_length=max_length,
-        vocab_size=json.loads((model_folder / "config.json").read_bytes())["vocab_size"],
+        vocab_size=vocab_size,
         kv_bytes=config.rollout.kv_bytes,
         silence_s=config.deadlines.rollout_s,
         update_s=config.deadlines.update_s * _OF_THE_DEADLINE,
         tensors=ModelTensors.of_folder(model_folder),
+        grammars=grammars if has_tokenizer(model_folder) else None,
     )

@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING
 
 from streamrl.engines.server.books import Running
 from streamrl.engines.server.contract import Piece
+from streamrl.engines.server.grammars import checked, fault_of_grammar
 from streamrl.engines.server.inbox import Inbox
 from streamrl.engines.server.model_tensors import ModelTensors
 from streamrl.engines.server.server import Server
 from streamrl.engines.server.weight_files import remove_weights, write_weights
 from streamrl.errors import ComponentError, DeadlineError, ProcessDiedError, ResourceError, StreamRLError
+from streamrl.models.grammars import Grammars
 from streamrl.scheduling.partial_rollouts import ended_as, fault_of, unstarted
 from streamrl.types import (
     MOST_TOP_LOGPROBS,
@@ -67,7 +69,8 @@ class _Broke:
 class ServerLimits:
     """slots: requests with the server at once. max_length: tokens of prompt and completion together. vocab_size: ids
     are below it. kv_bytes: of the server's KV cache. silence_s: without a word of a request, the server counts as dead.
-    update_s: for a version to be taken up. tensors: what a version must have; None where only the server knows."""
+    update_s: for a version to be taken up. tensors: what a version must have; None where only the server knows.
+    grammars: over the model's tokens; None where it has no tokenizer."""
 
     slots: int
     max_length: int
@@ -76,6 +79,7 @@ class ServerLimits:
     silence_s: float
     update_s: float
     tensors: ModelTensors | None = None
+    grammars: Grammars | None = None
 
 
 class ServerEngine:
@@ -228,6 +232,8 @@ class ServerEngine:
             return f"top_logprobs = {request.top_logprobs} is outside 0..{MOST_TOP_LOGPROBS}"
         if request.top_logprobs >= limits.vocab_size:
             return f"top_logprobs = {request.top_logprobs} of a vocabulary of {limits.vocab_size}"
+        if fault := fault_of_grammar(request, limits.grammars):
+            return fault
         return "" if request.so_far is None else fault_of(request.so_far, request, limits.vocab_size)
 
     def _send(self) -> None:
@@ -287,7 +293,7 @@ class ServerEngine:
         self._generated += len(piece.token_ids)
         if piece.finish_reason is not None:
             del self._running[key]
-            self._ended.append(running.result(piece))
+            self._ended.append(checked(running.request, running.result(piece), self._limits.grammars))
 
     # ---- versions
 

@@ -27,10 +27,16 @@ def server_command(
     return _COMMANDS[config.rollout.engine](config, python, model_folder, max_length, listens_at)
 
 
+def has_tokenizer(model_folder: Path) -> bool:
+    """Whether a server of the model has tokens to follow a grammar over."""
+    return (model_folder / "tokenizer.json").exists()
+
+
 def _vllm(config: Config, python: Path, model_folder: Path, max_length: int, listens_at: Path) -> ServerCommand:
     kv_bytes, seed = config.rollout.kv_bytes, config.seed
     common = _common(config, max_length)
-    return vllm_command(python, model_folder, listens_at, kv_bytes=kv_bytes, seed=seed, **common)
+    tokenizer = has_tokenizer(model_folder)
+    return vllm_command(python, model_folder, listens_at, kv_bytes=kv_bytes, seed=seed, tokenizer=tokenizer, **common)
 
 
 def _sglang(config: Config, python: Path, model_folder: Path, max_length: int, listens_at: Path) -> ServerCommand:

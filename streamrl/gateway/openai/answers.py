@@ -11,7 +11,13 @@ from typing import Any, NamedTuple, Protocol
 
 from streamrl.conversations.tool_calls import MessageReader, MessageStream, ParsedMessage, ToolCall
 from streamrl.gateway.openai.choice import Delta
-from streamrl.gateway.openai.logprobs import TokenTexts, completion_logprobs, content_logprobs, prompt_logprobs
+from streamrl.gateway.openai.logprobs import (
+    TokenTexts,
+    completion_logprobs,
+    content_logprobs,
+    prompt_logprobs,
+    told_as_text,
+)
 from streamrl.gateway.openai.requests import ParsedRequest
 from streamrl.gateway.refusal import Refusal, json_bytes
 from streamrl.models.tokenizer import TextTokenizer
@@ -198,13 +204,7 @@ class ChatForm(ChunkForm):
         }
 
     def _logprobs(self, delta: Delta, asked: ParsedRequest) -> list[Json]:
-        name = self._texts.name(asked.ids_as_tokens)
-
-        def entry(token_id: int, logprob: float) -> Json:
-            token = name(token_id)
-            return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
-
-        return content_logprobs(delta, asked.extras.top, entry)
+        return content_logprobs(delta, asked.extras.top, told_as_text(self._texts.name(asked.ids_as_tokens)))
 
 
 def usage_of(asked: ParsedRequest, completion_tokens: int) -> Json:

@@ -6,6 +6,7 @@ read has none.
 """
 
 from streamrl.conversations.formats.choose import CALL_FORMS, THOUGHT_FORMS
+from streamrl.gateway.openai.call_grammars import marks_of
 from streamrl.gateway.openai.chat import ChatTemplate
 from streamrl.models.tokenizer import TextTokenizer
 
@@ -22,6 +23,10 @@ class AnswerForms:
         asked_for = "" if template is None else template.call_form
         self.calls = {AUTO: asked_for, NONE: ""}.get(tool_call_parser, tool_call_parser)
         self.thoughts = "" if reasoning_parser == NONE else reasoning_parser
+        marks = [one.marks for name, one in CALL_FORMS.items() if name == self.calls]
+        marks += [one.marks for name, one in THOUGHT_FORMS.items() if name == self.thoughts]
+        self.mark = marks_of(tokenizer.added_ids(text for some in marks for text in some))
+        """A mark of theirs, as it stands in a grammar."""
         self._of_calls = tokenizer.special_ids(CALL_FORMS[self.calls].marks if self.calls else ())
         self._of_thoughts = tokenizer.special_ids(THOUGHT_FORMS[self.thoughts].marks if self.thoughts else ())
 

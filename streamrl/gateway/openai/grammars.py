@@ -4,29 +4,26 @@ Guarantees: what cannot be kept is refused by name, and a grammar that is none i
 Thoughts, where they are read, come before the grammar and are free.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from streamrl.conversations import reasoning
-from streamrl.conversations.formats import tagged
 from streamrl.gateway.openai.bodies import ChatRequest, OpenAIRequest
+from streamrl.gateway.openai.call_grammars import ANY_OBJECT, Mark, Tool, call_rules, fault_of_names, quoted
 from streamrl.gateway.refusal import Refusal, invalid
 from streamrl.models.grammars import as_lark, fault_of
 from streamrl.types import Grammar, GrammarKind
 
-ANY_OBJECT: Final = {"type": "object"}
 
-
-def grammar_of(body: OpenAIRequest, thinks: bool | None = None) -> Grammar | None:
+def grammar_of(body: OpenAIRequest, thinks: bool | None = None, mark: Mark = quoted) -> Grammar | None:
     """Of the answer's text; None where it is free. thinks: whether it begins within thoughts, None where these are not
-    read. Raises Refusal."""
+    read. mark: of thoughts, as it stands in a grammar. Raises Refusal."""
     given = {name: read for name in _READ if (read := _READ[name](getattr(body, name), name)) is not None}
     if len(given) > 1:
         first, second, *_ = given
         raise invalid("invalid_value", f"{first} and {second} are two grammars of one text; send one", second)
     for name, grammar in given.items():
-        return _behind_thoughts(_checked(grammar, name), thinks)
+        return _behind_thoughts(_checked(grammar, name), thinks, mark)
     return None
 
 
@@ -37,9 +34,9 @@ def asking_for_grammar(body: OpenAIRequest) -> Iterator[str]:
     yield from (name for name, read in _READ.items() if read(getattr(body, name), name) is not None)
 
 
-def calls_grammar(body: ChatRequest, readable: bool, thinks: bool | None) -> Grammar | None:
-    """Of the calls that a message must make; None where none must be. readable: whether calls are read in the form that
-    is written here. Raises Refusal."""
+def calls_grammar(body: ChatRequest, form: str, thinks: bool | None, mark: Mark = quoted) -> Grammar | None:
+    """Of the calls that a message must make; None where none must be. form: in which calls are read; "" where they are
+    not. mark: as of `grammar_of`. Raises Refusal."""
     choice = body.tool_choice
     if choice in (None, "auto", "none"):
         return None
@@ -47,27 +44,16 @@ def calls_grammar(body: ChatRequest, readable: bool, thinks: bool | None) -> Gra
     wanted = names if choice == "required" else [_named(choice, names)]
     if not wanted:
         raise invalid("invalid_value", f"tool_choice is {choice!a}, and there are no tools", "tool_choice")
-    if not readable:
-        what = (
-            f"tool_choice is {choice!a}, and this model's calls are not read as JSON objects between <tool_call> marks"
-        )
-        way_out = "send `auto`, or set gateway.tool_call_parser to `hermes` where it writes them"
-        raise invalid("unsupported_parameter", f"{what}: {way_out}", "tool_choice")
+    if not form:
+        what = f"tool_choice is {choice!a}, and this model's calls are not read"
+        raise invalid("unsupported_parameter", f"{what}: send `auto`, or set gateway.tool_call_parser", "tool_choice")
     functions = [tool.function for tool in body.tools or () if tool.function.name in wanted]
-    # Each is a document of its own: what a schema refers to lies in it.
-    objects = [
-        as_lark(Grammar(GrammarKind.JSON_SCHEMA, _json(_call_schema(one.name, one.parameters))), f"object{place}")
-        for place, one in enumerate(functions)
-    ]
+    tools = [Tool(one.name, one.parameters or ANY_OBJECT) for one in functions]
+    if fault := fault_of_names(form, tools):
+        raise invalid("unsupported_parameter", f"tool_choice is {choice!a}, and {fault}", "tool_choice")
     several = choice == "required" and body.parallel_tool_calls is not False
-    rules = [
-        f"body: call{' (NEWLINES call)*' if several else ''}",
-        f"call: {_json(tagged.BEGIN)} NEWLINES? object NEWLINES? {_json(tagged.END)}",
-        f"object: {' | '.join(f'object{place}' for place in range(len(objects)))}",
-        *objects,
-        r"NEWLINES: /\n{1,2}/",
-    ]
-    return _checked(Grammar(GrammarKind.LARK, "\n".join([_start(thinks), *rules])), "tool_choice")
+    rules = [_start(thinks, mark), *call_rules(form, tools, several, mark)]
+    return _checked(Grammar(GrammarKind.LARK, "\n".join(rules)), "tool_choice")
 
 
 def _named(choice: str | Mapping[str, Any] | None, names: list[str]) -> str:
@@ -81,18 +67,6 @@ def _named(choice: str | Mapping[str, Any] | None, names: list[str]) -> str:
         told = ", ".join(map(ascii, names)) or "none"
         raise invalid("invalid_value", f"tool_choice names {name!a}, which is none of `tools` ({told})", "tool_choice")
     return str(name)
-
-
-def _call_schema(name: str, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    arguments = dict(parameters or ANY_OBJECT)
-    if "properties" in arguments:
-        # A function fails by an argument that it does not have, which few schemas care to forbid.
-        arguments.setdefault("additionalProperties", False)
-    # What a schema refers to in itself lies where it was written to lie.
-    shared = {key: arguments.pop(key) for key in ("$defs", "definitions") if key in arguments}
-    properties = {"name": {"const": name}, "arguments": arguments}
-    whole = {"type": "object", "properties": properties, "required": ["name", "arguments"]}
-    return {**whole, "additionalProperties": False, **shared}
 
 
 # ---- forms that clients know
@@ -114,7 +88,7 @@ def _of_format(given: Mapping[str, Any] | None, name: str) -> Grammar | None:
 def _of_schema(given: Any, name: str) -> Grammar | None:
     if given is None:
         return None
-    return Grammar(GrammarKind.JSON_SCHEMA, given if isinstance(given, str) else _json(given))
+    return Grammar(GrammarKind.JSON_SCHEMA, given if isinstance(given, str) else quoted(given))
 
 
 def _of_regex(given: str | None, name: str) -> Grammar | None:
@@ -126,7 +100,7 @@ def _of_choices(given: list[str] | None, name: str) -> Grammar | None:
         return None
     if not given or "" in given:
         raise invalid("invalid_value", f"{name} is {given!a}; name one text or more, none of them empty", name)
-    return Grammar(GrammarKind.LARK, "start: " + " | ".join(map(_json, given)))
+    return Grammar(GrammarKind.LARK, "start: " + " | ".join(map(quoted, given)))
 
 
 def _of_outputs(given: Mapping[str, Any] | None, name: str) -> Grammar | None:
@@ -163,24 +137,22 @@ _READ: Final[Mapping[str, _Read]] = {
 # ---- the grammar itself
 
 
-def _behind_thoughts(grammar: Grammar, thinks: bool | None) -> Grammar:
+def _behind_thoughts(grammar: Grammar, thinks: bool | None, mark: Mark) -> Grammar:
     if thinks is None:
         return grammar
-    return Grammar(GrammarKind.LARK, f"{_start(thinks)}\n{as_lark(grammar, 'body')}")
+    return Grammar(GrammarKind.LARK, f"{_start(thinks, mark)}\n{as_lark(grammar, 'body')}")
 
 
-def _start(thinks: bool | None) -> str:
+def _start(thinks: bool | None, mark: Mark) -> str:
     """What comes before the body: thoughts that have begun, or may."""
     if thinks is None:
         return "start: body"
-    begin, end = ("" if thinks else reasoning.BEGIN), reasoning.END.replace("/", r"\/")
-    first = "thoughts" if thinks else "thoughts?"
-    return f"start: {first} BLANKS? body\nthoughts[lazy]: /{begin}(?s:.*){end}/\nBLANKS: /\\n{{1,2}}/"
-
-
-def _json(given: Any) -> str:
-    """Of a text: as Lark quotes it, too."""
-    return json.dumps(given, ensure_ascii=False)
+    begin, end = ("" if thinks else f"{mark(reasoning.BEGIN)} "), mark(reasoning.END)
+    first = f"{begin}thoughts" if thinks else f"({begin}thoughts)?"
+    spelled = end == quoted(reasoning.END)
+    inside = f"[lazy]: /(?s:.*){reasoning.END.replace('/', chr(92) + '/')}/" if spelled else f": THOUGHTS {end}"
+    rest = "" if spelled else "\nTHOUGHTS: /(?s:.*)/"
+    return f"start: {first} BLANKS? body\nthoughts{inside}{rest}\nBLANKS: /\\n{{1,2}}/"
 
 
 def _checked(grammar: Grammar, param: str) -> Grammar:

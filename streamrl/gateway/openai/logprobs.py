@@ -75,6 +75,16 @@ def content_logprobs(delta: Delta, top: int, entry: Callable[[int, float], Json]
     ]
 
 
+def told_as_text(name: Callable[[int], str]) -> Callable[[int, float], Json]:
+    """An entry of the lists of chats and responses."""
+
+    def entry(token_id: int, logprob: float) -> Json:
+        token = name(token_id)
+        return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+
+    return entry
+
+
 def prompt_logprobs(
     prompt: Sequence[int], scores: PromptLogprobs | None, top: int, text: Callable[[int], str] | None
 ) -> list[Json | None]:

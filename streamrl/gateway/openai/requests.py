@@ -179,7 +179,8 @@ class Reader:
     def _grammar(self, body: ChatRequest, thinks: bool | None) -> Grammar | None:
         """Of an answer's text, behind its thoughts. Raises Refusal."""
         # A message that must make calls has no text for another grammar.
-        grammar = calls_grammar(body, self.forms.calls == HERMES, thinks) or grammar_of(body, thinks)
+        forms = self.forms
+        grammar = calls_grammar(body, forms.calls, thinks, forms.mark) or grammar_of(body, thinks, forms.mark)
         if grammar is not None and thinks is not None and self.forms.thoughts != THINK:
             param = next(iter(asking_for_grammar(body)))
             form = self.forms.thoughts
@@ -193,7 +194,7 @@ class Reader:
         if grammar is not None and not self._limits.follows_grammars:
             param = next(iter(asking_for_grammar(body)))
             what = f"{param} asks for text by a grammar, and the engine of this run (rollout.engine) follows none"
-            raise invalid("unsupported_parameter", f"{what}: leave it out", param)
+            raise invalid("unsupported_parameter", f"{what} over this model's tokens: leave it out", param)
         return grammar
 
     def _adjusted(self, asked: Adjustments | None) -> Adjustments | None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from streamrl.errors import ConfigError
+from streamrl.gateway.nesting import check_nesting
 from streamrl.gateway.refusal import Refusal, invalid
 from streamrl.models.tokenizer import TextTokenizer
 from streamrl.tasks.base import SubmittedPrompt
@@ -71,6 +72,7 @@ class PromptReader:
 
     def read(self, line: bytes) -> SubmittedPrompt:
         """Raises Refusal."""
+        check_nesting(line)
         try:
             given = PromptLine.model_validate_json(line)
         except ValidationError as error:

@@ -10,8 +10,9 @@ from typing import Any
 from streamrl.conversations.tool_calls import MessageReader, ParsedMessage, ToolCall
 from streamrl.gateway.openai.answers import Head, Json, captured, named_event
 from streamrl.gateway.openai.choice import Delta, joined
+from streamrl.gateway.openai.logprobs import content_logprobs, told_as_text
 from streamrl.gateway.openai.requests import ParsedRequest
-from streamrl.gateway.refusal import Refusal
+from streamrl.gateway.refusal import Refusal, invalid
 from streamrl.gateway.responses.items import ResponsesRequest
 from streamrl.types import FinishReason
 
@@ -22,9 +23,18 @@ class ResponseForm:
     prefix = "resp_"
 
     def __init__(
-        self, body: ResponsesRequest, reader: MessageReader, keep: Callable[[str, ParsedMessage], None]
+        self,
+        body: ResponsesRequest,
+        reader: MessageReader,
+        keep: Callable[[str, ParsedMessage], None],
+        name: Callable[[int], str],
     ) -> None:
+        """name: what log-probs call a token."""
         self._body = body
+        self._entry = told_as_text(name)
+        self._scores: list[Json] = []
+        """Log-probs of the message that is open, where they are asked for."""
+        self._scores_told = 0
         self._reader = reader
         self._keep = keep
         self._stream = reader.stream(0)
@@ -43,7 +53,7 @@ class ResponseForm:
         self._keep(head.id, said)
         items = [_reasoning(head, said.thoughts)] if said.thoughts else []
         if said.content or not (said.calls or items):
-            items.append(_message(head, len(items), said.content))
+            items.append(_message(head, len(items), said.content, self._logprobs(delta, asked)))
         items += [_call(call) for call in said.calls]
         return self._response(head, asked, items, delta, tokens)
 
@@ -72,6 +82,7 @@ class ResponseForm:
             yield self._event("response.created", response=begun)
             yield self._event("response.in_progress", response=begun)
         said = self._stream.take(delta.text, delta.finish_reason)
+        self._scores += self._logprobs(delta, asked)
         if said.thoughts:
             yield from self._think(head, said.thoughts)
         if said.content or said.calls or delta.finish_reason:
@@ -116,15 +127,16 @@ class ResponseForm:
             yield self._event("response.content_part.added", **place, part=_part(""))
         self._text += text
         if text:
-            yield self._event("response.output_text.delta", **place, delta=text, logprobs=[])
+            fresh, self._scores_told = self._scores[self._scores_told :], len(self._scores)
+            yield self._event("response.output_text.delta", **place, delta=text, logprobs=fresh)
 
     def _end_message(self, head: Head) -> Iterator[bytes]:
         if self._text is None:
             return
         place, text, self._text = self._place(head), self._text, None
-        item = _message(head, len(self._items), text)
-        yield self._event("response.output_text.done", **place, text=text, logprobs=[])
-        yield self._event("response.content_part.done", **place, part=_part(text))
+        item = _message(head, len(self._items), text, self._scores)
+        yield self._event("response.output_text.done", **place, text=text, logprobs=self._scores)
+        yield self._event("response.content_part.done", **place, part=_part(text, self._scores))
         yield self._event("response.output_item.done", output_index=len(self._items), item=item)
         self._items.append(item)
 
@@ -138,6 +150,10 @@ class ResponseForm:
         yield self._event("response.function_call_arguments.done", **place, **done)
         yield self._event("response.output_item.done", output_index=index, item=item)
         self._items.append(item)
+
+    def _logprobs(self, delta: Delta, asked: ParsedRequest) -> list[Json]:
+        """Of tokens of a text that is the whole answer; none where nobody asked for them."""
+        return content_logprobs(delta, asked.extras.top, self._entry) if asked.logprobs else []
 
     def _place(self, head: Head) -> Json:
         index = len(self._items)
@@ -180,6 +196,7 @@ class ResponseForm:
             "text": body.text or {"format": {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": [tool.model_dump() | {"strict": False} for tool in body.tools or ()],
+            "top_logprobs": asked.extras.top,
             "top_p": asked.sampling.top_p,
             "truncation": "disabled",
             "usage": None if ended is None else usage,
@@ -196,9 +213,18 @@ def said_as_message(said: ParsedMessage) -> Json:
     return {"role": "assistant", "content": said.content} | ({"tool_calls": calls} if calls else {})
 
 
-def _message(head: Head, index: int, text: str) -> Json:
+def check_logprobs(body: ResponsesRequest, asked: ParsedRequest) -> None:
+    """Raises Refusal for log-probs of a text that may be a part of what was sampled: a token may be in both parts."""
+    reads = "tool calls" if asked.tools is not None else "thoughts" if asked.thinks is not None else ""
+    if reads and (param := body.param_of_logprobs):
+        what = f"{param} asks for log-probs of a text beside which {reads} are read, and a token may belong to both"
+        way_out = "`streamrl` of the response has those of all sampled tokens, and so has a chat"
+        raise invalid("unsupported_parameter", f"{what}: leave it out; {way_out}", param)
+
+
+def _message(head: Head, index: int, text: str, logprobs: Sequence[Json] = ()) -> Json:
     said = {"type": "message", "id": _message_id(head, index), "status": "completed", "role": "assistant"}
-    return {**said, "content": [_part(text)]}
+    return {**said, "content": [_part(text, logprobs)]}
 
 
 def _reasoning(head: Head, text: str, index: int = 0) -> Json:
@@ -212,8 +238,8 @@ def _message_id(head: Head, index: int) -> str:
     return f"msg_{head.id.removeprefix(ResponseForm.prefix)}_{index}"
 
 
-def _part(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, logprobs: Sequence[Json] = ()) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
 def _call(call: ToolCall) -> Json:

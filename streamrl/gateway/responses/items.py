@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from streamrl.gateway.openai.bodies import ChatRequest
+from streamrl.gateway.openai.bodies import ChatRequest, NumberOfTokens
 from streamrl.gateway.refusal import invalid
 
 Messages = list[dict[str, Any]]
@@ -27,7 +27,6 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "conversation": (None,),
     "max_tool_calls": (None,),
     "prompt": (None,),
-    "top_logprobs": (None, 0),
     "truncation": (None, "disabled"),
 }
 
@@ -117,6 +116,7 @@ class ResponsesRequest(BaseModel):
     top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
     text: dict[str, Any] | None = None
     reasoning: Reasoning | None = None
+    top_logprobs: NumberOfTokens | None = None
     stream: bool | None = None
 
     def messages(self, before: Sequence[dict[str, Any]]) -> Messages:
@@ -127,11 +127,6 @@ class ResponsesRequest(BaseModel):
 
     def chat(self, messages: Messages) -> ChatRequest:
         """messages: as `messages` gives them. Raises Refusal."""
-        included = (self.model_extra or {}).get("include")
-        if isinstance(included, list) and _LOGPROBS in included:
-            # An item may have a part of the sampled text alone, of which no token is the beginning.
-            what = f"{_LOGPROBS} is not kept here; `streamrl` of the response has the log-probs of all sampled tokens"
-            raise invalid("unsupported_parameter", f"{what}, and a chat has those of others, too", "include")
         for name, value in (self.model_extra or {}).items():
             if name not in _IGNORED and value not in _NEUTRAL.get(name, ()):
                 kind = "is not kept here; leave it out" if name in _NEUTRAL else "is not a parameter of this route"
@@ -140,6 +135,14 @@ class ResponsesRequest(BaseModel):
         self._check_repeated()
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         return ChatRequest(model=self.model, messages=[*first, *messages], **self._options())
+
+    @property
+    def param_of_logprobs(self) -> str:
+        """By which it asks for log-probs of its text; "" where it does not."""
+        included = (self.model_extra or {}).get("include")
+        if isinstance(included, list) and _LOGPROBS in included:
+            return "include"
+        return "top_logprobs" if self.top_logprobs else ""
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -169,6 +172,8 @@ class ResponsesRequest(BaseModel):
             "top_p": self.top_p,
             "stream": self.stream,
             "parallel_tool_calls": self.parallel_tool_calls,
+            "logprobs": True if self.param_of_logprobs else None,
+            "top_logprobs": self.top_logprobs,
             "tools": [_tool(tool) for tool in self.tools] if self.tools else None,
             "tool_choice": self.tool_choice,
             "response_format": None if form == {"type": "text"} else form,

@@ -36,7 +36,7 @@ VOCABULARY = 256 + len(SPECIAL)
 CONTEXT = 16384
 
 
-def write_bytewise_model(folder: Path) -> None:
+def write_bytewise_model(folder: Path, head_dim: int = 16) -> None:
     """In the place of what is in the folder."""
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -46,7 +46,7 @@ def write_bytewise_model(folder: Path) -> None:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=head_dim,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=False,
         bos_token_id=None,

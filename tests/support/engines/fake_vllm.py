@@ -27,6 +27,7 @@ from streamrl.engines.server.http import Http
 from streamrl.engines.server.process.private_folder import make_private_folder
 from streamrl.engines.server.server import Server
 from streamrl.engines.server.vllm.contract import VllmContract
+from streamrl.models.grammars import Grammars
 from streamrl.types import Version
 
 LIMIT_S = 20.0
@@ -303,7 +304,12 @@ def name_of(rid: str) -> str:
 
 @contextmanager
 def fake_engine(
-    fake: FakeVllm, *, slots: int = 4, silence_s: float = LIMIT_S, update_s: float = LIMIT_S
+    fake: FakeVllm,
+    *,
+    slots: int = 4,
+    silence_s: float = LIMIT_S,
+    update_s: float = LIMIT_S,
+    grammars: Grammars | None = None,
 ) -> Iterator[ServerEngine]:
     """An engine over a fake server, which serves version 0.0."""
     folder = make_private_folder("streamrl-test")
@@ -311,7 +317,13 @@ def fake_engine(
     with fake.served(folder / "socket"):
         server = Server("vllm", VllmContract(Http(socket=folder / "socket")), folder, None)
         limits = ServerLimits(
-            slots=slots, max_length=200, vocab_size=500, kv_bytes=1000, silence_s=silence_s, update_s=update_s
+            slots=slots,
+            max_length=200,
+            vocab_size=500,
+            kv_bytes=1000,
+            silence_s=silence_s,
+            update_s=update_s,
+            grammars=grammars,
         )
         engine = ServerEngine(server, Version(0, 0), limits)
         try:

@@ -71,12 +71,19 @@ KINDS = [*TIED, *SEPARATE, *BFLOAT16, *SHARDED]
 
 
 class Served:
-    """A server with the models of its versions, in float32. `new_model(seed)`: another one of the same shape."""
+    """A server with the models of its versions, in float32. `new_model(seed)`: another one of the same shape. folder:
+    of the model that it was started with."""
 
     def __init__(
-        self, name: str, engine: ServerEngine, new_model: Callable[[int], PreTrainedModel], dtype: torch.dtype
+        self,
+        name: str,
+        engine: ServerEngine,
+        new_model: Callable[[int], PreTrainedModel],
+        dtype: torch.dtype,
+        folder: Path,
     ) -> None:
         self.name = name
+        self.folder = folder
         self.engine = engine
         self.models = {UNPUBLISHED: new_model(0)}
         self.new_model = new_model
@@ -205,7 +212,7 @@ def served(
     place = ServerPlace(ROOT, f"streamrl-test-{kind.name}")
     engine = build_server_engine(config, folder / "model-0", context, place, UNPUBLISHED)
     try:
-        yield Served(kind.name, engine, new_model, DTYPES[kind.dtype])
+        yield Served(kind.name, engine, new_model, DTYPES[kind.dtype], folder / "model-0")
     finally:
         engine.close()
 

@@ -36,6 +36,8 @@ UNLABELLED = "default"
 STARTED_WITH = Version(-1, -1)
 """Our version of those weights: older than every published one."""
 
+_NEVER = -3e38
+"""Below it lies what it tells of a token that cannot be: the least number of float32."""
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Row = tuple[float | None, _TokenId, str | None]
 _T = TypeVar("_T")
@@ -179,7 +181,7 @@ class ChunkReader:
             raise DataError(f"the likeliest tokens of {len(rows)} places came for {count} tokens")
         ids, logprobs = np.full((count, self._top), -1, np.int32), np.full((count, self._top), -np.inf, np.float32)
         for place, row in enumerate(rows):
-            told = [(logprob, token_id) for logprob, token_id, _ in row or () if logprob is not None][: self._top]
+            told = [(one, token_id) for one, token_id, _ in row or () if one is not None and one > _NEVER][: self._top]
             ids[place, : len(told)] = [token_id for _, token_id in told]
             logprobs[place, : len(told)] = [logprob for logprob, _ in told]
         return TopLogprobs(ids, logprobs)

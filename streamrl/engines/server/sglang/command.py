@@ -23,8 +23,12 @@ _CPU = (
     # Otherwise a scheduler with nothing to do checks its books in a loop, on a core that the learner could have.
     "--sleep-on-idle",
 )
-_CPU_ENV = {"SGLANG_TORCH_CPU": "1"}
-"""Lets the platform of `deploy/sglang_cpu` take over, where it is installed: SGLang's own one for CPUs needs AMX."""
+_CPU_ENV = {
+    # Lets the platform of `deploy/sglang_cpu` take over, where it is installed: SGLang's own one for CPUs needs AMX.
+    "SGLANG_TORCH_CPU": "1",
+    # The first grammar would have a C++ compiler started, and end the server where there is none.
+    "TORCH_COMPILE_DISABLE": "1",
+}
 
 
 def sglang_command(
@@ -57,8 +61,8 @@ def sglang_command(
         # It keeps some of both to itself, and shortens a completion that would need them without a word.
         *("--context-length", str(context_length + _KEPT), "--max-total-tokens", str(kv_tokens + _KEPT)),
         *("--max-running-requests", str(slots)),
-        # Ids in, ids out.
-        "--skip-tokenizer-init",
+        # Ids in, ids out. What follows a grammar has a tokenizer of its own (the launcher).
+        *("--skip-tokenizer-init", "--grammar-backend", "llguidance"),
         *("--incremental-streaming-output", "--stream-interval", str(STREAM_INTERVAL)),
         # Otherwise a token is held back while the next step runs, and counted to the version that comes between.
         "--disable-overlap-schedule",

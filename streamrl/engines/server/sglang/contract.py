@@ -33,7 +33,16 @@ from streamrl.engines.server.sglang.answers import (
     was_tried,
 )
 from streamrl.errors import ComponentError, DataError, ProcessDiedError
-from streamrl.types import GenerationRequest, SamplingParams, ServerLoad, UpdateMode, Version
+from streamrl.models.grammars import with_blanks
+from streamrl.types import (
+    GenerationRequest,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+    ServerLoad,
+    UpdateMode,
+    Version,
+)
 
 _PAUSES = {
     # Requests stay where they are with their KV; the cache cannot be flushed under them, and an update that tries to
@@ -173,8 +182,20 @@ def _body(request: GenerationRequest, rid: str, label: str) -> dict[str, object]
             "stop_token_ids": list(request.stop_token_ids),
             "ignore_eos": not request.stop_token_ids,
             "sampling_seed": request.seed,
+            **({} if request.grammar is None else _constraint(request.grammar)),
         },
     }
+
+
+def _constraint(grammar: Grammar) -> dict[str, str]:
+    """The grammar as SGLang names it. Its `ebnf` is Lark, too, for the library that it is started with."""
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return {"json_schema": with_blanks(grammar.text)}
+        case GrammarKind.REGEX:
+            return {"regex": grammar.text}
+        case GrammarKind.LARK:
+            return {"ebnf": grammar.text}
 
 
 def _still_to_come(request: GenerationRequest) -> int:

@@ -32,12 +32,14 @@ def vllm_command(
     seed: int = 0,
     tensor_parallel: int = 1,
     quantization: str | None = None,
+    tokenizer: bool = False,
     further: Sequence[str] = (),
 ) -> ServerCommand:
     """The server for `model_folder` behind the Unix socket `socket`, run by `python`.
 
-    slots: requests at once. context_length: tokens of prompt and completion together. kv_bytes: of its KV cache.
-    further: arguments that come last, and so win.
+    The socket's folder must be private, and goes with the server: its other sockets lie there, too. slots: requests at
+    once. context_length: tokens of prompt and completion together. kv_bytes: of its KV cache. tokenizer: the folder has
+    one, so that it follows grammars. further: arguments that come last, and so win.
     """
     argv = [
         *(str(python), str(INSIDE / "streamrl_vllm_launcher.py"), "serve", str(model_folder)),
@@ -46,11 +48,14 @@ def vllm_command(
         *("--tensor-parallel-size", str(tensor_parallel)),
         *(() if quantization is None else ("--quantization", quantization)),
         *_FIXED,
+        *(_GRAMMARS if tokenizer else ("--skip-tokenizer-init",)),
         *("--kv-cache-memory-bytes", str(kv_bytes)),
         *(_cpu(context_length) if device == "cpu" else ()),
         *further,
     ]
-    env = {**_ENV, "OMP_NUM_THREADS": str(threads), **(_CPU_ENV if device == "cpu" else {})}
+    # Its processes meet over sockets that a killed one leaves, in /tmp unless it is told of another folder.
+    meeting = {"VLLM_RPC_BASE_PATH": str(socket.parent)}
+    env = {**_ENV, **meeting, "OMP_NUM_THREADS": str(threads), **(_CPU_ENV if device == "cpu" else {})}
     return ServerCommand(argv, env)
 
 
@@ -75,11 +80,14 @@ _FIXED = (
     "streamrl_vllm_extension.WeightFiles",
     "--stream-interval",
     str(STREAM_INTERVAL),
-    "--skip-tokenizer-init",  # there is no text here
     "--generation-config",
     "vllm",  # a model folder's own sampling defaults would apply unseen
     "--disable-uvicorn-access-log",
 )
+
+_GRAMMARS = ("--structured-outputs-config", '{"backend": "guidance"}')
+"""The library that the torch engine follows grammars with, so that one grammar is the same one to both. The
+tokenizer is for nothing else: no request asks for text."""
 
 _ENV = {
     "PYTHONPATH": str(INSIDE),

@@ -21,7 +21,8 @@ from streamrl.engines.server.http import Answer, Http
 from streamrl.engines.server.sendings import Sendings, Sent
 from streamrl.engines.server.vllm import answers as vllm_answers
 from streamrl.errors import ComponentError, ProcessDiedError
-from streamrl.types import GenerationRequest, ServerLoad, UpdateMode, Version
+from streamrl.models.grammars import with_blanks
+from streamrl.types import GenerationRequest, Grammar, GrammarKind, ServerLoad, UpdateMode, Version
 
 _GENERATE = "/inference/v1/generate"
 _PREFIX = "generate-tokens-"
@@ -141,6 +142,7 @@ class VllmContract:
                 "stop_token_ids": list(request.stop_token_ids),
                 "ignore_eos": True,  # only the request says what ends it
                 "detokenize": False,
+                **({} if request.grammar is None else {"structured_outputs": _structured_outputs(request.grammar)}),
             },
         }
 
@@ -153,6 +155,17 @@ class VllmContract:
             "cache_salt": f"{self._secret} {self._label}",
             "sampling_params": asked,
         }
+
+
+def _structured_outputs(grammar: Grammar) -> dict[str, str]:
+    """The grammar as vLLM names it. Its `grammar` is Lark for the library that it is started with."""
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return {"json": with_blanks(grammar.text)}
+        case GrammarKind.REGEX:
+            return {"regex": grammar.text}
+        case GrammarKind.LARK:
+            return {"grammar": grammar.text}
 
 
 def _checked(answer: Answer) -> Answer:

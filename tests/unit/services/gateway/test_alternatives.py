@@ -245,6 +245,21 @@ async def test_a_chat_tells_others_whole_and_in_a_stream(tmp_path: Path) -> None
     assert [one.model_dump() for one in answer.choices[0].logprobs.content] == content
 
 
+async def test_a_response_tells_others_as_a_chat_does_whole_and_in_events(tmp_path: Path) -> None:
+    body = {"model": "run", "input": "1", "max_output_tokens": 3, "top_logprobs": 3}
+    chat = {"model": "run", "messages": [{"role": "user", "content": "1"}], "logprobs": True, "top_logprobs": 3}
+    async with telling_gateway(tmp_path) as (gateway, _):
+        _, expected = await gateway.ask("/v1/chat/completions", {**chat, "max_tokens": 3})
+        _, whole = await gateway.ask("/v1/responses", body)
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=gateway.token(), max_retries=0) as client:
+            made = await client.responses.create(**body, include=["message.output_text.logprobs"], stream=True)
+            last = [event async for event in made][-1].response
+    content = expected["choices"][0]["logprobs"]["content"]
+    assert whole["top_logprobs"] == 3
+    assert whole["output"][0]["content"][0]["logprobs"] == content
+    assert [one.model_dump() for one in last.output[0].content[0].logprobs] == content
+
+
 async def test_ids_are_told_by_the_route_of_ids(tmp_path: Path) -> None:
     async with telling_gateway(tmp_path) as (gateway, _):
         body = {"token_ids": PROMPT, "sampling_params": {"logprobs": 2, "max_tokens": 2}}

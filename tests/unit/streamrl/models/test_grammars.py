@@ -92,6 +92,7 @@ def test_a_token_that_is_not_of_the_grammar_is_refused(letters: TextTokenizer) -
         (Grammar(GrammarKind.JSON_SCHEMA, '{"type": "nothing"}'), "nothing"),
         (Grammar(GrammarKind.JSON_SCHEMA, "{"), "truncated"),
         (Grammar(GrammarKind.JSON_SCHEMA, "[]"), "an object or boolean"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"items":' * 3000 + "{}" + "}" * 3000), "too deep"),
         (regex("1" * (MOST_CHARACTERS + 1)), f"at most {MOST_CHARACTERS}"),
     ],
 )

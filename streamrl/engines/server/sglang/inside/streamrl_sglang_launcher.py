@@ -2,14 +2,17 @@
 
 SGLang listens on a port only, where every user of the machine reaches routes that load weights, one of them through
 pickle; and what its processes tell each other of their load stays in /dev/shm when they are killed. Neither has an
-option. This file runs in the server's environment and imports nothing of streamrl.
+option. Nor has it one to follow grammars while it sends token ids straight to who asked for them. This file runs in
+the server's environment and imports nothing of streamrl.
 """
 
 import os
 import sys
 import tempfile
+from typing import Any
 
 import uvicorn
+from sglang.srt.constrained import grammar_manager
 from sglang.srt.managers import load_snapshot
 
 SOCKET = "SGLANG_UNIX_SOCKET"
@@ -31,6 +34,27 @@ class FrozenServer(uvicorn.Server):
 
         await super().startup(*args, **options)  # type: ignore[arg-type]
         await http_server._global_state.tokenizer_manager.freeze_gc()
+
+
+class GrammarManager(grammar_manager.GrammarManager):
+    """Reads the model's tokenizer with the first grammar. SGLang reads none where tokens are all that is sent, and then
+    follows no grammar."""
+
+    def process_req_with_grammar(self, req: Any) -> bool:
+        asked = req.sampling_params
+        if self.grammar_backend is None and any((asked.json_schema, asked.regex, asked.ebnf)):
+            self.grammar_backend = self._made()
+        return super().process_req_with_grammar(req)
+
+    def _made(self) -> Any:
+        from sglang.srt.runtime_context import get_serving
+        from transformers import AutoTokenizer
+
+        model = self.scheduler.model_config
+        tokenizer = AutoTokenizer.from_pretrained(get_serving().tokenizer_path)
+        return grammar_manager.create_grammar_backend(
+            self.server_args, tokenizer, model.vocab_size, model.hf_eos_token_id
+        )
 
 
 def shm_path_for(_: str) -> str:
@@ -61,6 +85,7 @@ def main() -> None:
 
 # Its processes start by importing this file again, under another name: they need it as well.
 load_snapshot.shm_path_for = shm_path_for
+grammar_manager.GrammarManager = GrammarManager  # type: ignore[misc]
 
 if __name__ == "__main__":
     main()

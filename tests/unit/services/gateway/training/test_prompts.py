@@ -94,8 +94,8 @@ async def test_a_line_that_is_no_prompt_is_answered_and_the_others_go_on(tmp_pat
         (7, "k", "payload_too_long"),
         (8, "k", "invalid_value"),
         (9, None, "invalid_json"),
-        (10, None, "invalid_json"),
-        (11, None, "invalid_json"),
+        (10, None, "nested_too_deep"),
+        (11, None, "nested_too_deep"),
         (12, "k", "invalid_value"),
     ]
     assert [one["key"] for one in said if one["type"] == "finished"] == ["good"]

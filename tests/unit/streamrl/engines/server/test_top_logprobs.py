@@ -153,7 +153,12 @@ def test_an_answer_of_vllm_that_does_not_score_each_token_of_the_prompt_is_refus
 def test_what_cannot_be_drawn_is_no_likely_token_for_either() -> None:
     row = b'{"11": {"logprob": -1}, "5": {"logprob": -9999.0}}'
     scores = read_prompt(b'{"prompt_logprobs": [null, ' + row + b"]}", PROMPT[:2], 3)
-    assert listed(scores.top_logprobs) == [[(11, -1.0), (-1, -np.inf), (-1, -np.inf)]]
+    told = [[(11, -1.0), (-1, -np.inf), (-1, -np.inf)]]
+    assert listed(scores.top_logprobs) == told
+    likely = [[[-1.0, 11, None], [-3.4028234663852886e38, 5, None], [None, 6, None]]]
+    meta = {"completion_tokens": 1, "output_token_logprobs": [[-1.0, 11, None]], "output_top_logprobs": likely}
+    piece = ChunkReader(5, 3).read(msgspec.json.encode({"output_ids": [11], "meta_info": meta}))
+    assert listed(piece.top_logprobs) == told
 
 
 @pytest.mark.parametrize("rows", [[], [[-0.5, 99, None]] * 4, [[None, 10, None], [-0.5, 11, None]]])

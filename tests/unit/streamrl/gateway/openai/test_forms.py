@@ -6,6 +6,7 @@ import pytest
 from support.engines.bytewise import BYTEWISE
 from support.engines.calling_model import TEMPLATE, TOOL
 
+from streamrl.conversations.formats import deepseek
 from streamrl.conversations.memory import Memory, message_key
 from streamrl.conversations.tool_calls import ParsedMessage, ToolCall
 from streamrl.gateway.openai.bodies import ChatRequest
@@ -68,12 +69,16 @@ def test_an_answer_begins_within_thoughts_where_its_prompt_began_them(
     assert asked.thought_form == (parser if thinks is not None else "think")
 
 
-@pytest.mark.parametrize("parsers", [{"tool_call_parser": "mistral"}, {"tool_call_parser": "none"}, {}])
-def test_calls_are_written_by_a_grammar_in_hermes_form_alone(parsers: dict[str, str]) -> None:
+def test_calls_are_written_by_a_grammar_in_the_form_in_which_they_are_read() -> None:
     body = chat(tools=[TOOL], tool_choice="required")
-    with pytest.raises(Refusal, match=r"tool_choice is 'required'.*send `auto`, or set gateway\.tool_call_parser"):
-        reader(TEMPLATE if parsers else CODER, **parsers).chat(body, 0)
-    assert reader().chat(body, 0).grammar is not None
+    begins = {"mistral": "[TOOL_CALLS]", "hermes": "<tool_call>", "deepseek_v31": deepseek.SECTION}
+    for parser, begin in begins.items():
+        found = reader(tool_call_parser=parser).chat(body, 0).grammar
+        assert found is not None
+        assert begin in found.text
+    for template, parsers in ((TEMPLATE, {"tool_call_parser": "none"}), ("{{ tools }}", {})):
+        with pytest.raises(Refusal, match=r"tool_choice is 'required'.*send `auto`, or set gateway\.tool_call_parser"):
+            reader(template, **parsers).chat(body, 0)
 
 
 @pytest.mark.parametrize("parser", ["mistral", "openai_gptoss"])

@@ -156,7 +156,7 @@ def test_what_cannot_be_followed_is_refused_by_name(
 @pytest.mark.parametrize("thinks", [None, True, False])
 def test_a_call_that_must_be_made_is_one_of_the_tools(thinks: bool | None) -> None:
     begin = {None: "", True: "add them</think>\n", False: "<think>add them</think>\n"}[thinks]
-    grammar = calls_grammar(chat(tools=TOOLS, tool_choice="required"), True, thinks)
+    grammar = calls_grammar(chat(tools=TOOLS, tool_choice="required"), "hermes", thinks)
     for text in (CALL, NOW, f"{CALL}\n{NOW}"):
         assert is_text_of(grammar, begin + text)
     assert not is_text_of(grammar, begin + "3")
@@ -168,7 +168,7 @@ def test_a_call_that_must_be_made_is_one_of_the_tools(thinks: bool | None) -> No
 def test_a_call_has_arguments_of_other_names_only_where_its_schema_says_so(open_to_more: bool | None) -> None:
     schema = {**ADD, **({} if open_to_more is None else {"additionalProperties": open_to_more})}
     tools = [{"type": "function", "function": {"name": "add", "parameters": schema}}]
-    grammar = calls_grammar(chat(tools=tools, tool_choice="required"), True, None)
+    grammar = calls_grammar(chat(tools=tools, tool_choice="required"), "hermes", None)
     assert is_text_of(grammar, CALL)
     assert is_text_of(grammar, CALL.replace("3", '3, "b": 4')) is bool(open_to_more)
 
@@ -177,41 +177,46 @@ def test_a_call_has_arguments_of_other_names_only_where_its_schema_says_so(open_
     "choice", [{"type": "function", "function": {"name": "now"}}, {"type": "function", "name": "now"}, {"name": "now"}]
 )
 def test_a_tool_that_is_named_is_called_once(choice: dict[str, Any]) -> None:
-    grammar = calls_grammar(chat(tools=TOOLS, tool_choice=choice), True, None)
+    grammar = calls_grammar(chat(tools=TOOLS, tool_choice=choice), "hermes", None)
     assert is_text_of(grammar, NOW)
     assert not is_text_of(grammar, CALL)
     assert not is_text_of(grammar, f"{NOW}\n{NOW}")
 
 
 def test_one_call_is_made_where_they_are_not_parallel() -> None:
-    grammar = calls_grammar(chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False), True, None)
+    grammar = calls_grammar(chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False), "hermes", None)
     assert is_text_of(grammar, CALL)
     assert not is_text_of(grammar, f"{CALL}\n{NOW}")
 
 
 @pytest.mark.parametrize("choice", [None, "auto", "none"])
 def test_a_call_that_may_be_made_is_no_grammar(choice: str | None) -> None:
-    assert calls_grammar(chat(tools=TOOLS, tool_choice=choice), True, None) is None
+    assert calls_grammar(chat(tools=TOOLS, tool_choice=choice), "hermes", None) is None
 
 
 @pytest.mark.parametrize(
-    ("body", "readable", "code", "told"),
+    ("body", "form", "code", "told"),
     [
-        ({"tool_choice": "required"}, True, "invalid_value", "there are no tools"),
+        ({"tool_choice": "required"}, "hermes", "invalid_value", "there are no tools"),
         (
             {"tools": TOOLS, "tool_choice": {"name": "sub"}},
-            True,
+            "hermes",
             "invalid_value",
             "'sub', which is none",
         ),
-        ({"tools": TOOLS, "tool_choice": "always"}, True, "unsupported_parameter", "`required`, or a function"),
-        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, True, "unsupported_parameter", "or a function"),
-        ({"tools": TOOLS, "tool_choice": "required"}, False, "unsupported_parameter", "not read as JSON objects"),
+        ({"tools": TOOLS, "tool_choice": "always"}, "hermes", "unsupported_parameter", "`required`, or a function"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}},
+            "hermes",
+            "unsupported_parameter",
+            "or a function",
+        ),
+        ({"tools": TOOLS, "tool_choice": "required"}, "", "unsupported_parameter", "are not read"),
     ],
 )
-def test_a_call_that_cannot_be_made_is_refused(body: dict[str, Any], readable: bool, code: str, told: str) -> None:
+def test_a_call_that_cannot_be_made_is_refused(body: dict[str, Any], form: str, code: str, told: str) -> None:
     with pytest.raises(Refusal) as refusal:
-        calls_grammar(chat(**body), readable, None)
+        calls_grammar(chat(**body), form, None)
     assert (refusal.value.code, refusal.value.param) == (code, "tool_choice")
     assert told in str(refusal.value)
 

@@ -81,7 +81,7 @@ BAD_BODIES: dict[str, tuple[bytes, str]] = {
     "half a character of UTF-8": (b'{"model": "run", "prompt": "\xff"}', "invalid_body"),
     "a list": (b"[]", "invalid_value"),
     "a number that is none": (b'{"model": "run", "prompt": "1", "temperature": NaN}', "invalid_value"),
-    "nested without end": (b'{"model": "run", "prompt": ' + b"[" * 10**5, "invalid_body"),
+    "nested without end": (b'{"model": "run", "prompt": ' + b"[" * 10**5, "nested_too_deep"),
 }
 
 

@@ -16,6 +16,7 @@ from streamrl.gateway.responses.items import ResponsesRequest
 from streamrl.gateway.responses.past import OVERHEAD, PastResponses
 
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": False}
+LOGPROBS = "message.output_text.logprobs"
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "add", "arguments": '{"a":1}'}
 
 
@@ -93,12 +94,6 @@ def test_what_cannot_be_kept_is_refused_by_name(name: str) -> None:
     assert refusal.value.param == name
 
 
-def test_log_probs_of_an_item_are_refused_by_name() -> None:
-    with pytest.raises(Refusal, match="streamrl") as refusal:
-        chat_of(include=["message.output_text.logprobs"])
-    assert (refusal.value.code, refusal.value.param) == ("unsupported_parameter", "include")
-
-
 def test_the_responses_that_were_used_last_are_kept_within_their_bytes() -> None:
     message = [{"role": "user", "content": "x" * 100}]
     size = OVERHEAD * len(json.dumps(message, separators=(",", ":")))
@@ -113,6 +108,22 @@ def test_the_responses_that_were_used_last_are_kept_within_their_bytes() -> None
     past.keep("d", [{"role": "user", "content": "x" * 1000}])
     assert past.num_bytes == 0
     assert past.messages(None) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "asked"),
+    [
+        ({}, (None, None)),
+        ({"top_logprobs": 0}, (None, 0)),
+        ({"include": ["reasoning.encrypted_content"]}, (None, None)),
+        ({"include": [LOGPROBS]}, (True, None)),
+        ({"include": [LOGPROBS], "top_logprobs": 3}, (True, 3)),
+        ({"top_logprobs": 3}, (True, 3)),
+    ],
+)
+def test_log_probs_are_asked_of_the_chat(body: dict[str, Any], asked: tuple[bool | None, int | None]) -> None:
+    chat = chat_of(**body)
+    assert (chat.get("logprobs"), chat.get("top_logprobs")) == asked
 
 
 @asynccontextmanager
@@ -130,6 +141,36 @@ async def test_an_answer_is_an_object_of_the_client(tmp_path: Path) -> None:
     assert answer.streamrl["prompt_token_ids"] == chat["streamrl"]["prompt_token_ids"]
     assert answer.usage.output_tokens == len(answer.streamrl["token_ids"]) == len(answer.streamrl["logprobs"])
     assert (answer.incomplete_details is not None) == (answer.status == "incomplete")
+
+
+async def test_log_probs_of_a_text_are_those_of_its_tokens_whole_and_in_events(tmp_path: Path) -> None:
+    async with local_gateway(tmp_path) as gateway, client_of(gateway) as client:
+        asked = {"model": "run", "input": "1", "max_output_tokens": 20, "include": [LOGPROBS]}
+        whole = await client.responses.create(**asked)
+        events = [event async for event in await client.responses.create(**asked, stream=True)]
+    streamed, by_kind = events[-1].response, {event.type: event for event in events}
+    for response in (whole, streamed):
+        (part,) = response.output[0].content
+        assert [one.logprob for one in part.logprobs] == response.streamrl["logprobs"]
+        assert "".join(one.token for one in part.logprobs) == part.text == response.output_text
+        assert [bytes(one.bytes).decode() for one in part.logprobs] == [one.token for one in part.logprobs]
+    scores = [(one.token, one.logprob) for one in streamed.output[0].content[0].logprobs]
+    done = by_kind["response.output_text.done"].logprobs
+    assert [(one.token, one.logprob) for one in done] == scores
+    told = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
+    # The end token comes behind the last text.
+    assert [(one.token, one.logprob) for one in told] == scores[: len(told)]
+    assert {token for token, _ in scores[len(told) :]} <= {""}
+
+
+@pytest.mark.parametrize("more", [{"include": [LOGPROBS]}, {"top_logprobs": 0, "include": [LOGPROBS]}])
+async def test_log_probs_of_a_text_beside_which_calls_are_read_are_refused_by_name(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    async with gateway_of(tmp_path, **CALLS) as gateway:
+        status, answer = await gateway.ask("/v1/responses", {"model": "run", "input": "1", "tools": [TOOL], **more})
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "unsupported_parameter", "include")
+    assert "tool calls" in answer["error"]["message"]
 
 
 async def test_a_stream_ends_with_the_response_that_its_events_put_together(tmp_path: Path) -> None:

@@ -55,6 +55,10 @@ def test_what_the_contract_relies_on_is_switched_on(flag: str) -> None:
     assert flag in command().argv
 
 
+def test_it_follows_grammars_by_the_library_of_the_torch_engine() -> None:
+    assert value_of(list(command().argv), "--grammar-backend") == "llguidance"
+
+
 def test_a_completion_may_fill_the_whole_context_although_the_server_keeps_some_of_it() -> None:
     argv = list(command().argv)
     # Release 0.5.23 ends a completion two tokens before the end of either.

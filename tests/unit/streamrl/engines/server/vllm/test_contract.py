@@ -12,7 +12,6 @@ from support.engines.fake_vllm import METRICS, FakeVllm
 from streamrl.engines.server.http import Http
 from streamrl.engines.server.process.private_folder import make_private_folder, remove_private_folder
 from streamrl.engines.server.vllm import answers as vllm_answers
-from streamrl.engines.server.vllm.command import vllm_command
 from streamrl.engines.server.vllm.contract import VllmContract
 from streamrl.errors import ComponentError, ConfigError, ProcessDiedError
 from streamrl.types import GenerationRequest, SamplingParams, ServerLoad, Version
@@ -115,33 +114,6 @@ def test_a_broken_connection_names_the_route() -> None:
 
     with pytest.raises(ProcessDiedError, match=r"^GET /version: the connection broke \(ClientConnectorError"):
         asyncio.run(ask())
-
-
-def test_the_command_line_has_the_users_words_last_and_no_open_port() -> None:
-    command = vllm_command(
-        Path("/venv/bin/python"),
-        Path("/model"),
-        Path("/private/socket"),
-        dtype="bfloat16",
-        device="cuda",
-        slots=64,
-        context_length=512,
-        kv_bytes=2**30,
-        threads=4,
-        tensor_parallel=2,
-        quantization="fp8",
-        further=("--max-num-seqs", "8"),
-    )
-    line = " ".join(command.argv)
-    assert line.startswith("/venv/bin/python ")
-    assert "serve /model --uds /private/socket --dtype bfloat16" in line
-    assert "--tensor-parallel-size 2 --quantization fp8" in line
-    assert "--kv-cache-memory-bytes 1073741824" in line
-    assert line.endswith("--max-num-seqs 8")
-    assert "--enforce-eager" not in line
-    assert "--no-enable-chunked-prefill" not in line
-    assert not {"--host", "--port"} & set(command.argv)
-    assert command.env["OMP_NUM_THREADS"] == "4"
 
 
 def test_a_connection_that_the_server_keeps_is_not_used_again() -> None:
