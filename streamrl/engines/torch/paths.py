@@ -67,12 +67,15 @@ def path_for(
 
 
 class FamilyPath:
-    """Llama, Qwen2, Qwen3: fused weights, by torch's operators, compiled kernels or captured graphs."""
+    """Llama, Qwen2, Qwen3, and on a CPU Qwen3-MoE and Mixtral: fused weights, by torch's operators, compiled kernels or
+    captured graphs."""
 
     def __init__(self, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, compiled: bool) -> None:
         self._config, self._dtype, self._device = config, dtype, device
         self._compiled = compiled and (device.type != "cpu" or compiles_kernels())
         self._shape = describe(config)
+        if self._shape.num_experts and device.type != "cpu":
+            raise ConfigError("experts run by fused weights on a CPU only; elsewhere transformers groups their rows")
         self.vocab_size, self.context = self._shape.vocab_size, self._shape.context
         self.shapes = product_shapes(self._shape)
         self.runs_graphs = self._compiled and device.type == "cuda" and find_spec("triton") is not None

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from transformers import PretrainedConfig
 
 from streamrl.engines.torch.eager.attention import attend, causal_attention
+from streamrl.engines.torch.eager.experts import choose_experts, run_experts
 from streamrl.engines.torch.eager.kv import KvCache
 from streamrl.engines.torch.eager.passes import Keys, LibraryPass, Pass, PassMaker
 from streamrl.engines.torch.eager.plan import Plan
@@ -176,10 +177,23 @@ class Decoder:
         return F.pad(rows_NE, (0, 0, 0, missing)) if missing else rows_NE
 
     def _mix(self, x_TE: torch.Tensor, attended_TE: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-        """Output projection and gated MLP, each added to the residual."""
+        """Output projection and gated MLP, or experts, each added to the residual."""
         x_TE = self._products.add_linear(x_TE, attended_TE, layer.output, layer.output_bias)
-        both = self._products.linear(self._norm(x_TE, layer.post_norm), layer.gate_up, layer.gate_up_bias)
+        normed_TE = self._norm(x_TE, layer.post_norm)
+        if layer.router is not None:
+            return x_TE + self._run_experts(normed_TE, layer, layer.router)
+        both = self._products.linear(normed_TE, layer.gate_up, layer.gate_up_bias)
         return self._products.add_linear(x_TE, self._gate(both), layer.down, layer.down_bias)
+
+    def _run_experts(self, x_TE: torch.Tensor, layer: LayerWeights, router_EX: torch.Tensor) -> torch.Tensor:
+        shape, products = self._shape, self._products
+        routes = choose_experts(products.linear(x_TE, router_EX, None), shape.experts_per_token, shape.renormalised)
+
+        def run(expert: int, rows_RE: torch.Tensor) -> torch.Tensor:
+            inner = self._gate(products.linear(rows_RE, layer.gate_up[expert], None))
+            return products.linear(inner, layer.down[expert], None)
+
+        return run_experts(x_TE, routes, run, num_experts=shape.num_experts, min_rows=products.min_rows)
 
     def _gate(self, both: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up, [T, I], of their joint projection [T, 2 I]."""
