@@ -10,7 +10,7 @@ from streamrl.config.estimates import megatron
 from streamrl.config.estimates import sizes as limits
 from streamrl.config.estimates.model_facts import ModelFacts
 from streamrl.config.estimates.sizes import human_bytes
-from streamrl.config.known import LINEAR_LAYERS, MIXING_TYPES, MODEL_TYPES
+from streamrl.config.known import EXPERT_TYPES, LINEAR_LAYERS, MIXING_TYPES, MODEL_TYPES
 from streamrl.config.problems import Problem
 from streamrl.config.schema.run import Config
 from streamrl.config.suggest import nearest_value
@@ -29,7 +29,7 @@ def check_capacity(config: Config, model: ModelFacts | None, prompt_tokens: int)
         problems += [*_family(config, model), *_context(config, model, prompt_tokens), *_heads_fit(config, model)]
         problems += _kv_cache(config, model, prompt_tokens)
         problems += _reward_model(config, model, prompt_tokens)
-        problems += _targets(config, model)
+        problems += [*_targets(config, model), *_experts(config, model)]
         if config.learner.backend == "megatron":
             problems += megatron.model_fits(config, model)
     return problems
@@ -162,6 +162,20 @@ def _targets(config: Config, model: ModelFacts) -> Iterator[Problem]:
                 allowed=", ".join(map(quoted, LINEAR_LAYERS)),
                 suggestion=quoted(near) if near else "",
             )
+
+
+def _experts(config: Config, model: ModelFacts) -> Iterator[Problem]:
+    """A loss that balances experts is of a model that has some, and whose routers are known."""
+    coefficient = config.learner.router_aux_loss_coef
+    if not coefficient or model.model_type in EXPERT_TYPES:
+        return
+    what = (
+        f"the model ({model.model_type}) has no experts"
+        if not model.num_experts
+        else (f"the learner does not know the routers of {model.model_type}")
+    )
+    known = f"0, or a model of type {', '.join(EXPERT_TYPES)}"
+    yield Problem(key="learner.router_aux_loss_coef", what=what, given=str(coefficient), allowed=known)
 
 
 def _heads_fit(config: Config, model: ModelFacts) -> Iterator[Problem]:

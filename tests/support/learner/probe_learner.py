@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from streamrl.buffers.rows.records import Lease
 from streamrl.clock import SystemClock
@@ -78,6 +78,19 @@ def learn(config: Config, folder: Path, frames: int = 1) -> Learned:
             core.save()
         names = sorted(path.name for path in (folder / "checkpoints").iterdir() if path.is_dir())
         return Learned(len(passes), metrics["loss/policy"], core.weight_digest(), names, torch.get_num_threads())
+
+
+def balanced(config: Config, folder: Path) -> Learned:
+    """The same with a model that has experts, which is made for it."""
+    made = folder / "experts"
+    prepare_model_folder(ModelConfig(preset="tiny-qwen3"), 0, made)
+    small = AutoConfig.from_pretrained(made)
+    names = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "eos_token_id")
+    sizes = {name: getattr(small, name) for name in names}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts, max_position_embeddings=64)).save_pretrained(made)
+    return learn(msgspec.structs.replace(config, model=ModelConfig(path=str(made), preset=None)), folder)
 
 
 def megatron_settings(config: Config, folder: Path) -> tuple[Any, ...]:
