@@ -18,6 +18,8 @@ import xxhash
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
+RouteArray = npt.NDArray[np.int16]
+"""Experts by token, layer with experts, and choice of the token; -1 where nobody recorded one."""
 
 
 class TokenOrigin(IntEnum):
@@ -213,6 +215,8 @@ class GenerationResult:
     version_spans: `start` counts sampled tokens; the first span starts at 0; never empty unless n == 0.
     error: text when `finish_reason` is ERROR, else "".
     top_logprobs, prompt: of all n tokens, and of the prompt, where the request asked for them and was begun.
+    routes: int16 [prompt + n, layers, experts of a token], the experts that each token of prompt and completion went to
+    when it was read, of an engine that records them.
     """
 
     request_id: str
@@ -223,6 +227,7 @@ class GenerationResult:
     error: str = ""
     top_logprobs: TopLogprobs | None = None
     prompt: PromptLogprobs | None = None
+    routes: RouteArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +350,7 @@ class RolloutRows:
     group: int64 [N], the group's number (data order). sample_index: int64 [N].
     rewards: float64 [N]; NaN where the score failed (`valid` is False there).
     valid: bool [N]. replica: str per row.
+    routes: int16 [T, layers, experts of a token], where an engine recorded them; None where none did.
     """
 
     offsets: LongArray
@@ -357,6 +363,7 @@ class RolloutRows:
     rewards: npt.NDArray[np.float64]
     valid: npt.NDArray[np.bool_]
     replica: list[str] = field(default_factory=list)
+    routes: RouteArray | None = None
 
     @property
     def num_rows(self) -> int:

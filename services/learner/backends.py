@@ -88,6 +88,7 @@ class FsdpRanks:
             idle_steps=learner.critic.warmup_steps,
             watch=watch,
             router_aux_loss_coef=learner.router_aux_loss_coef,
+            router_replay=learner.router_replay,
         )
 
 

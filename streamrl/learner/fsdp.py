@@ -70,11 +70,13 @@ class FsdpBackend:
         idle_steps: int = 0,
         average: AveragedPolicy | None = None,
         router_aux_loss_coef: float = 0.0,
+        router_replay: bool = False,
     ) -> None:
         """objective: what a pack's loss is. total_steps: where the rate's decay ends. temperature: of
         `logprobs`. uses_start: whether the objective looks at the policy before the first update of a step.
         idle_steps: the first steps that make no update; the rate's course begins behind them. average: follows the
         policy, and is part of the state. router_aux_loss_coef: of the loss that balances experts (`router_balance`).
+        router_replay: tokens go to the experts that packs say.
 
         Several backends may follow one another on one policy (warm-up, then RL); each has its own optimizer.
         """
@@ -89,6 +91,8 @@ class FsdpBackend:
         self._idle_steps = idle_steps
         self._average = average
         self._router_coef = router_aux_loss_coef
+        if router_replay:
+            policy.module.replays_routes = True
         self._optimizer = make_optimizer(policy.shards.values(), optimizer)
         self._steps_done = 0
         self._updates_done = 0
@@ -178,7 +182,8 @@ class FsdpBackend:
         routers = getattr(self.policy.module, "routers", None)
         if routers is None or self.group.sequence_size > 1:
             return None
-        balance = RouterBalance(routers, self._router_coef, self.group.sum)
+        replays = self.policy.module.replays_routes
+        balance = RouterBalance(routers, self._router_coef, self.group.sum, replays=replays)
         packs = (pack.to(self.group.device) for share in mini_batch.shares for pack in self.padded(share))
         balance.count(packs, lambda pack: self.policy.module(pack, self._temperature))
         return balance
@@ -323,6 +328,7 @@ def on_policy(
     average: AveragedPolicy | None = None,
     watch: TokenWatch | None = None,
     router_aux_loss_coef: float = 0.0,
+    router_replay: bool = False,
 ) -> FsdpBackend:
     """The RL learner on a policy that is sharded already, as a warm-up leaves it. reference: as `policy_loss` has it.
     idle_steps: as `FsdpBackend`'s. average: the reference, if it follows the policy. watch: as `policy_loss` has it."""
@@ -338,4 +344,5 @@ def on_policy(
         idle_steps=idle_steps,
         average=average,
         router_aux_loss_coef=router_aux_loss_coef,
+        router_replay=router_replay,
     )

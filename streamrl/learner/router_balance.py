@@ -30,11 +30,15 @@ class RouterBalance:
         metrics = balance.metrics()                              # collective
     """
 
-    def __init__(self, routers: Routers, coefficient: float, sum_over_ranks: SumOverRanks) -> None:
+    def __init__(
+        self, routers: Routers, coefficient: float, sum_over_ranks: SumOverRanks, *, replays: bool = False
+    ) -> None:
         self._routers, self._coefficient, self._sum = routers, coefficient, sum_over_ranks
         self._share_X: torch.Tensor | None = None
         self._choices = 0.0
         self._counts_LX = self._probs_LX = self._entropy = torch.zeros((), dtype=torch.float64)
+        self._replayed = torch.zeros((), dtype=torch.float64)
+        self._replays = replays
 
     @torch.no_grad()
     def count(self, packs: Iterable[PackedBatch], forward: Callable[[PackedBatch], object]) -> None:
@@ -57,6 +61,9 @@ class RouterBalance:
             self._counts_LX = self._counts_LX + self._counted(pack)
             self._probs_LX = self._probs_LX + probs_LX.double()
             self._entropy = self._entropy + self._entropy_of(pack)
+            if self._routers.routes is not None:
+                known = (self._routers.routes[pack.predictors] >= 0).all(-1)
+                self._replayed = self._replayed + known.sum().double()
         if self._share_X is None:
             return 0.0
         share_X = self._share_X.to(probs_LX.dtype)
@@ -65,13 +72,16 @@ class RouterBalance:
     def metrics(self) -> dict[str, float]:
         """Collective. `router/load_max_over_mean`: choices of the busiest expert of a layer over their mean, of the
         layer where that is most. `router/entropy`: of a router's distribution, in nats, the mean over tokens and
-        layers. `loss/router_aux`: the loss without its coefficient. No token is ever dropped."""
+        layers. `loss/router_aux`: the loss without its coefficient. `router/replayed_share`, where routes are replayed:
+        how many of the choices, by token and layer, were those of the engine. No token is ever dropped."""
         counts_LX, probs_LX = self._sum(self._counts_LX), self._sum(self._probs_LX)
         entropy = float(self._sum(self._entropy))
         choices = max(float(counts_LX.sum()) / self._routers.experts_per_token, 1.0)
         aux = self._routers.num_experts * (counts_LX.sum(0) * probs_LX.sum(0)).sum() / choices**2
         busiest = counts_LX.max(-1).values / counts_LX.mean(-1).clamp(min=1.0 / self._routers.num_experts)
+        replayed = {"router/replayed_share": float(self._sum(self._replayed)) / choices} if self._replays else {}
         return {
+            **replayed,
             "router/load_max_over_mean": float(busiest.max()),
             "router/entropy": entropy / choices,
             "loss/router_aux": float(aux),

@@ -231,6 +231,10 @@ class LearnerConfig(Table, frozen=True):
     """What the loss that balances experts counts for, beside the algorithm's: that of the Switch Transformer over the
     tokens that predict a trained one (Qwen3-MoE, Mixtral; pretraining takes 0.001). It takes one forward more a step.
     0 leaves routers to the rewards."""
+    router_replay: bool = False
+    """Whether the engine records which experts each token goes to, and the learner sends it to the same ones, with the
+    weights of its own router (Qwen3-MoE, Mixtral; the torch engine on a CPU). Tokens of which nothing is recorded go
+    where the learner's router sends them."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)

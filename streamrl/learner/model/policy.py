@@ -60,6 +60,8 @@ class PolicyModel(nn.Module):
         self.logits_bytes = logits_bytes
         self.sequence = sequence
         self.routers = routers_of(model)
+        self.replays_routes = False
+        """Whether tokens go to the experts that they went to in the engine, where that is known."""
 
     def forward(
         self, pack: PackedBatch, temperature: float, entropy_gradient: bool = False
@@ -70,7 +72,7 @@ class PolicyModel(nn.Module):
         """
         stretch = None if self.sequence is None else self.sequence.stretch(pack)
         if self.routers is not None:
-            self.routers.begin()
+            self.routers.begin(pack.routes if self.replays_routes else None)
         hidden = hidden_at_predictors(self.model.base_model, pack, stretch)
         targets = pack.targets if stretch is None else stretch.targets
         logprobs, entropy = self._logprobs(hidden, targets, temperature, entropy_gradient)

@@ -18,6 +18,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from streamrl.config.known import EXPERT_TYPES
+from streamrl.errors import DataError
 
 Route = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """A router's own forward: (hidden) to (logits [T, X], weights [T, K], experts int64 [T, K])."""
@@ -48,8 +49,25 @@ class Routers:
         """Of the last forward, by layer."""
         return [self._said[layer] for layer in range(self.num_layers)]
 
+    @property
+    def routes(self) -> torch.Tensor | None:
+        """What the last forward took, as `begin` was told."""
+        return self._routes
+
     def begin(self, routes_TLK: torch.Tensor | None = None) -> None:
-        """Before a forward. routes: int64 [T, L, K], experts that it takes; -1 where the router chooses itself."""
+        """Before a forward. routes: int64 [T, L, K], experts that it takes; -1 where the router chooses itself. Raises
+        DataError for routes of another model."""
+        expected = self.num_layers, self.experts_per_token
+        if routes_TLK is not None and tuple(routes_TLK.shape[1:]) != expected:
+            raise DataError(
+                f"rollouts have routes of {tuple(routes_TLK.shape[1:])} layers and experts of a token, this model has "
+                f"{expected}: they were recorded with another model; set learner.router_replay = false"
+            )
+        if routes_TLK is not None and routes_TLK.numel() and int(routes_TLK.max()) >= self.num_experts:
+            raise DataError(
+                f"rollouts have routes to expert {int(routes_TLK.max())} of {self.num_experts}: they were recorded "
+                "with another model; set learner.router_replay = false"
+            )
         self._routes = routes_TLK
         self._said = {}
 

@@ -17,6 +17,8 @@ from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.config.estimates.megatron import MegatronLayout
 from streamrl.config.schema.run import ModelConfig
+from streamrl.engines.build import build_engine
+from streamrl.engines.server.process.place import ServerPlace
 from streamrl.errors import ConfigError
 from streamrl.learner.checkpoint.digest import weight_digest
 from streamrl.learner.megatron.families import family_of
@@ -28,7 +30,16 @@ from streamrl.services.learner.core import LearnerCore
 from streamrl.services.rollout.completions import CompletionLog
 from streamrl.services.rollout.rows import Finished, Issued
 from streamrl.services.run.folder import RunFolder
-from streamrl.types import FinishReason, FrameRef, GenerationResult, Ticket, Version, VersionSpan
+from streamrl.types import (
+    FinishReason,
+    FrameRef,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+    Ticket,
+    Version,
+    VersionSpan,
+)
 from streamrl.weights.folder import shm_folder
 
 GROUPS, GROUP_SIZE, VOCAB = 3, 4, 20
@@ -81,7 +92,22 @@ def learn(config: Config, folder: Path, frames: int = 1) -> Learned:
 
 
 def balanced(config: Config, folder: Path) -> Learned:
-    """The same with a model that has experts, which is made for it."""
+    """The same with a model that has experts."""
+    return learn(with_experts(config, folder), folder)
+
+
+def replayed(config: Config, folder: Path) -> tuple[bool, bool]:
+    """Whether an engine that is built says where tokens went, and whether the learner's policy follows."""
+    config = with_experts(config, folder)
+    engine = build_engine(config, Path(str(config.model.path)), 32, ServerPlace(folder, "probe"), "rollout-0")
+    prompt = GenerationRequest("a", np.array([3, 4], np.int32), 0, SamplingParams(max_new_tokens=2), ())
+    (result,) = engine.generate([prompt])
+    with built(config, folder) as core:
+        return result.routes is not None, core._policy.module.replays_routes
+
+
+def with_experts(config: Config, folder: Path) -> Config:
+    """With a small model that has experts, which is made for it."""
     made = folder / "experts"
     prepare_model_folder(ModelConfig(preset="tiny-qwen3"), 0, made)
     small = AutoConfig.from_pretrained(made)
@@ -90,7 +116,7 @@ def balanced(config: Config, folder: Path) -> Learned:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_hidden_layers": 2}
     torch.manual_seed(0)
     Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts, max_position_embeddings=64)).save_pretrained(made)
-    return learn(msgspec.structs.replace(config, model=ModelConfig(path=str(made), preset=None)), folder)
+    return msgspec.structs.replace(config, model=ModelConfig(path=str(made), preset=None))
 
 
 def megatron_settings(config: Config, folder: Path) -> tuple[Any, ...]:

@@ -26,10 +26,13 @@ from streamrl.engines.torch.weights import FusedWeights, LayerWeights
 
 class Outcome(NamedTuple):
     """What a pass gives. logits: float32 [N, vocab], next-token logits of the running slots; None when N is 0. scored:
-    of the plan's S scored tokens what `head` makes logits of, [S, ...]; None without any."""
+    of the plan's S scored tokens what `head` makes logits of, [S, ...]; None without any. routes: int64 [T, layers, K],
+    the experts of the packed tokens, -1 where a layer ran none for them; None for a model without experts.
+    """
 
     logits: torch.Tensor | None
     scored: torch.Tensor | None = None
+    routes: torch.Tensor | None = None
 
 
 class Decoder:
@@ -55,6 +58,7 @@ class Decoder:
     ) -> None:
         self._shape = shape
         self._products = products
+        self._chosen: list[torch.Tensor] = []
         self._eps = torch.tensor(shape.rms_norm_eps, dtype=torch.float32, device=device)
         kind = {"dtype": dtype, "device": device, "min_rows": products.min_rows}
         self._maker = PassMaker(config, shape, max_length=max_length, **kind)
@@ -75,6 +79,7 @@ class Decoder:
     def forward(self, weights: FusedWeights, shared: Pass, cache: KvCache) -> Outcome:
         """Run a pass."""
         x_TE = F.embedding(shared.token_ids, weights.embedding)
+        self._chosen = []
         for index, layer in enumerate(weights.layers):
             heads_THD = self._project(x_TE, layer, shared)
             self._store(index, heads_THD, cache, shared)
@@ -85,13 +90,28 @@ class Decoder:
                 x_TE = x_TE[: shared.kept]
                 attended_TE = self._pad(self._attend_cache(index, heads_THD, cache, shared, shared.rows), shared.kept)
             else:
-                return Outcome(None)
+                return Outcome(None, routes=self._routes(shared))
             x_TE = self._mix(x_TE, attended_TE, layer)
         scored = None if shared.scored is None else x_TE.index_select(0, shared.scored)
+        routes = self._routes(shared)
         if not shared.rows:
-            return Outcome(None, scored)
+            return Outcome(None, scored, routes)
         logits = self.head(weights, x_TE[: shared.kept])[: shared.rows]
-        return Outcome(logits if shared.row_of_slot is None else logits.index_select(0, shared.row_of_slot), scored)
+        if shared.row_of_slot is not None:
+            logits = logits.index_select(0, shared.row_of_slot)
+        return Outcome(logits, scored, routes)
+
+    def _routes(self, shared: Pass) -> torch.Tensor | None:
+        """Of the pass that ran, as `Outcome` has them."""
+        shape = self._shape
+        if not shape.num_experts:
+            return None
+        found = torch.full((len(shared.token_ids), shape.num_layers, shape.experts_per_token), -1)
+        for layer, chosen in enumerate(self._chosen):
+            # In the last layer what stands behind the decode rows is padding.
+            ran = shared.rows if layer + 1 == shape.num_layers and shared.scored is None else len(chosen)
+            found[:ran, layer] = chosen[:ran].cpu()
+        return found
 
     def head(self, weights: FusedWeights, x_RE: torch.Tensor) -> torch.Tensor:
         """float32 [R, vocab], of what the last layer gives for some tokens."""
@@ -188,6 +208,8 @@ class Decoder:
     def _run_experts(self, x_TE: torch.Tensor, layer: LayerWeights, router_EX: torch.Tensor) -> torch.Tensor:
         shape, products = self._shape, self._products
         routes = choose_experts(products.linear(x_TE, router_EX, None), shape.experts_per_token, shape.renormalised)
+
+        self._chosen.append(routes.experts)
 
         def run(expert: int, rows_RE: torch.Tensor) -> torch.Tensor:
             inner = self._gate(products.linear(rows_RE, layer.gate_up[expert], None))
