@@ -10,7 +10,7 @@ _KEY = "learner.router_replay"
 
 
 def routes_are_recorded(config: Config) -> Iterator[Problem]:
-    """By the torch engine on a CPU, of rollouts of one turn."""
+    """By the torch engine on a CPU."""
     rollout = config.rollout
     if not config.learner.router_replay:
         return
@@ -18,8 +18,6 @@ def routes_are_recorded(config: Config) -> Iterator[Problem]:
         yield _problem(f'the engine "{rollout.engine}" records no routes yet; set "torch", or false', "rollout.engine")
     elif rollout.device != "cpu":
         yield _problem('routes are recorded on a CPU only yet; set rollout.device = "cpu", or false', "rollout.device")
-    if config.environment.name is not None:
-        yield _problem("routes of rollouts with several turns are not recorded yet; set false", "environment.name")
 
 
 def routes_are_taken(config: Config) -> Iterator[Problem]:
