@@ -125,7 +125,8 @@ class PartialTokens:
 
     token_ids int32 [n], logprobs float32 [n], n >= 1. version_spans: as in a GenerationResult, their `start` counted
     from the completion's first sampled token; the first span starts at `start`. top_logprobs: in the places of these n,
-    where the request asked for them. prompt: in the first piece that is told, where it asked for it.
+    where the request asked for them. prompt: in the first piece that is told, where it asked for it. routes: int16 [n,
+    layers, experts of a token], where the token before each went, which gave its log-prob, if an engine records it.
     """
 
     request_id: str
@@ -135,6 +136,7 @@ class PartialTokens:
     version_spans: tuple[VersionSpan, ...]
     top_logprobs: TopLogprobs | None = None
     prompt: PromptLogprobs | None = None
+    routes: RouteArray | None = None
 
     @property
     def end(self) -> int:

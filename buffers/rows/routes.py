@@ -47,6 +47,14 @@ def routes_of(batch: pa.RecordBatch) -> RouteArray | None:
     return np.concatenate([_row(one.as_py(), (length, *size)) for one, length in zip(written, lengths, strict=True)])
 
 
+def routes_of_row(batch: pa.RecordBatch, row: int) -> RouteArray | None:
+    """int16 [tokens, layers, K] of one row of a batch that passed the gate; None where it has none."""
+    if COLUMNS[0] not in batch.schema.names:
+        return None
+    written, shape = (batch.column(name)[row].as_py() for name in COLUMNS)
+    return None if written is None else _row(written, tuple(shape))
+
+
 def misaligned(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
     """bool [N]: rows whose routes are not of their tokens, one by one, or not of the shape that they say."""
     written, shapes = (batch.column(name) for name in COLUMNS)

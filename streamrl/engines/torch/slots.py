@@ -122,6 +122,8 @@ class SlotTable:
         self.token_ids[row, first:last] = so_far.token_ids
         self.logprobs[row, first:last] = so_far.logprobs
         self.known[row] = last
+        if self._routes is not None and so_far.routes is not None:
+            self._routes[row, first - 1 : last - 1] = so_far.routes
         serving = self._spans[row][-1].version
         self._spans[row] = list(join_spans(so_far.version_spans, [VersionSpan(so_far.end, serving)]))
 
@@ -137,8 +139,8 @@ class SlotTable:
             ]
 
     def note_routes(self, read: ReadRoutes | None) -> None:
-        """Where a pass sent what it read, before its tokens are appended. Tokens that came with a request went another
-        way when those behind them were sampled: of these nothing is noted."""
+        """Where a pass sent what it read, before its tokens are appended. What gave a token that came with a
+        request stays as it was recorded then, if it was."""
         if self._routes is None or read is None:
             return
         slots, places = read.slots, read.places
@@ -232,12 +234,14 @@ class SlotTable:
     def _partial(self, row: int, first: int, last: int) -> PartialTokens:
         request, start = self._requests[row], int(self.start[row])
         assert request is not None, f"slot {row} has no request"
+        routes = None if self._routes is None else self._routes[row, first - 1 : last - 1].copy()
         return PartialTokens(
             request.request_id,
             first - start,
             self.token_ids[row, first:last].astype(np.int32),
             self.logprobs[row, first:last].copy(),
             cut_spans(self._spans[row], first - start, last - start),
+            routes=routes,
         )
 
     def left_by(self, row: int) -> tuple[str, LongArray, int]:

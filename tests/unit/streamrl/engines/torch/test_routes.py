@@ -1,5 +1,7 @@
 """Routes that the engine records: those that transformers' routers choose, for each token of prompt and completion."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from streamrl.engines.torch import TorchEngine
 from streamrl.errors import ConfigError
+from streamrl.scheduling.partial_rollouts import join, whole_completion
 from streamrl.types import GenerationRequest, GenerationResult, PartialTokens, UpdateMode, Version, VersionSpan
 
 
@@ -78,6 +81,39 @@ def test_of_tokens_that_came_with_a_request_nothing_is_recorded_but_of_those_beh
     assert (result.routes[: prompt - 1, :-1] >= 0).all()
     assert (result.routes[prompt - 1 : prompt + 2] == -1).all()
     assert (result.routes[prompt + 2 : -1] >= 0).all()
+
+
+@pytest.mark.parametrize("told_before", [0, 3])
+def test_a_request_that_goes_on_elsewhere_keeps_the_experts_that_gave_its_tokens(told_before: int) -> None:
+    old, new, request = routed_model(), routed_model(seed=1), requests()[5]
+    first = TorchEngine(old, Version(0, 0), slots=4, max_length=64, kv_bytes=2**24, record_routes=True)
+    (whole,) = first.generate([request])
+    first.submit([request])
+    pieces: list[PartialTokens] = []
+    for step in range(6):
+        first.step()
+        if step + 1 == told_before:
+            pieces += first.partials(1)
+    pieces += first.partials(1)
+    so_far = pieces[0] if len(pieces) == 1 else join(*pieces)
+    assert so_far is not None
+    prompt, known = len(request.prompt_ids), so_far.end
+    assert np.array_equal(so_far.routes, whole.routes[prompt - 1 : prompt + known - 1])
+    second = TorchEngine(new, Version(0, 1), slots=4, max_length=64, kv_bytes=2**24, record_routes=True)
+    (result,) = second.generate([replace(request, so_far=so_far)])
+    assert result.token_ids[:known].tolist() == whole.token_ids[:known].tolist()
+    assert np.array_equal(result.routes[prompt - 1 : prompt + known - 1], so_far.routes)
+    assert (result.routes[prompt + known - 1 : -1] >= 0).all()
+    assert np.array_equal(whole_completion(result, "a").routes, result.routes[prompt - 1 : -1])
+
+
+def test_routes_that_are_not_of_the_tokens_so_far_are_refused() -> None:
+    engine = TorchEngine(routed_model(), Version(0, 0), slots=4, max_length=64, kv_bytes=2**24, record_routes=True)
+    routes = np.zeros((2, LAYERS, CHOSEN), np.int16)
+    spans = (VersionSpan(0, Version(0, 0)),)
+    so_far = PartialTokens("a", 0, np.array([3, 4, 5], np.int32), np.zeros(3, np.float32), spans, routes=routes)
+    (result,) = engine.generate([replace(requests()[5], so_far=so_far)])
+    assert "its 3 tokens so far have routes of 2" in result.error
 
 
 def test_a_model_without_experts_records_none_and_says_so() -> None:
