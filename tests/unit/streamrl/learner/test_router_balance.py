@@ -14,7 +14,7 @@ from transformers import (
 )
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-from streamrl.learner.batch.packing import PackedBatch, pack
+from streamrl.learner.batch.packing import PackedBatch, empty_pack, pack
 from streamrl.learner.model.policy import PolicyModel
 from streamrl.learner.router_balance import RouterBalance
 from streamrl.types import RolloutRows, TokenOrigin
@@ -140,3 +140,14 @@ def test_routers_that_know_no_preference_have_the_entropy_of_all_experts_and_a_k
 
 def test_a_model_without_experts_has_no_routers():
     assert PolicyModel(Qwen3ForCausalLM(Qwen3Config(**SIZES))).routers is None
+
+
+def test_a_rank_without_rows_takes_part_and_adds_nothing():
+    policy = PolicyModel(model_of("qwen3_moe"))
+    packs = pack(rows(), np.ones(6), 500)
+    alone, metrics = balanced(policy, packs, 0.5)
+    beside, others = balanced(policy, [*packs, empty_pack()], 0.5)
+    assert beside.item() == alone.item()
+    assert others == metrics
+    nothing, _ = balanced(policy, [empty_pack()], 0.5)
+    assert nothing.item() == 0.0
