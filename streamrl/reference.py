@@ -152,6 +152,7 @@ class Reference:
         self.engine = self._make_engine()
         with threads(config.learner.threads):
             self.policy = PolicyModel(load_model(self.folder, config.model.dtype).to(torch.float32))
+            self.policy.replays_routes = config.learner.router_replay
             self.optimizer = make_optimizer(self.policy.parameters(), config.learner.optimizer)
             self.start = self._start() if algorithm.has_reference else None
             self.auxiliary = make_plain_auxiliary_model(config, self.folder, self.start)
@@ -339,6 +340,7 @@ class Reference:
                 kv_bytes=rollout.kv_bytes,
                 device=rollout.device,
                 deterministic=rollout.batch_invariant,
+                record_routes=self.config.learner.router_replay,
             )
             # It chooses how rows are multiplied, so it has to be that of a replica.
             engine.self_test(required=rollout.deterministic is True)
@@ -362,6 +364,9 @@ def lay_out(step: int, samples: list[Sample], scores: list[Score]) -> RolloutRow
         sample_index=np.array([s.sample_index for s in samples]),
         rewards=np.array([np.nan if score.reward is None else score.reward for score in scores]),
         valid=np.array([score.status is ScoreStatus.OK for score in scores]),
+        routes=np.concatenate(found)
+        if (found := [s.result.routes for s in samples if s.result.routes is not None])
+        else None,
     )
 
 

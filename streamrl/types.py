@@ -22,6 +22,8 @@ from streamrl.logit_changes import GrammarKind as GrammarKind
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
+RouteArray = npt.NDArray[np.int16]
+"""Experts by token, layer with experts, and choice of the token; -1 where nobody recorded one."""
 
 
 class TokenOrigin(IntEnum):
@@ -127,7 +129,8 @@ class PartialTokens:
 
     token_ids int32 [n], logprobs float32 [n], n >= 1. version_spans: as in a GenerationResult, their `start` counted
     from the completion's first sampled token; the first span starts at `start`. top_logprobs: in the places of these n,
-    where the request asked for them. prompt: in the first piece that is told, where it asked for it.
+    where the request asked for them. prompt: in the first piece that is told, where it asked for it. routes: int16 [n,
+    layers, experts of a token], where the token before each went, which gave its log-prob, if an engine records it.
     """
 
     request_id: str
@@ -137,6 +140,7 @@ class PartialTokens:
     version_spans: tuple[VersionSpan, ...]
     top_logprobs: TopLogprobs | None = None
     prompt: PromptLogprobs | None = None
+    routes: RouteArray | None = None
 
     @property
     def end(self) -> int:
@@ -187,6 +191,8 @@ class GenerationResult:
     version_spans: `start` counts sampled tokens; the first span starts at 0; never empty unless n == 0.
     error: text when `finish_reason` is ERROR, else "".
     top_logprobs, prompt: of all n tokens, and of the prompt, where the request asked for them and was begun.
+    routes: int16 [prompt + n, layers, experts of a token], the experts that each token of prompt and completion went to
+    when it was read, of an engine that records them.
     """
 
     request_id: str
@@ -197,6 +203,7 @@ class GenerationResult:
     error: str = ""
     top_logprobs: TopLogprobs | None = None
     prompt: PromptLogprobs | None = None
+    routes: RouteArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +326,7 @@ class RolloutRows:
     group: int64 [N], the group's number (data order). sample_index: int64 [N].
     rewards: float64 [N]; NaN where the score failed (`valid` is False there).
     valid: bool [N]. replica: str per row.
+    routes: int16 [T, layers, experts of a token], where an engine recorded them; None where none did.
     """
 
     offsets: LongArray
@@ -331,6 +339,7 @@ class RolloutRows:
     rewards: npt.NDArray[np.float64]
     valid: npt.NDArray[np.bool_]
     replica: list[str] = field(default_factory=list)
+    routes: RouteArray | None = None
 
     @property
     def num_rows(self) -> int:

@@ -14,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from streamrl.buffers.rows.routes import route_columns
 from streamrl.buffers.rows.schema import COMPLETIONS, SCORES
 from streamrl.types import (
     FloatArray,
     GenerationResult,
     IntArray,
     LongArray,
+    RouteArray,
     SamplingParams,
     Score,
     TokenOrigin,
@@ -32,7 +34,8 @@ class TokenColumns:
 
     offsets: int64 [N + 1] over the tokens. token_ids int32 [T], token_origin uint8 [T], rollout_logprobs
     float32 [T] (0 where not sampled). span_offsets: int64 [N + 1] over the spans. span_start int32 [S],
-    counted in tokens of the row, prompt included; span_incarnation int32 [S], span_step int64 [S].
+    counted in tokens of the row, prompt included; span_incarnation int32 [S], span_step int64 [S]. routes: of each row,
+    int16 [tokens, layers, experts of a token], -1 where none was recorded, or None; () where no row has some.
     """
 
     offsets: LongArray
@@ -43,6 +46,7 @@ class TokenColumns:
     span_start: IntArray
     span_incarnation: IntArray
     span_step: LongArray
+    routes: Sequence[RouteArray | None] = ()
 
     @property
     def num_rows(self) -> int:
@@ -116,6 +120,7 @@ def token_columns(prompts: Sequence[IntArray], results: Sequence[GenerationResul
         span_start=start.astype(np.int32),
         span_incarnation=columns[:, 1].astype(np.int32),
         span_step=columns[:, 2].copy(),
+        routes=[result.routes for result in results] if any(one.routes is not None for one in results) else (),
     )
 
 
@@ -155,8 +160,7 @@ def completions_batch(rows: CompletionRows) -> pa.RecordBatch:
         "started_ns": rows.started_ns,
         "finished_ns": rows.finished_ns,
         "payload": rows.payload,
-        "routed_experts": pa.nulls(count, pa.binary()),
-        "routed_experts_shape": pa.nulls(count, pa.list_(pa.int32())),
+        **route_columns(tokens.routes, count),
     }
     arrays = [_array(columns[field.name], field.type) for field in COMPLETIONS]
     return pa.RecordBatch.from_arrays(arrays, schema=COMPLETIONS)

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from streamrl.buffers.rows.columns import flat, list_offsets, list_values
 from streamrl.buffers.rows.names import ALLOWED, NUMBERED, PLAIN, all_numbered, all_plain
 from streamrl.buffers.rows.nulls import NullRule
+from streamrl.buffers.rows.routes import COLUMNS, misaligned
 from streamrl.buffers.rows.schema import FINISH_REASONS, table_of
 from streamrl.errors import DataError, NonFiniteError
 from streamrl.types import LongArray, ScoreStatus, TokenOrigin
@@ -147,6 +148,12 @@ def _check_completions(batch: pa.RecordBatch) -> None:
     uncovered = _uncovered(origins, offsets, span_offsets, start)
     _refuse(uncovered, batch, "a sampled token lies before the first version span")
     _check_allowed(batch, "finish_reason", FINISH_REASONS)
+    _check_routes(batch)
+
+
+def _check_routes(batch: pa.RecordBatch) -> None:
+    what = "routed_experts are not one entry for each of its tokens, in the shape that routed_experts_shape says"
+    _refuse(misaligned(batch), batch, what)
 
 
 def _values_of(batch: pa.RecordBatch, name: str, token_offsets: LongArray) -> npt.NDArray[Any]:
@@ -177,6 +184,8 @@ def _check_pieces(batch: pa.RecordBatch) -> None:
     offsets, first = _check_span_order(batch, starts, token_offsets)
     _refuse(np.diff(offsets) == 0, batch, "a piece without a version span")
     _refuse(first[offsets[:-1]] != 0, batch, "the first version span does not start where the piece does")
+    if COLUMNS[0] in batch.schema.names:
+        _check_routes(batch)
 
 
 def _check_span_order(batch: pa.RecordBatch, base: LongArray, token_offsets: LongArray) -> tuple[LongArray, LongArray]:

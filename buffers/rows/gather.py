@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from streamrl.buffers.rows import routes
 from streamrl.buffers.rows.columns import flat, list_offsets, list_values
 from streamrl.types import IntArray, LongArray, RolloutRows, ScoreStatus, TokenOrigin
 
-_LEARNER_COLUMNS = ("token_ids", "token_origin", "rollout_logprobs", "version_spans", "replica")
+_LEARNER_COLUMNS = ("token_ids", "token_origin", "rollout_logprobs", "version_spans", "replica", *routes.COLUMNS)
 
 _SCORING_COLUMNS = ("rollout_id", "branch", "stream", "finish_reason", "payload", "token_ids", "token_origin")
 
@@ -51,6 +52,7 @@ def rollout_rows(
 
     Raises:
         IndexError: a row that its frame does not have.
+        DataError: rows with routes of different models.
     """
     batch = _take(frames, frame_of_row, row_in_frame)
     offsets = list_offsets(batch.column("token_ids"))
@@ -66,6 +68,7 @@ def rollout_rows(
         rewards=np.where(valid, rewards, np.nan),
         valid=np.asarray(valid, np.bool_),
         replica=batch.column("replica").to_pylist(),
+        routes=routes.routes_of(batch),
     )
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamrl.buffers.rows.schema import PARTIALS
+from streamrl.buffers.rows.routes import route_columns, routes_of_row
+from streamrl.buffers.rows.schema import PARTIALS, ROUTED_PARTIALS
 from streamrl.scheduling.partial_rollouts import completion_of, parts_of
 from streamrl.types import PartialTokens, Version, VersionSpan
 
@@ -26,11 +27,12 @@ class Piece(NamedTuple):
 def piece_bytes(piece: Piece) -> int:
     """The most that a piece takes in a frame with others."""
     tokens = piece.tokens
-    return _ROW_BYTES + _TOKEN_BYTES * len(tokens.token_ids) + _SPAN_BYTES * len(tokens.version_spans)
+    routes = 0 if tokens.routes is None else tokens.routes.nbytes
+    return _ROW_BYTES + _TOKEN_BYTES * len(tokens.token_ids) + _SPAN_BYTES * len(tokens.version_spans) + routes
 
 
-def partials_batch(pieces: Sequence[Piece]) -> pa.RecordBatch:
-    """One row for each piece, at least one."""
+def partials_batch(pieces: Sequence[Piece], *, routed: bool = False) -> pa.RecordBatch:
+    """One row for each piece, at least one. routed: of the schema ROUTED_PARTIALS, with their routes."""
     tokens = [piece.tokens for piece in pieces]
     spans = [
         {"start": s.start, "incarnation": s.version.incarnation, "step": s.version.step}
@@ -47,7 +49,10 @@ def partials_batch(pieces: Sequence[Piece]) -> pa.RecordBatch:
         "rollout_logprobs": _lists("rollout_logprobs", [one.logprobs for one in tokens]),
         "version_spans": _listed("version_spans", [len(one.version_spans) for one in tokens], spans),
     }
-    return pa.RecordBatch.from_arrays([columns[field.name] for field in PARTIALS], schema=PARTIALS)
+    if routed:
+        columns |= route_columns([one.routes for one in tokens], len(tokens))
+    schema = ROUTED_PARTIALS if routed else PARTIALS
+    return pa.RecordBatch.from_arrays([columns[field.name] for field in schema], schema=schema)
 
 
 def pieces_of(batch: pa.RecordBatch, rollouts: Collection[str]) -> Iterator[Piece]:
@@ -70,6 +75,7 @@ def _piece(batch: pa.RecordBatch, row: int) -> Piece:
         batch.column("token_ids")[row].values.to_numpy(),
         batch.column("rollout_logprobs")[row].values.to_numpy(),
         tuple(VersionSpan(span["start"], Version(span["incarnation"], span["step"])) for span in spans),
+        routes=routes_of_row(batch, row),
     )
     return Piece(batch.column("attempt")[row].as_py(), tokens)
 

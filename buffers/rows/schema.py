@@ -106,6 +106,9 @@ PARTIALS: Final = _schema(
     },
     {"turn": pa.string()},
 )
+_ROUTES: Final = [COMPLETIONS.field(name) for name in ("routed_experts", "routed_experts_shape")]
+ROUTED_PARTIALS: Final = pa.schema([*PARTIALS, *_ROUTES], metadata=PARTIALS.metadata)
+"""Where routes are recorded; other runs write none."""
 
 
 def major(version: str) -> int:

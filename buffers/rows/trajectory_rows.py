@@ -7,7 +7,8 @@ import numpy as np
 
 from streamrl.buffers.rows.arrow import TokenColumns
 from streamrl.conversations.branches import Branch, Turn
-from streamrl.types import IntArray, LongArray, TokenOrigin
+from streamrl.errors import DataError
+from streamrl.types import IntArray, LongArray, RouteArray, TokenOrigin
 
 
 def branch_columns(branches: Sequence[Branch]) -> TokenColumns:
@@ -21,6 +22,7 @@ def branch_columns(branches: Sequence[Branch]) -> TokenColumns:
     logprobs[origin == TokenOrigin.SAMPLED] = sampled
     ids = chain.from_iterable(chain(turn.prompt_ids, turn.token_ids) for turn in turns)
     spans = [_spans(branch.turns) for branch in branches]
+    routes = [_routes(branch) for branch in branches]
     columns = np.array(list(chain.from_iterable(spans)), np.int64).reshape(-1, 3)
     return TokenColumns(
         offsets=_offsets(lengths),
@@ -31,7 +33,25 @@ def branch_columns(branches: Sequence[Branch]) -> TokenColumns:
         span_start=_int32(columns[:, 0]),
         span_incarnation=_int32(columns[:, 1]),
         span_step=columns[:, 2].copy(),
+        routes=routes if any(one is not None for one in routes) else (),
     )
+
+
+def _routes(branch: Branch) -> RouteArray | None:
+    """int16 [tokens, layers, K] of a branch: of each token those of the first turn that recorded some. Raises DataError
+    where a turn's are not of the branch's tokens up to its end."""
+    found: RouteArray | None = None
+    end = 0
+    for turn in branch.turns:
+        end += len(turn.prompt_ids) + len(turn.token_ids)
+        if turn.routes is None:
+            continue
+        if len(turn.routes) != end:
+            raise DataError(f"a turn that ends with token {end} of its branch has routes of {len(turn.routes)} tokens")
+        if found is None:
+            found = np.full((branch.num_tokens, *turn.routes.shape[1:]), -1, np.int16)
+        found[:end] = np.where(found[:end] < 0, turn.routes, found[:end])
+    return found
 
 
 def _origins(turns: Sequence[Turn]) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from streamrl.buffers.ledger.live_files import read_again
 from streamrl.buffers.rows.partial_rows import Piece, newest_step, partials_batch, piece_bytes, pieces_of
-from streamrl.buffers.rows.schema import PARTIALS, table_of
+from streamrl.buffers.rows.schema import PARTIALS, ROUTED_PARTIALS, table_of
 from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.buffers.segments.writer import Durability, SegmentWriter
 from streamrl.errors import DataError
@@ -77,8 +77,11 @@ class PartialLog:
         segment_bytes: int,
         durability: Durability,
         commit_interval_s: float,
+        *,
+        routed: bool = False,
     ) -> None:
-        self._run_folder = run_folder
+        """routed: pieces have routes of experts."""
+        self._run_folder, self._routed = run_folder, routed
         self._most_bytes = segment_bytes // 2
         self._make = partial(
             SegmentWriter,
@@ -86,7 +89,7 @@ class PartialLog:
             relative_dir,
             writer,
             writer_epoch,
-            PARTIALS,
+            ROUTED_PARTIALS if routed else PARTIALS,
             segment_bytes,
             durability,
             commit_interval_s,
@@ -102,7 +105,7 @@ class PartialLog:
         if self._writer is None:
             self._writer = self._make()
         frames = list(_split(pieces, self._most_bytes))
-        return [(frame, self._writer.append(partials_batch(frame))) for frame in frames]
+        return [(frame, self._writer.append(partials_batch(frame, routed=self._routed))) for frame in frames]
 
     @property
     def pause(self) -> str:

@@ -3,7 +3,7 @@
 from streamrl.config import Config
 from streamrl.config.estimates.model_of import run_facts
 from streamrl.config.estimates.sizes import human_bytes
-from streamrl.config.known import MODEL_TYPES
+from streamrl.config.known import EXPERT_TYPES, MODEL_TYPES
 
 
 def model_lines(config: Config) -> list[str]:
@@ -17,9 +17,10 @@ def model_lines(config: Config) -> list[str]:
         f"model: {facts.model_type}, {facts.num_parameters:,} parameters, {human_bytes(size * facts.num_parameters)} a "
         f"version in {config.model.dtype}{context}"
     ]
-    if config.rollout.engine == "torch" and facts.model_type not in MODEL_TYPES:
+    fast = (*MODEL_TYPES, *EXPERT_TYPES) if config.rollout.device == "cpu" else MODEL_TYPES
+    if config.rollout.engine == "torch" and facts.model_type not in fast:
         lines.append(
             f"model: the torch engine runs {facts.model_type} by transformers' own modules, exact and slower than its "
-            f"way for {', '.join(MODEL_TYPES)} (docs/guides/engines.md)"
+            f"way for {', '.join(fast)} (docs/guides/engines.md)"
         )
     return lines

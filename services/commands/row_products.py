@@ -43,6 +43,7 @@ def product_lines(config: Config) -> list[str]:
 def product_shapes(facts: ModelFacts) -> list[tuple[int, int]]:
     """[inner, columns] of the weights of a decoder of that size."""
     heads, hidden = facts.num_heads * facts.head_dim, facts.hidden_size
-    inner = facts.intermediate_size
+    inner = facts.expert_size or facts.intermediate_size
     qkv = heads + 2 * facts.num_kv_heads * facts.head_dim
-    return [(hidden, qkv), (heads, hidden), (hidden, 2 * inner), (inner, hidden), (hidden, facts.vocab_size)]
+    router = [(hidden, facts.num_experts)] if facts.num_experts else []
+    return [(hidden, qkv), (heads, hidden), *router, (hidden, 2 * inner), (inner, hidden), (hidden, facts.vocab_size)]

@@ -87,6 +87,8 @@ class FsdpRanks:
             average=held if isinstance(held, AveragedPolicy) else None,
             idle_steps=learner.critic.warmup_steps,
             watch=watch,
+            router_aux_loss_coef=learner.router_aux_loss_coef,
+            router_replay=learner.router_replay,
         )
 
 

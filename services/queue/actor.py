@@ -33,7 +33,7 @@ from streamrl.tasks.base import StreamPrompt, SubmittedPrompt, Task
 from streamrl.tasks.data.task import rows_left_out
 from streamrl.tasks.load import open_task
 from streamrl.tasks.order import order_of
-from streamrl.tasks.prompts import longest_text
+from streamrl.tasks.prompts import bytes_beside_tokens
 from streamrl.types import FrameRef, Ticket, Version
 
 
@@ -236,7 +236,7 @@ class QueueActor:
 
 def queue_settings(config: Config, task: Task, longest_prompt: int) -> QueueSettings:
     """What the replay queue is told of a run."""
-    text = limits.longest_row_text(config, longest_text(task))
+    text = bytes_beside_tokens(config, task, longest_prompt)
     return QueueSettings(
         group_size=config.rollout.group_size,
         groups_per_step=config.learner.groups_per_step,

@@ -57,7 +57,7 @@ from streamrl.services.run.folder import RunFolder
 from streamrl.services.run.layout import STACKS_FOLDER, model_folder
 from streamrl.tasks.base import Task
 from streamrl.tasks.load import open_task
-from streamrl.tasks.prompts import EncodedPrompts, longest_text
+from streamrl.tasks.prompts import EncodedPrompts, bytes_beside_tokens
 from streamrl.types import (
     Arithmetic,
     EvalSampling,
@@ -142,7 +142,7 @@ class RolloutReplica:
         place = ServerPlace(Path(import_path()), self._run.shared_memory_prefix)
         make_engine = partial(build_engine, self._config, folder, max_length, place, self._name)
         self._journal = self._new_journal(node)
-        text = limits.longest_row_text(self._config, longest_text(task))
+        text = bytes_beside_tokens(self._config, task, longest_prompt)
         worst_row = limits.worst_row_bytes(self._config, longest_prompt, text)
         room = limits.frame_rows(self._config, worst_row)
         self._writer = RowWriter(self._log, room, self._hand_in, self._durably, self._journal.ended, self._observer)

@@ -20,7 +20,7 @@ from functools import partial
 from streamrl.environments.episode import Limit, Rollout
 from streamrl.environments.play import Player, row_of
 from streamrl.environments.processes.pool import EnvironmentPool
-from streamrl.scheduling.partial_rollouts import PartialChains, cut_from, turn_id
+from streamrl.scheduling.partial_rollouts import PartialChains, cut_from, turn_id, whole_completion
 from streamrl.services.rollout.engine_thread import EngineThread
 from streamrl.services.rollout.partial_journal import PartialJournal
 from streamrl.services.rollout.rows import Ended, FinishedEpisode, Issued, finite
@@ -116,8 +116,7 @@ class EpisodeRollouts:
                 continue  # nobody waits for it
             result = finite(result, self._name)
             if asked.told < len(result.token_ids) and result.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-                whole = PartialTokens(asked.turn, 0, result.token_ids, result.logprobs, result.version_spans)
-                self._write_down(asked, cut_from(whole, asked.told))
+                self._write_down(asked, cut_from(whole_completion(result, asked.turn), asked.told))
             asked.answered.set_result(result)
 
     def take_pieces(self, pieces: Sequence[PartialTokens]) -> None:

@@ -60,9 +60,9 @@ class PartialJournal:
         self._durably, self._tell = durably, tell
         queue = config.queue
         interval_s = queue.commit_interval_ms / 1e3
-        self._log = PartialLog(
-            run_folder, self._folder, replica, epoch, queue.segment_bytes, queue.durability, interval_s
-        )
+        place = run_folder, self._folder, replica, epoch
+        rest = queue.segment_bytes, queue.durability, interval_s
+        self._log = PartialLog(*place, *rest, routed=config.learner.router_replay)
         self._files = PartialFiles()
         self._chains = PartialChains()
         self._attempts: dict[str, int] = {}

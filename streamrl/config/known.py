@@ -54,6 +54,9 @@ MODEL_TYPES = ("llama", "qwen2", "qwen3")
 """Families (`model_type` in a model's config.json) that the torch engine has a fast way for. Any other decoder whose
 layers mix tokens by attention, convolutions or recurrences is run by its own modules."""
 
+EXPERT_TYPES = ("mixtral", "qwen3_moe")
+"""Families with experts in each layer that it has one for, on a CPU."""
+
 MIXING_TYPES = ("minimax", "nemotron_h", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2")
 """Families that mix tokens outside of attention in a way that neither the torch engine nor the learner takes. Each
 model is asked when it is loaded; a check knows these without."""

@@ -6,6 +6,8 @@ prompt ids | sampled ids | environment's ids | sampled ids | ...        one bran
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from streamrl.types import RouteArray
+
 Span = tuple[int, int, int]
 """(start, incarnation, step) of the version that sampled the tokens from `start` on."""
 
@@ -13,12 +15,14 @@ Span = tuple[int, int, int]
 @dataclass(frozen=True, slots=True)
 class Turn:
     """prompt_ids: what stands before the sampled tokens: the prompt, in later turns what the environment added.
-    logprobs: of each sampled token. spans: `start` counted from the turn's first sampled token."""
+    logprobs: of each sampled token. spans: `start` counted from the turn's first sampled token. routes: of all tokens
+    of the branch up to the turn's last one, as a `GenerationResult` has them."""
 
     prompt_ids: Sequence[int]
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     spans: Sequence[Span]
+    routes: RouteArray | None = None
 
 
 @dataclass(frozen=True, slots=True)

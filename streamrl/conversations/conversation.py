@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from streamrl.conversations.branches import Branch, Span, Turn
 from streamrl.conversations.memory import Memory, MessageKey, SoFar, message_key
 from streamrl.conversations.tool_calls import ParsedMessage
+from streamrl.types import RouteArray
 
 TOKEN_BYTES: Final = 80
 """Of one token: an integer, a number and three references to them, as Python holds them."""
@@ -25,7 +26,8 @@ TOKEN_BYTES: Final = 80
 class Call(NamedTuple):
     """One completion. prompt_ids: of its request. spans: `start` counted from the first sampled token. finish_reason:
     "stop" or "length". text: of prompt and completion, as `SoFar` has it; None where the prompt came as ids. answer:
-    where tool calls or thoughts of its message were read, that message and the text which was sampled."""
+    where tool calls or thoughts of its message were read, that message and the text which was sampled. routes: of
+    prompt and completion, as a `GenerationResult` has them."""
 
     prompt_ids: Sequence[int]
     token_ids: Sequence[int]
@@ -34,6 +36,7 @@ class Call(NamedTuple):
     finish_reason: str
     text: str | None = None
     answer: tuple[ParsedMessage, str] | None = None
+    routes: RouteArray | None = None
 
 
 @dataclass(slots=True)
@@ -83,7 +86,7 @@ class Conversation:
             branch = _Branch(SoFar([], None), [], "")
             self._branches.append(branch)
         between = list(call.prompt_ids[len(branch.so_far.ids) :])
-        branch.turns.append(Turn(between, list(call.token_ids), list(call.logprobs), list(call.spans)))
+        branch.turns.append(Turn(between, list(call.token_ids), list(call.logprobs), list(call.spans), call.routes))
         self._text_bytes += sys.getsizeof(call.text) - sys.getsizeof(branch.so_far.text)
         ids, opening = [*branch.so_far.ids, *between, *call.token_ids], len(branch.turns[0].prompt_ids)
         branch.so_far = SoFar(ids, call.text, opening)

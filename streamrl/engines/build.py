@@ -69,6 +69,7 @@ def _torch(config: Config, model_folder: Path, max_length: int) -> Engine:
         kv_bytes=rollout.kv_bytes,
         device=rollout.device,
         deterministic=rollout.batch_invariant,
+        record_routes=config.learner.router_replay,
         grammars=Grammars(lambda: load_tokenizer(model_folder), model.get_output_embeddings().weight.shape[0]),
     )
     if rollout.batch_invariant:

@@ -127,6 +127,7 @@ class Episode:
                 spans,
                 result.finish_reason.value,
                 self._asked.text + said.shown,
+                routes=result.routes,
             )
         )
         self._seat.messages.append({"role": "assistant", "content": said.text})

@@ -34,14 +34,17 @@ from streamrl.learner.optim.optimizer import clip_gradients, make_optimizer
 from streamrl.learner.optim.schedule import learning_rate
 from streamrl.learner.parallel.process_group import LearnerGroup
 from streamrl.learner.references.averaged import AveragedPolicy
+from streamrl.learner.router_balance import RouterBalance
 from streamrl.learner.sums import Sums, mean_over_updates
 from streamrl.learner.token_watch import TokenWatch
 
 
 class _Update(NamedTuple):
-    """One optimizer update: sums over the mini-batch, the gradient norm before clipping, seconds from it on."""
+    """One optimizer update: sums over the mini-batch, what its routers did, the gradient norm before clipping, seconds
+    from it on."""
 
     sums: Sums
+    routing: dict[str, float]
     grad_norm: float
     optimizer_s: float
 
@@ -66,11 +69,14 @@ class FsdpBackend:
         uses_start: bool = False,
         idle_steps: int = 0,
         average: AveragedPolicy | None = None,
+        router_aux_loss_coef: float = 0.0,
+        router_replay: bool = False,
     ) -> None:
         """objective: what a pack's loss is. total_steps: where the rate's decay ends. temperature: of
         `logprobs`. uses_start: whether the objective looks at the policy before the first update of a step.
         idle_steps: the first steps that make no update; the rate's course begins behind them. average: follows the
-        policy, and is part of the state.
+        policy, and is part of the state. router_aux_loss_coef: of the loss that balances experts (`router_balance`).
+        router_replay: tokens go to the experts that packs say.
 
         Several backends may follow one another on one policy (warm-up, then RL); each has its own optimizer.
         """
@@ -84,6 +90,9 @@ class FsdpBackend:
         self._uses_start = uses_start
         self._idle_steps = idle_steps
         self._average = average
+        self._router_coef = router_aux_loss_coef
+        if router_replay:
+            policy.module.replays_routes = True
         self._optimizer = make_optimizer(policy.shards.values(), optimizer)
         self._steps_done = 0
         self._updates_done = 0
@@ -113,6 +122,7 @@ class FsdpBackend:
         optimizing = sum(update.optimizer_s for update in updates)
         return {
             **mean_over_updates([update.sums for update in updates], epochs),
+            **{name: sum(one.routing[name] for one in updates) / len(updates) for name in updates[0].routing},
             "grad/norm": sum(update.grad_norm for update in updates) / len(updates),
             "learner/lr": rate,
             "time/forward_backward": self._clock.now() - started - optimizing,
@@ -133,33 +143,50 @@ class FsdpBackend:
 
     def _update(self, mini_batch: MiniBatch) -> "_Update":
         try:
-            sums = self._backward(mini_batch)
+            sums, routing = self._backward(mini_batch)
             self.policy.collect_gradients()
             learned = self._clock.now()
             norm = self._clip()
             place = f"learner step {self._steps_done + 1}, update {self._updates_done + 1}"
-            require_finite({**sums.metrics(), "grad/norm": norm}, place)
+            require_finite({**sums.metrics(), **routing, "grad/norm": norm}, place)
         except NonFiniteError:
             self.policy.clear_gradients()
             raise
         self._optimizer.step()
         self.policy.clear_gradients()
         self._updates_done += 1
-        return _Update(sums, norm, self._clock.now() - learned)
+        return _Update(sums, routing, norm, self._clock.now() - learned)
 
-    def _backward(self, mini_batch: MiniBatch) -> Sums:
-        """Leave the mini-batch's gradients at the parameters; return the sums over all packs and ranks."""
+    def _backward(self, mini_batch: MiniBatch) -> tuple[Sums, dict[str, float]]:
+        """Leave the mini-batch's gradients at the parameters; return the sums over all packs and ranks, and what the
+        routers of a model with experts did."""
         parts, total = [], mini_batch.total
+        balance = self._balance(mini_batch)
         for share in mini_batch.shares:
             packs = self.padded(share)
             for number, pack in enumerate(packs, start=1):
                 self.policy.set_gradient_sync(number == len(packs))
-                loss, more = self._objective(self.policy.module, pack.to(self.group.device), total)
+                pack = pack.to(self.group.device)
+                loss, more = self._objective(self.policy.module, pack, total)
+                if balance is not None:
+                    loss = loss + balance.term(pack)
                 # FSDP averages gradients over ranks, and the denominators are global: undo the division.
                 self.policy.backward(loss * self.group.shard_size)
                 parts.append(more)
         sums = reduce(lambda one, other: one.plus(other), parts)
-        return type(sums)(self.group.sum(sums.added), self.group.max(sums.greatest))
+        routing = {} if balance is None else balance.metrics()
+        return type(sums)(self.group.sum(sums.added), self.group.max(sums.greatest)), routing
+
+    def _balance(self, mini_batch: MiniBatch) -> RouterBalance | None:
+        """Collective. None without routers, and where ranks have parts of a pack's tokens."""
+        routers = getattr(self.policy.module, "routers", None)
+        if routers is None or self.group.sequence_size > 1:
+            return None
+        replays = self.policy.module.replays_routes
+        balance = RouterBalance(routers, self._router_coef, self.group.sum, replays=replays)
+        packs = (pack.to(self.group.device) for share in mini_batch.shares for pack in self.padded(share))
+        balance.count(packs, lambda pack: self.policy.module(pack, self._temperature))
+        return balance
 
     def padded(self, packs: Sequence[PackedBatch]) -> list[PackedBatch]:
         """As `padded`, over the ranks of this one."""
@@ -300,6 +327,8 @@ def on_policy(
     idle_steps: int = 0,
     average: AveragedPolicy | None = None,
     watch: TokenWatch | None = None,
+    router_aux_loss_coef: float = 0.0,
+    router_replay: bool = False,
 ) -> FsdpBackend:
     """The RL learner on a policy that is sharded already, as a warm-up leaves it. reference: as `policy_loss` has it.
     idle_steps: as `FsdpBackend`'s. average: the reference, if it follows the policy. watch: as `policy_loss` has it."""
@@ -314,4 +343,6 @@ def on_policy(
         uses_start=algorithm.uses_start,
         idle_steps=idle_steps,
         average=average,
+        router_aux_loss_coef=router_aux_loss_coef,
+        router_replay=router_replay,
     )

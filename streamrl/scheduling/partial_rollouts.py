@@ -19,6 +19,7 @@ from streamrl.types import (
     GenerationRequest,
     GenerationResult,
     PartialTokens,
+    RouteArray,
     Ticket,
     Version,
     VersionSpan,
@@ -75,14 +76,17 @@ def cut(partial: PartialTokens, stop: int) -> PartialTokens | None:
         return None
     spans = cut_spans(partial.version_spans, partial.start, partial.start + count)
     ids, logprobs = partial.token_ids[:count], partial.logprobs[:count]
-    return PartialTokens(partial.request_id, partial.start, ids, logprobs, spans)
+    routes = None if partial.routes is None else partial.routes[:count]
+    return PartialTokens(partial.request_id, partial.start, ids, logprobs, spans, routes=routes)
 
 
 def cut_from(partial: PartialTokens, start: int) -> PartialTokens:
     """The piece's tokens from the completion's token `start` on, of which there are some."""
     skipped = start - partial.start
     spans = cut_spans(partial.version_spans, start, partial.end)
-    return PartialTokens(partial.request_id, start, partial.token_ids[skipped:], partial.logprobs[skipped:], spans)
+    ids, logprobs = partial.token_ids[skipped:], partial.logprobs[skipped:]
+    routes = None if partial.routes is None else partial.routes[skipped:]
+    return PartialTokens(partial.request_id, start, ids, logprobs, spans, routes=routes)
 
 
 def join(before: PartialTokens, piece: PartialTokens) -> PartialTokens | None:
@@ -98,7 +102,31 @@ def join(before: PartialTokens, piece: PartialTokens) -> PartialTokens | None:
         np.concatenate((head.token_ids, piece.token_ids)),
         np.concatenate((head.logprobs, piece.logprobs)),
         join_spans(head.version_spans, piece.version_spans),
+        routes=_joined_routes(head, piece),
     )
+
+
+def _joined_routes(head: PartialTokens, piece: PartialTokens) -> RouteArray | None:
+    """Of both; -1 for the tokens of one that has none."""
+    known = [one.routes for one in (head, piece) if one.routes is not None]
+    if not known:
+        return None
+    size = known[0].shape[1:]
+    return np.concatenate(
+        [
+            np.full((len(one.token_ids), *size), -1, np.int16) if one.routes is None else one.routes
+            for one in (head, piece)
+        ]
+    )
+
+
+def whole_completion(result: GenerationResult, completion: str) -> PartialTokens:
+    """All tokens of a result, under the id of its completion."""
+    routes = result.routes
+    if routes is not None:
+        # The token before each; the last one has none behind it.
+        routes = routes[len(routes) - len(result.token_ids) - 1 : -1]
+    return PartialTokens(completion, 0, result.token_ids, result.logprobs, result.version_spans, routes=routes)
 
 
 class PartialChains:
@@ -159,6 +187,8 @@ def fault_of(so_far: PartialTokens, request: GenerationRequest, vocab_size: int)
         return f"its tokens so far have an id outside the vocabulary of {vocab_size}, or a log-prob that is not finite"
     if len(ids) > request.sampling.max_new_tokens or np.isin(ids[:-1], request.stop_token_ids).any():
         return f"its {len(ids)} tokens so far go on behind its end"
+    if so_far.routes is not None and len(so_far.routes) != len(ids):
+        return f"its {len(ids)} tokens so far have routes of {len(so_far.routes)}"
     return ""
 
 

@@ -9,6 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
+from streamrl.config import Config
+from streamrl.config.estimates import sizes
+from streamrl.config.estimates.model_of import model_facts
 from streamrl.errors import ConfigError
 from streamrl.tasks.base import Prompt, Task
 from streamrl.types import IntArray
@@ -93,6 +96,14 @@ def _require_own_ids(task: Task) -> None:
             f"train({other}) are both {name!r}. Give each its own (streamrl.types.prompt_digest makes one); "
             "and equal texts are fine"
         )
+
+
+def bytes_beside_tokens(config: Config, task: Task, longest_prompt: int) -> int:
+    """What a row takes beside its tokens for its text, and for routes of experts where they are recorded, at most.
+    longest_prompt: tokens."""
+    text = sizes.longest_row_text(config, longest_text(task))
+    facts, _ = model_facts(config.model) if config.learner.router_replay else (None, [])
+    return text if facts is None else text + sizes.route_bytes(config, facts, longest_prompt)
 
 
 def longest_text(task: Task) -> int:

@@ -10,7 +10,7 @@ from streamrl.config.estimates import megatron
 from streamrl.config.estimates import sizes as limits
 from streamrl.config.estimates.model_facts import ModelFacts
 from streamrl.config.estimates.sizes import human_bytes
-from streamrl.config.known import LINEAR_LAYERS, MIXING_TYPES, MODEL_TYPES
+from streamrl.config.known import EXPERT_TYPES, LINEAR_LAYERS, MIXING_TYPES, MODEL_TYPES
 from streamrl.config.problems import Problem
 from streamrl.config.schema.run import Config
 from streamrl.config.suggest import nearest_value
@@ -29,7 +29,8 @@ def check_capacity(config: Config, model: ModelFacts | None, prompt_tokens: int)
         problems += [*_family(config, model), *_context(config, model, prompt_tokens), *_heads_fit(config, model)]
         problems += _kv_cache(config, model, prompt_tokens)
         problems += _reward_model(config, model, prompt_tokens)
-        problems += _targets(config, model)
+        problems += [*_targets(config, model), *_experts(config, model)]
+        problems += _routes_fit(config, model, prompt_tokens)
         if config.learner.backend == "megatron":
             problems += megatron.model_fits(config, model)
     return problems
@@ -47,6 +48,16 @@ def _rows_fit(config: Config, prompt_tokens: int) -> Iterator[Problem]:
         given = str(config.queue.segment_bytes)
         yield Problem(key="queue.segment_bytes", what=what, given=given, involves=(_LENGTH,))
     yield from _scores_fit(config, needed)
+
+
+def _routes_fit(config: Config, model: ModelFacts, prompt_tokens: int) -> Iterator[Problem]:
+    """Routes of experts are a large part of a row."""
+    routes = limits.route_bytes(config, model, prompt_tokens)
+    needed = 2 * limits.worst_row_bytes(config, prompt_tokens, routes)
+    if routes and config.queue.segment_bytes < needed:
+        what = f"a segment must hold the longest rollout with its routes ({human_bytes(routes)}); set at least {needed}"
+        involves = ("learner.router_replay", _LENGTH)
+        yield Problem(key="queue.segment_bytes", what=what, given=str(config.queue.segment_bytes), involves=involves)
 
 
 def _scores_fit(config: Config, longest: int) -> Iterator[Problem]:
@@ -162,6 +173,22 @@ def _targets(config: Config, model: ModelFacts) -> Iterator[Problem]:
                 allowed=", ".join(map(quoted, LINEAR_LAYERS)),
                 suggestion=quoted(near) if near else "",
             )
+
+
+def _experts(config: Config, model: ModelFacts) -> Iterator[Problem]:
+    """What is done with experts is of a model that has some, and whose routers are known."""
+    learner = config.learner
+    if model.model_type in EXPERT_TYPES:
+        return
+    what = f"the learner does not know the routers of {model.model_type}"
+    if not model.num_experts:
+        what = f"the model ({model.model_type}) has no experts"
+    known = f"a model of type {', '.join(EXPERT_TYPES)}"
+    if learner.router_aux_loss_coef:
+        given = str(learner.router_aux_loss_coef)
+        yield Problem(key="learner.router_aux_loss_coef", what=what, given=given, allowed=f"0, or {known}")
+    if learner.router_replay:
+        yield Problem(key="learner.router_replay", what=what, given="true", allowed=f"false, or {known}")
 
 
 def _heads_fit(config: Config, model: ModelFacts) -> Iterator[Problem]:

@@ -24,9 +24,9 @@ _NEEDED = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_head
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """Sizes of a causal language model. `context` is in tokens, None where the model names no limit; intermediate_size
     is of the MLP, four times the hidden size where the model does not say. num_experts: of a layer, 0 where a layer has
-    none; expert_size: the inner size of one. critic_parameters: of the run's critic,
-    where that begins with another model. reward_parameters, reward_context: of the run's reward model, None without
-    one; the context also where it names no limit."""
+    none; expert_size: the inner size of one; experts_per_token: those that a token goes to. critic_parameters: of the
+    run's critic, where that begins with another model. reward_parameters, reward_context: of the run's reward model,
+    None without one; the context also where it names no limit."""
 
     model_type: str
     context: int | None
@@ -40,6 +40,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     vocab_size: int = 1
     num_experts: int = 0
     expert_size: int = 0
+    experts_per_token: int = 0
     critic_parameters: int | None = None
     reward_parameters: int | None = None
     reward_context: int | None = None
@@ -132,6 +133,7 @@ def facts_of(config: Mapping[str, Any], num_parameters: int) -> ModelFacts:
         num_parameters=num_parameters,
         vocab_size=config.get("vocab_size") or 1,
         num_experts=experts,
+        experts_per_token=(config.get("num_experts_per_tok") or 1) if experts else 0,
         expert_size=(config.get("moe_intermediate_size") or intermediate) if experts else 0,
     )
 
@@ -142,7 +144,11 @@ def _model_config(folder: Path) -> dict[str, Any]:
     if missing:
         raise _Unreadable(f"{folder / 'config.json'} lacks {', '.join(missing)}: not a decoder-only language model")
     sizes = ("max_position_embeddings", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size")
-    of_experts = (*_EXPERTS, "moe_intermediate_size")  # a model of a family that may have some says 0 where it has none
+    of_experts = (
+        *_EXPERTS,
+        "moe_intermediate_size",
+        "num_experts_per_tok",
+    )  # a model of a family that may have some says 0 where it has none
     for key in (*_NEEDED[1:], *sizes, *of_experts):
         value, least = config.get(key), 0 if key in of_experts else 1
         if value is not None and (not isinstance(value, int) or value < least):

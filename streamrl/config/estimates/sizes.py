@@ -65,6 +65,14 @@ def worst_row_bytes(config: Config, prompt_tokens: int, text_bytes: int = 0) -> 
     return FRAME_BYTES + TOKEN_BYTES * longest_row(config, prompt_tokens) + rows * rest
 
 
+def route_bytes(config: Config, model: ModelFacts, prompt_tokens: int) -> int:
+    """Bytes of the experts of a rollout's tokens in its row, at most; 0 where they are not recorded."""
+    if not config.learner.router_replay:
+        return 0
+    each = 1 if model.num_experts < 256 else 2
+    return each * model.num_layers * model.experts_per_token * longest_row(config, prompt_tokens)
+
+
 def record_bytes(config: Config) -> int:
     """Bytes of what a row says of its episode, at most; 0 where rollouts are no episodes."""
     return RECORD_BYTES + final_bytes(config) if config.plays_episodes else 0

@@ -24,6 +24,7 @@ from streamrl.config.rules.learner.megatron import MEGATRON_RULES
 from streamrl.config.rules.learner.overlong import OVERLONG_RULES
 from streamrl.config.rules.learner.prime import PRIME_RULES
 from streamrl.config.rules.learner.ranks import RANK_RULES
+from streamrl.config.rules.learner.router_replay import REPLAY_RULES
 from streamrl.config.rules.reward import REWARD_RULES
 from streamrl.config.rules.rollout.autoscaling import AUTOSCALING_RULES
 from streamrl.config.rules.rollout.placement import PLACEMENT_RULES
@@ -229,6 +230,7 @@ RULES: tuple[Rule, ...] = (
     _warmup,
     *RANK_RULES,
     *MEGATRON_RULES,
+    *REPLAY_RULES,
     _scripted_faults,
     _scripted_drift,
     _reward_child,

@@ -227,6 +227,14 @@ class LearnerConfig(Table, frozen=True):
     micro_batch_tokens: Positive = 16384
     """Tokens of one packed forward and backward. What rows have in common at their beginning counts once, and as an
     eighth of that for each further row."""
+    router_aux_loss_coef: NonNegativeFloat = 0.0
+    """What the loss that balances experts counts for, beside the algorithm's: that of the Switch Transformer over the
+    tokens that predict a trained one (Qwen3-MoE, Mixtral; pretraining takes 0.001). It takes one forward more a step.
+    0 leaves routers to the rewards."""
+    router_replay: bool = False
+    """Whether the engine records which experts each token goes to, and the learner sends it to the same ones, with the
+    weights of its own router (Qwen3-MoE, Mixtral; the torch engine on a CPU). Tokens of which nothing is recorded go
+    where the learner's router sends them."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)

@@ -28,7 +28,7 @@ from streamrl.engines.torch.kept import KeptPrefixes
 from streamrl.engines.torch.ladder import Ladder
 from streamrl.engines.torch.logits_processors.constrained import ConstrainedRequests, Grammars
 from streamrl.engines.torch.logprobs.asked import AskedLogprobs
-from streamrl.engines.torch.paths import ModelPath, path_for
+from streamrl.engines.torch.paths import ModelPath, path_for, routes_of
 from streamrl.engines.torch.products import RowProducts
 from streamrl.engines.torch.serving import ServingWeights, WeightSet, tensors_of
 from streamrl.engines.torch.slots import SlotTable
@@ -56,7 +56,8 @@ class TorchEngine:
     dtype: of weights, activations and KV cache; that of the weights by default.
     compiled: whether a GPU runs captured graphs of our kernels (`cuda`), and float32 on a CPU compiled ones
     (`eager.kernels`); without it all runs by torch's own operators.
-    grammars: over the model's tokens, for requests that have one; without it those are refused.
+    grammars: over the model's tokens, for requests that have one; without it those are refused. record_routes: results
+    say which experts each token went to.
     products: how rows are multiplied with `deterministic`, and what to descend to; by default the ways that hold on
     this machine, the fastest first.
 
@@ -86,11 +87,13 @@ class TorchEngine:
         compiled: bool = True,
         products: Sequence[RowProducts] = (),
         grammars: Grammars | None = None,
+        record_routes: bool = False,
     ) -> None:
         tensors = tensors_of(model, tensors)
         self._dtype = dtype or next(one.dtype for one in tensors.values() if one.is_floating_point())
         self._device = usable_device(device, self._dtype, "rollout.device")
         self._path = path = self._choose_path(model, compiled)
+        self._routes = routes_of(path) if record_routes else None
         self._max_length = max_length
         if max_length > path.context:
             raise ConfigError(
@@ -110,9 +113,7 @@ class TorchEngine:
         self._stale_cache = False
         self._waiting: deque[GenerationRequest] = deque()
         self._ended: list[GenerationResult] = []
-        self._generated = 0
-        self._finished = 0
-        self._kept_tokens = 0
+        self._generated = self._finished = self._kept_tokens = 0
         self._asked, self._constrained = AskedLogprobs(), ConstrainedRequests(grammars, path.vocab_size)
         self._closed = False
 
@@ -123,7 +124,7 @@ class TorchEngine:
         products = None if self._ladder is None else self._ladder.products
         with explained_out_of_memory("the KV cache with the passes", "lower rollout.kv_bytes or rollout.slots"):
             self._runner = self._path.runner(self._serving.current, **self._size, products=products)
-        self._table = SlotTable(self._runner.slots, self._max_length)
+        self._table = SlotTable(self._runner.slots, self._max_length, self._routes)
         self._kept = KeptPrefixes(self._runner.slots) if self._runner.reads_rests else None
 
     def _choose_path(self, model: PreTrainedModel | PretrainedConfig, compiled: bool) -> ModelPath:
@@ -372,6 +373,7 @@ class TorchEngine:
             ids = table.request_ids()
             self._asked.note(ids, drawn, known)
             self._constrained.take({row: name for row, name in ids.items() if not known[row]}, drawn.token_ids)
+        table.note_routes(drawn.routes)
         results = table.append(drawn.token_ids, drawn.logprobs)
         if self._kept is not None:
             self._keep(self._kept, np.flatnonzero(running & ~table.taken()), results)

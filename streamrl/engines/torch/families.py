@@ -1,22 +1,36 @@
 """Which Hugging Face decoders the engine can run exactly, and the shapes of their tensors.
 
 Guaranteed: a configuration that passes `describe` is computed as transformers computes it. Whatever would make
-the result differ (a sliding window that is on, experts, a rotary embedding that changes with length, another
-activation, quantised weights) is refused by name, never approximated. Nothing here knows weights or requests.
+the result differ (a sliding window that is on, layers with experts beside layers without, a rotary embedding that
+changes with length, another activation, quantised weights) is refused by name, never approximated. Nothing here knows
+weights or requests.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.mixtral.modeling_mixtral import MixtralRotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbedding
 
 from streamrl.errors import ConfigError
 
-ROTARY = {"llama": LlamaRotaryEmbedding, "qwen2": Qwen2RotaryEmbedding, "qwen3": Qwen3RotaryEmbedding}
+ROTARY = {
+    "llama": LlamaRotaryEmbedding,
+    "mixtral": MixtralRotaryEmbedding,
+    "qwen2": Qwen2RotaryEmbedding,
+    "qwen3": Qwen3RotaryEmbedding,
+    "qwen3_moe": Qwen3MoeRotaryEmbedding,
+}
 """The model types that there are, each with the class that computes its rotary embedding."""
+
+EXPERTS = ("mixtral", "qwen3_moe")
+"""Those of them whose layers have experts in the place of an MLP."""
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose frequencies do not depend on the length of what was read so far."""
@@ -24,7 +38,11 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What the decoder needs to know of a model. Sizes count elements; `tied` means head = embedding."""
+    """What the decoder needs to know of a model. Sizes count elements; `tied` means head = embedding.
+
+    num_experts: of each layer, 0 without any; intermediate_size is then that of one expert. experts_per_token: the best
+    few that a token goes to. renormalised: whether their probabilities are scaled to a sum of 1.
+    """
 
     model_type: str
     vocab_size: int
@@ -41,6 +59,9 @@ class ModelShape:
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    num_experts: int = 0
+    experts_per_token: int = 0
+    renormalised: bool = False
 
 
 def describe(config: PretrainedConfig) -> ModelShape:
@@ -49,15 +70,16 @@ def describe(config: PretrainedConfig) -> ModelShape:
     if kind not in ROTARY:
         raise ConfigError(
             f"the torch engine cannot run model type {kind!r}; it runs {', '.join(sorted(ROTARY))} "
-            "(dense decoders without a sliding window)"
+            "(decoders without a sliding window)"
         )
     _refuse_inexact(config)
-    attention_bias = bool(getattr(config, "attention_bias", False))
+    # Mixtral's configuration may have a key of another family's, which its layers do not read.
+    attention_bias = kind != "mixtral" and bool(getattr(config, "attention_bias", False))
     return ModelShape(
         model_type=kind,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=config.moe_intermediate_size if kind == "qwen3_moe" else config.intermediate_size,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
@@ -68,8 +90,20 @@ def describe(config: PretrainedConfig) -> ModelShape:
         qkv_bias=kind == "qwen2" or attention_bias,
         output_bias=kind != "qwen2" and attention_bias,
         mlp_bias=kind == "llama" and config.mlp_bias,
-        qk_norm=kind == "qwen3",
+        qk_norm=kind in ("qwen3", "qwen3_moe"),
+        **_experts(config),
     )
+
+
+def _experts(config: PretrainedConfig) -> dict[str, Any]:
+    """Fields of ModelShape. Mixtral always renormalises."""
+    if config.model_type not in EXPERTS:
+        return {}
+    return {
+        "num_experts": config.num_local_experts,
+        "experts_per_token": config.num_experts_per_tok,
+        "renormalised": getattr(config, "norm_topk_prob", True),
+    }
 
 
 def _refuse_inexact(config: PretrainedConfig) -> None:
@@ -77,6 +111,8 @@ def _refuse_inexact(config: PretrainedConfig) -> None:
     faults = []
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         faults.append("layer_types has 'sliding_attention' (full attention only: use_sliding_window = false)")
+    if config.model_type in EXPERTS:
+        faults += _inexact_experts(config)
     if rope_type not in STATIC_ROPE:
         faults.append(f"rope_type is {rope_type!r} (there are {', '.join(STATIC_ROPE)})")
     if config.hidden_act != "silu":
@@ -85,6 +121,14 @@ def _refuse_inexact(config: PretrainedConfig) -> None:
         faults.append("quantization_config is set (there are plain float weights)")
     if faults:
         raise ConfigError(f"the torch engine cannot run this {config.model_type} model exactly: " + "; ".join(faults))
+
+
+def _inexact_experts(config: PretrainedConfig) -> Iterator[str]:
+    if config.sliding_window is not None:
+        yield f"sliding_window is {config.sliding_window} (full attention only)"
+    dense = getattr(config, "mlp_only_layers", None)
+    if dense or getattr(config, "decoder_sparse_step", 1) != 1:
+        yield "some layers have no experts (mlp_only_layers, decoder_sparse_step; there are models where all have)"
 
 
 def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
@@ -108,16 +152,23 @@ def _layer_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
         "self_attn.k_proj": (key, hidden, shape.qkv_bias),
         "self_attn.v_proj": (key, hidden, shape.qkv_bias),
         "self_attn.o_proj": (hidden, query, shape.output_bias),
-        "mlp.gate_proj": (inner, hidden, shape.mlp_bias),
-        "mlp.up_proj": (inner, hidden, shape.mlp_bias),
-        "mlp.down_proj": (hidden, inner, shape.mlp_bias),
     }
+    if not shape.num_experts:
+        linears |= {
+            "mlp.gate_proj": (inner, hidden, shape.mlp_bias),
+            "mlp.up_proj": (inner, hidden, shape.mlp_bias),
+            "mlp.down_proj": (hidden, inner, shape.mlp_bias),
+        }
     shapes: dict[str, tuple[int, ...]] = {
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
     }
     if shape.qk_norm:
         shapes |= {f"self_attn.{name}_norm.weight": (shape.head_dim,) for name in ("q", "k")}
+    if shape.num_experts:
+        shapes["mlp.gate.weight"] = (shape.num_experts, hidden)
+        shapes["mlp.experts.gate_up_proj"] = (shape.num_experts, 2 * inner, hidden)
+        shapes["mlp.experts.down_proj"] = (shape.num_experts, hidden, inner)
     for name, (rows, columns, bias) in linears.items():
         shapes[f"{name}.weight"] = (rows, columns)
         if bias:

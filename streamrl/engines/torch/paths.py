@@ -32,12 +32,13 @@ from streamrl.system.kernel_cache import compiles_kernels
 
 class ModelPath(Protocol):
     """How a model is run. runs_graphs: whether the weights that serve stay where they are. shapes: [inner, columns] of
-    the weights that it multiplies with."""
+    the weights that it multiplies with. routes: layers and experts of a token, of a path that says where tokens go."""
 
     vocab_size: int
     context: int
     runs_graphs: bool
     shapes: Collection[tuple[int, int]]
+    routes: tuple[int, int] | None
 
     def new_weights(self) -> WeightSet: ...
 
@@ -66,15 +67,30 @@ def path_for(
         return GeneralPath(model, dtype, device)
 
 
+def routes_of(path: ModelPath) -> tuple[int, int]:
+    """Layers and experts of a token. Raises ConfigError for a path that does not say where tokens go."""
+    if path.routes is None:
+        raise ConfigError(
+            "the torch engine records routes of experts for Qwen3-MoE and Mixtral with experts in every layer, on a "
+            "CPU; set learner.router_replay = false"
+        )
+    return path.routes
+
+
 class FamilyPath:
-    """Llama, Qwen2, Qwen3: fused weights, by torch's operators, compiled kernels or captured graphs."""
+    """Llama, Qwen2, Qwen3, and on a CPU Qwen3-MoE and Mixtral: fused weights, by torch's operators, compiled kernels or
+    captured graphs."""
 
     def __init__(self, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, compiled: bool) -> None:
         self._config, self._dtype, self._device = config, dtype, device
         self._compiled = compiled and (device.type != "cpu" or compiles_kernels())
         self._shape = describe(config)
+        if self._shape.num_experts and device.type != "cpu":
+            raise ConfigError("experts run by fused weights on a CPU only; elsewhere transformers groups their rows")
         self.vocab_size, self.context = self._shape.vocab_size, self._shape.context
         self.shapes = product_shapes(self._shape)
+        has_experts = self._shape.num_experts > 0
+        self.routes = (self._shape.num_layers, self._shape.experts_per_token) if has_experts else None
         self.runs_graphs = self._compiled and device.type == "cuda" and find_spec("triton") is not None
 
     def new_weights(self) -> FusedWeights:
@@ -108,6 +124,7 @@ class GeneralPath:
     """Any other decoder of transformers, by its own modules."""
 
     runs_graphs = False
+    routes = None
 
     def __init__(self, model: PreTrainedModel | PretrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._model = GeneralModel(model, dtype, device)

@@ -7,6 +7,7 @@ too, whatever is drawn in their places. The table knows no tensors and computes 
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +22,22 @@ from streamrl.types import (
     IntArray,
     LongArray,
     PartialTokens,
+    RouteArray,
     Version,
     VersionSpan,
 )
 
 NO_STOP = -1
 """Fills the stop columns of a row with fewer stop tokens than another; no token has this id."""
+
+
+class ReadRoutes(NamedTuple):
+    """Experts that tokens went to as a pass read them. slots, places: int64 [W], of which row, and where in it. routes:
+    int16 [W, layers, K]."""
+
+    slots: LongArray
+    places: LongArray
+    routes: RouteArray
 
 
 class SlotTable:
@@ -37,9 +48,11 @@ class SlotTable:
     conversation; known: the length up to which tokens came with the request; told: the length up to which `partials`
     told them; limit: the length at which the row ends; top_logprobs: of the likeliest tokens so many are told;
     adjusts: whether its request changes logits. Slots without a request hold leftovers.
+
+    routes: layers and experts of a token, where they are recorded.
     """
 
-    def __init__(self, slots: int, max_length: int) -> None:
+    def __init__(self, slots: int, max_length: int, routes: tuple[int, int] | None = None) -> None:
         self.num_rows = 0
         self.token_ids = np.zeros((slots, max_length), dtype=np.int64)
         self.logprobs = np.zeros((slots, max_length), dtype=np.float32)
@@ -53,6 +66,7 @@ class SlotTable:
         self._spans: list[list[VersionSpan]] = [[] for _ in range(slots)]
         self._conversations = [""] * slots
         self._holes: list[int] = []
+        self._routes = None if routes is None else np.full((slots, max_length, *routes), -1, dtype=np.int16)
 
     @property
     def slots(self) -> int:
@@ -89,6 +103,8 @@ class SlotTable:
         self.top_k[index] = [s.top_k for s in sampling]
         self.top_p[index] = [s.top_p for s in sampling]
         self.min_p[index] = [s.min_p for s in sampling]
+        if self._routes is not None:
+            self._routes[index] = -1
         self.stream[index] = mix(np.array([request.seed for request in requests], dtype=np.uint64))
         self._assign_stops(index, requests)
         for row, request in zip(index.tolist(), requests, strict=True):
@@ -106,6 +122,8 @@ class SlotTable:
         self.token_ids[row, first:last] = so_far.token_ids
         self.logprobs[row, first:last] = so_far.logprobs
         self.known[row] = last
+        if self._routes is not None and so_far.routes is not None:
+            self._routes[row, first - 1 : last - 1] = so_far.routes
         serving = self._spans[row][-1].version
         self._spans[row] = list(join_spans(so_far.version_spans, [VersionSpan(so_far.end, serving)]))
 
@@ -119,6 +137,15 @@ class SlotTable:
             self._stop[index, column] = [
                 r.stop_token_ids[column] if column < len(r.stop_token_ids) else NO_STOP for r in requests
             ]
+
+    def note_routes(self, read: ReadRoutes | None) -> None:
+        """Where a pass sent what it read, before its tokens are appended. What gave a token that came with a
+        request stays as it was recorded then, if it was."""
+        if self._routes is None or read is None:
+            return
+        slots, places = read.slots, read.places
+        own = (places < self.start[slots] - 1) | (places >= self.known[slots] - 1)
+        self._routes[slots[own], places[own]] = read.routes[own]
 
     def append(self, token_ids: LongArray, logprobs: FloatArray) -> list[GenerationResult]:
         """Add one sampled token (int64, float32 [num_rows]) to each running row, in whose place one that is known
@@ -188,7 +215,10 @@ class SlotTable:
         if spans[-1].start >= len(token_ids):
             # A version that began after the last token sampled nothing.
             spans = [span for span in spans if span.start < len(token_ids)]
-        return GenerationResult(request.request_id, token_ids, logprobs, tuple(spans), reason, error)
+        routes = None
+        if self._routes is not None:
+            routes = self._routes[row, : int(self.start[row]) + len(token_ids)].copy()
+        return GenerationResult(request.request_id, token_ids, logprobs, tuple(spans), reason, error, routes=routes)
 
     def partials(self, least: int, among: Collection[str] | None = None) -> list[PartialTokens]:
         """What each running row, or each of the requests `among` them, got since it was last told, where that is
@@ -204,12 +234,14 @@ class SlotTable:
     def _partial(self, row: int, first: int, last: int) -> PartialTokens:
         request, start = self._requests[row], int(self.start[row])
         assert request is not None, f"slot {row} has no request"
+        routes = None if self._routes is None else self._routes[row, first - 1 : last - 1].copy()
         return PartialTokens(
             request.request_id,
             first - start,
             self.token_ids[row, first:last].astype(np.int32),
             self.logprobs[row, first:last].copy(),
             cut_spans(self._spans[row], first - start, last - start),
+            routes=routes,
         )
 
     def left_by(self, row: int) -> tuple[str, LongArray, int]:
@@ -280,6 +312,7 @@ class SlotTable:
             *(self.token_ids, self.logprobs, self.length, self.start, self.known, self.told, self.opening),
             *(self.limit, self.top_logprobs, self.adjusts, self._stop),
             *(self.temperature, self.top_k, self.top_p, self.min_p, self.stream),
+            *(() if self._routes is None else (self._routes,)),
         )
 
     def begin_version(self, version: Version) -> None:

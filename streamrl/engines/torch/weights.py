@@ -8,6 +8,7 @@ finiteness: who publishes checks that.
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
+from math import prod
 from types import MappingProxyType
 
 import torch
@@ -23,10 +24,11 @@ NAMES_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. Linear weights are [in, out]; a bias or norm that the family lacks is None.
+    """One decoder layer. Linear weights are [in, out]; a bias, norm or router that the family lacks is None.
 
     qkv: outputs of q, k and v in this order. qk_norm: [heads + kv_heads, head_dim], the q norm repeated for each
-    head, then the k norm. gate_up: outputs of gate, then of up.
+    head, then the k norm. gate_up: outputs of gate, then of up. Of a layer with experts gate_up and down are
+    [experts, in, out], and router, of whose outputs each is an expert's, is there.
     """
 
     input_norm: torch.Tensor
@@ -40,6 +42,7 @@ class LayerWeights:
     gate_up_bias: torch.Tensor | None
     down: torch.Tensor
     down_bias: torch.Tensor | None
+    router: torch.Tensor | None = None
 
     def tensors(self) -> list[torch.Tensor]:
         """Those that there are."""
@@ -105,18 +108,32 @@ class FusedWeights:
     def _new_layer(self, prefix: str) -> LayerWeights:
         shape, hidden = self._shape, self._shape.hidden_size
         query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        inner = shape.intermediate_size
         qkv = {"self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": key}
-        gate_up = {"mlp.gate_proj": inner, "mlp.up_proj": inner}
         return LayerWeights(
             self._joined_rows([prefix + "input_layernorm.weight"], hidden),
             *self._linear(prefix, qkv, hidden, shape.qkv_bias),
             self._qk_norm(prefix) if shape.qk_norm else None,
             *self._linear(prefix, {"self_attn.o_proj": hidden}, query, shape.output_bias),
             self._joined_rows([prefix + "post_attention_layernorm.weight"], hidden),
+            *(self._experts(prefix) if shape.num_experts else self._mlp(prefix)),
+        )
+
+    def _mlp(self, prefix: str) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
+        shape = self._shape
+        inner, hidden = shape.intermediate_size, shape.hidden_size
+        gate_up = {"mlp.gate_proj": inner, "mlp.up_proj": inner}
+        return (
             *self._linear(prefix, gate_up, hidden, shape.mlp_bias),
             *self._linear(prefix, {"mlp.down_proj": hidden}, inner, shape.mlp_bias),
         )
+
+    def _experts(self, prefix: str) -> tuple[torch.Tensor, None, torch.Tensor, None, torch.Tensor]:
+        shape = self._shape
+        experts, inner, hidden = shape.num_experts, shape.intermediate_size, shape.hidden_size
+        gate_up = self._joined_rows([prefix + "mlp.experts.gate_up_proj"], experts, 2 * inner, hidden)
+        down = self._joined_rows([prefix + "mlp.experts.down_proj"], experts, hidden, inner)
+        router = self._joined_rows([prefix + "mlp.gate.weight"], experts, hidden)
+        return gate_up.mT, None, down.mT, None, router.t()
 
     def _qk_norm(self, prefix: str) -> torch.Tensor:
         heads = self._shape.num_heads
@@ -163,7 +180,8 @@ class FusedWeights:
 def product_shapes(shape: ModelShape) -> set[tuple[int, int]]:
     """[inner length, columns] of every fused weight that a pass multiplies with."""
     hidden, query = shape.hidden_size, shape.num_heads * shape.head_dim
-    return {
+    router = {(hidden, shape.num_experts)} if shape.num_experts else set()
+    return router | {
         (hidden, query + 2 * shape.num_kv_heads * shape.head_dim),
         (query, hidden),
         (hidden, 2 * shape.intermediate_size),
@@ -225,5 +243,5 @@ def _joined(parts: Sequence[torch.Tensor], size: tuple[int, ...]) -> torch.Tenso
         if part.data_ptr() != end or part.untyped_storage().data_ptr() != memory or not part.is_contiguous():
             return None
         end += part.nbytes
-    strides = (size[1], 1) if len(size) == 2 else (1,)
+    strides = tuple(prod(size[place + 1 :]) for place in range(len(size)))
     return first.detach().as_strided(size, strides, first.storage_offset())

@@ -45,7 +45,9 @@ class PackedBatch:
     float32 [K], what a critic gave for the targets before the step, and what it is to learn; None without a critic.
     reference_logprobs, outcomes: float32 [K], what an implicit reward model is measured against, and the reward of the
     row that the target is of, which it is to learn; None without one. sources: int64 [K], the number of who sampled the
-    target, as `sources.Sources` counts; None where nobody asks.
+    target, as `sources.Sources` counts; None where nobody asks. routes:
+    int64 [T, layers, K], the experts that each token went to in the engine, -1 where that is not known; None of rows
+    without any.
     """
 
     ids: torch.Tensor
@@ -64,6 +66,7 @@ class PackedBatch:
     reference_logprobs: torch.Tensor | None = None
     outcomes: torch.Tensor | None = None
     sources: torch.Tensor | None = None
+    routes: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -128,8 +131,19 @@ def pack(
     # inputs.
     used_N[row_T[targets]] = targets - rows.offsets[row_T[targets]]
     lengths = _Lengths(used_N, group_prompts(rows), share_from)
-    parts = _split(rows, lengths, max_tokens)
-    return [_pack_part(rows, advantages_N, step, part, lengths, targets, row_T) for part in parts]
+    told_apart = _told_apart(rows)
+    parts = _split(told_apart, lengths, max_tokens)
+    return [_pack_part(rows, told_apart, advantages_N, step, part, lengths, targets, row_T) for part in parts]
+
+
+def _told_apart(rows: RolloutRows) -> RolloutRows:
+    """The rows as they are compared: a token that went to other experts is another token, and is not shared."""
+    if rows.routes is None:
+        return rows
+    beside = rows.routes.reshape(rows.num_tokens, -1).astype(np.int32)
+    each = np.concatenate([rows.token_ids[:, None], beside], axis=1)
+    numbers = np.unique(each, axis=0, return_inverse=True)[1]
+    return replace(rows, token_ids=numbers.reshape(-1).astype(np.int32))
 
 
 class _Lengths(NamedTuple):
@@ -209,6 +223,7 @@ def _least_cap(ends: LongArray, saved: LongArray, low: int, high: int, packs: in
 
 def _pack_part(
     rows: RolloutRows,
+    told_apart: RolloutRows,
     advantages_N: npt.NDArray[np.float64],
     step: int,
     part: LongArray,
@@ -217,7 +232,7 @@ def _pack_part(
     row_T: LongArray,
 ) -> PackedBatch:
     """The pack of the rows `part`."""
-    tree = prefix_tree(rows, part, *lengths).sorted_by_shape()
+    tree = prefix_tree(told_apart, part, *lengths).sorted_by_shape()
     own_start = np.cumsum(tree.length) - tree.length
     tokens = ragged_arange(rows.offsets[part[tree.row]] + tree.start, tree.length)
     low, high = np.searchsorted(all_targets, rows.offsets[[part[0], part[-1] + 1]])
@@ -237,4 +252,5 @@ def _pack_part(
         lags=torch.from_numpy((step - rows.token_steps[targets]).astype(np.float32)),
         row_tokens=torch.from_numpy(row_tokens[row].astype(np.float32)),
         rows=torch.from_numpy(part[row]),
+        routes=None if rows.routes is None else torch.from_numpy(rows.routes[tokens].astype(np.int64)),
     )

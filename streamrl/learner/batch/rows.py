@@ -67,6 +67,7 @@ def select_rows(rows: RolloutRows, index: LongArray) -> RolloutRows:
         rewards=rows.rewards[index],
         valid=rows.valid[index],
         replica=[rows.replica[i] for i in index] if rows.replica else [],
+        routes=None if rows.routes is None else rows.routes[tokens],
     )
 
 

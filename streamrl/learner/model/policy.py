@@ -17,6 +17,7 @@ from streamrl.learner.attention.self_test import require_packable
 from streamrl.learner.batch.packing import PackedBatch
 from streamrl.learner.model.logprobs import token_logprobs
 from streamrl.learner.model.output_form import capped_logprobs, output_form, require_own_logits
+from streamrl.learner.model.routers import routers_of
 from streamrl.learner.parallel.sequence_parallel import SequenceRanks, hidden_at_predictors
 from streamrl.models.mixers import mixers_of
 
@@ -58,6 +59,9 @@ class PolicyModel(nn.Module):
         self.logits_at_once = logits_at_once
         self.logits_bytes = logits_bytes
         self.sequence = sequence
+        self.routers = routers_of(model)
+        self.replays_routes = False
+        """Whether tokens go to the experts that they went to in the engine, where that is known."""
 
     def forward(
         self, pack: PackedBatch, temperature: float, entropy_gradient: bool = False
@@ -67,6 +71,8 @@ class PolicyModel(nn.Module):
         `temperature` divides the logits: pass the one that the rollouts were sampled with.
         """
         stretch = None if self.sequence is None else self.sequence.stretch(pack)
+        if self.routers is not None:
+            self.routers.begin(pack.routes if self.replays_routes else None)
         hidden = hidden_at_predictors(self.model.base_model, pack, stretch)
         targets = pack.targets if stretch is None else stretch.targets
         logprobs, entropy = self._logprobs(hidden, targets, temperature, entropy_gradient)

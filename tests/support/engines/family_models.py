@@ -75,7 +75,7 @@ FAMILIES = {
         Family("seed_oss", {}),
         Family("exaone4", {"sliding_window": 6, "num_hidden_layers": 4}),
         Family("cohere2", {"sliding_window": 6, "num_hidden_layers": 4, "logit_scale": 0.3}),
-        Family("qwen3_moe", {"num_experts": 4, **MOE}),
+        Family("qwen3_moe", {"num_experts": 4, "mlp_only_layers": [1], **MOE}),
         Family("gpt_oss", {"num_local_experts": 4, "sliding_window": 6, "num_hidden_layers": 4, **MOE}),
         Family("qwen3_5_text", {**DELTA, **HYBRID}, invariant=False),
         Family("qwen3_next", {**DELTA, **HYBRID, **MOE, **SHARED, "num_experts": 4}, invariant=False),

@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from streamrl.buffers.rows.records import Lease
 from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.config.estimates.megatron import MegatronLayout
 from streamrl.config.schema.run import ModelConfig
+from streamrl.engines.build import build_engine
+from streamrl.engines.server.process.place import ServerPlace
 from streamrl.errors import ConfigError
 from streamrl.learner.checkpoint.digest import weight_digest
 from streamrl.learner.megatron.families import family_of
@@ -28,7 +30,16 @@ from streamrl.services.learner.core import LearnerCore
 from streamrl.services.rollout.completions import CompletionLog
 from streamrl.services.rollout.rows import Finished, Issued
 from streamrl.services.run.folder import RunFolder
-from streamrl.types import FinishReason, FrameRef, GenerationResult, Ticket, Version, VersionSpan
+from streamrl.types import (
+    FinishReason,
+    FrameRef,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+    Ticket,
+    Version,
+    VersionSpan,
+)
 from streamrl.weights.folder import shm_folder
 
 GROUPS, GROUP_SIZE, VOCAB = 3, 4, 20
@@ -78,6 +89,34 @@ def learn(config: Config, folder: Path, frames: int = 1) -> Learned:
             core.save()
         names = sorted(path.name for path in (folder / "checkpoints").iterdir() if path.is_dir())
         return Learned(len(passes), metrics["loss/policy"], core.weight_digest(), names, torch.get_num_threads())
+
+
+def balanced(config: Config, folder: Path) -> Learned:
+    """The same with a model that has experts."""
+    return learn(with_experts(config, folder), folder)
+
+
+def replayed(config: Config, folder: Path) -> tuple[bool, bool]:
+    """Whether an engine that is built says where tokens went, and whether the learner's policy follows."""
+    config = with_experts(config, folder)
+    engine = build_engine(config, Path(str(config.model.path)), 32, ServerPlace(folder, "probe"), "rollout-0")
+    prompt = GenerationRequest("a", np.array([3, 4], np.int32), 0, SamplingParams(max_new_tokens=2), ())
+    (result,) = engine.generate([prompt])
+    with built(config, folder) as core:
+        return result.routes is not None, core._policy.module.replays_routes
+
+
+def with_experts(config: Config, folder: Path) -> Config:
+    """With a small model that has experts, which is made for it."""
+    made = folder / "experts"
+    prepare_model_folder(ModelConfig(preset="tiny-qwen3"), 0, made)
+    small = AutoConfig.from_pretrained(made)
+    names = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "eos_token_id")
+    sizes = {name: getattr(small, name) for name in names}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts, max_position_embeddings=64)).save_pretrained(made)
+    return msgspec.structs.replace(config, model=ModelConfig(path=str(made), preset=None))
 
 
 def megatron_settings(config: Config, folder: Path) -> tuple[Any, ...]:

@@ -58,6 +58,9 @@ def what_is_of_fsdp(config: Config) -> Iterator[Problem]:
     if learner.sequence_parallel > 1:
         what = f'under "megatron" packs are not spread over ranks in attention yet; set 1, or {_OTHERWISE}'
         yield _of_backend("learner.sequence_parallel", what, learner.sequence_parallel)
+    if learner.router_aux_loss_coef:
+        what = f'"megatron" has no loss that balances experts yet; set 0, or {_OTHERWISE}'
+        yield _of_backend("learner.router_aux_loss_coef", what, learner.router_aux_loss_coef)
     if learner.shares is not None:
         what = 'under "megatron" gradients of all shares are added at once, in no order of shares; leave this key out'
         yield _of_backend("learner.shares", what, learner.shares)

@@ -58,8 +58,12 @@ def packs_are_spread_evenly(config: Config) -> Iterator[Problem]:
 
 
 def what_is_not_spread(config: Config) -> Iterator[Problem]:
-    """Adapters and compiled layers are whole on every rank, and compiled ones see all tokens."""
+    """Adapters and compiled layers are whole on every rank, and compiled ones see all tokens, as routers do."""
     learner, given = config.learner, str(config.learner.tensor_parallel)
+    if learner.sequence_parallel > 1 and learner.router_aux_loss_coef:
+        what = "experts are not balanced over packs that are spread; set 1, or learner.router_aux_loss_coef = 0"
+        involves = ("learner.router_aux_loss_coef",)
+        yield Problem(key=_SEQUENCE, what=what, given=str(learner.sequence_parallel), involves=involves)
     if learner.sequence_parallel > 1 and learner.execution.compile:
         what = "layers are not compiled for packs that are spread; set 1, or learner.execution.compile = false"
         involves = ("learner.execution.compile",)

@@ -17,8 +17,8 @@ _NOT_YOURS = {
     "--port": _OPEN,
     "--uds": _OPEN,
     "--enable-return-routed-experts": (
-        "router replay does not exist here: the experts that the server names would be recorded nowhere, and the "
-        "learner routes each token by itself"
+        "router replay takes what the torch engine records: the experts that the server names would be recorded "
+        "nowhere, and the learner routes each token by itself"
     ),
     "--logprobs-mode": "the learner needs log-probs of the distribution that is sampled",
     "--data-parallel-size": "a version is taken up by one rank; set rollout.replicas",

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from transformers import PretrainedConfig
 
 from streamrl.engines.torch.eager.attention import attend, causal_attention
+from streamrl.engines.torch.eager.experts import choose_experts, run_experts
 from streamrl.engines.torch.eager.kv import KvCache
 from streamrl.engines.torch.eager.passes import Keys, LibraryPass, Pass, PassMaker
 from streamrl.engines.torch.eager.plan import Plan
@@ -25,10 +26,13 @@ from streamrl.engines.torch.weights import FusedWeights, LayerWeights
 
 class Outcome(NamedTuple):
     """What a pass gives. logits: float32 [N, vocab], next-token logits of the running slots; None when N is 0. scored:
-    of the plan's S scored tokens what `head` makes logits of, [S, ...]; None without any."""
+    of the plan's S scored tokens what `head` makes logits of, [S, ...]; None without any. routes: int64 [T, layers, K],
+    the experts of the packed tokens, -1 where a layer ran none for them; None for a model without experts.
+    """
 
     logits: torch.Tensor | None
     scored: torch.Tensor | None = None
+    routes: torch.Tensor | None = None
 
 
 class Decoder:
@@ -54,6 +58,7 @@ class Decoder:
     ) -> None:
         self._shape = shape
         self._products = products
+        self._chosen: list[torch.Tensor] = []
         self._eps = torch.tensor(shape.rms_norm_eps, dtype=torch.float32, device=device)
         kind = {"dtype": dtype, "device": device, "min_rows": products.min_rows}
         self._maker = PassMaker(config, shape, max_length=max_length, **kind)
@@ -74,6 +79,7 @@ class Decoder:
     def forward(self, weights: FusedWeights, shared: Pass, cache: KvCache) -> Outcome:
         """Run a pass."""
         x_TE = F.embedding(shared.token_ids, weights.embedding)
+        self._chosen = []
         for index, layer in enumerate(weights.layers):
             heads_THD = self._project(x_TE, layer, shared)
             self._store(index, heads_THD, cache, shared)
@@ -84,13 +90,28 @@ class Decoder:
                 x_TE = x_TE[: shared.kept]
                 attended_TE = self._pad(self._attend_cache(index, heads_THD, cache, shared, shared.rows), shared.kept)
             else:
-                return Outcome(None)
+                return Outcome(None, routes=self._routes(shared))
             x_TE = self._mix(x_TE, attended_TE, layer)
         scored = None if shared.scored is None else x_TE.index_select(0, shared.scored)
+        routes = self._routes(shared)
         if not shared.rows:
-            return Outcome(None, scored)
+            return Outcome(None, scored, routes)
         logits = self.head(weights, x_TE[: shared.kept])[: shared.rows]
-        return Outcome(logits if shared.row_of_slot is None else logits.index_select(0, shared.row_of_slot), scored)
+        if shared.row_of_slot is not None:
+            logits = logits.index_select(0, shared.row_of_slot)
+        return Outcome(logits, scored, routes)
+
+    def _routes(self, shared: Pass) -> torch.Tensor | None:
+        """Of the pass that ran, as `Outcome` has them."""
+        shape = self._shape
+        if not shape.num_experts:
+            return None
+        found = torch.full((len(shared.token_ids), shape.num_layers, shape.experts_per_token), -1)
+        for layer, chosen in enumerate(self._chosen):
+            # In the last layer what stands behind the decode rows is padding.
+            ran = shared.rows if layer + 1 == shape.num_layers and shared.scored is None else len(chosen)
+            found[:ran, layer] = chosen[:ran].cpu()
+        return found
 
     def head(self, weights: FusedWeights, x_RE: torch.Tensor) -> torch.Tensor:
         """float32 [R, vocab], of what the last layer gives for some tokens."""
@@ -176,10 +197,25 @@ class Decoder:
         return F.pad(rows_NE, (0, 0, 0, missing)) if missing else rows_NE
 
     def _mix(self, x_TE: torch.Tensor, attended_TE: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-        """Output projection and gated MLP, each added to the residual."""
+        """Output projection and gated MLP, or experts, each added to the residual."""
         x_TE = self._products.add_linear(x_TE, attended_TE, layer.output, layer.output_bias)
-        both = self._products.linear(self._norm(x_TE, layer.post_norm), layer.gate_up, layer.gate_up_bias)
+        normed_TE = self._norm(x_TE, layer.post_norm)
+        if layer.router is not None:
+            return x_TE + self._run_experts(normed_TE, layer, layer.router)
+        both = self._products.linear(normed_TE, layer.gate_up, layer.gate_up_bias)
         return self._products.add_linear(x_TE, self._gate(both), layer.down, layer.down_bias)
+
+    def _run_experts(self, x_TE: torch.Tensor, layer: LayerWeights, router_EX: torch.Tensor) -> torch.Tensor:
+        shape, products = self._shape, self._products
+        routes = choose_experts(products.linear(x_TE, router_EX, None), shape.experts_per_token, shape.renormalised)
+
+        self._chosen.append(routes.experts)
+
+        def run(expert: int, rows_RE: torch.Tensor) -> torch.Tensor:
+            inner = self._gate(products.linear(rows_RE, layer.gate_up[expert], None))
+            return products.linear(inner, layer.down[expert], None)
+
+        return run_experts(x_TE, routes, run, num_experts=shape.num_experts, min_rows=products.min_rows)
 
     def _gate(self, both: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up, [T, I], of their joint projection [T, 2 I]."""

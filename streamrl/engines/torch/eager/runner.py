@@ -18,7 +18,7 @@ from streamrl.engines.torch.logits_processors.constrained import NO_CHANGES, Row
 from streamrl.engines.torch.logprobs.asked import Drawn
 from streamrl.engines.torch.logprobs.measured import AskingRows, Looked, ScoredSegments
 from streamrl.engines.torch.sampling import Draws, SamplingRows, sampling_rows
-from streamrl.engines.torch.slots import SlotTable
+from streamrl.engines.torch.slots import ReadRoutes, SlotTable
 from streamrl.types import LongArray
 
 
@@ -76,6 +76,8 @@ class EagerRunner:
         self._drawn: torch.Tensor | None = None
         self._looked: Looked | None = None
         self._scored: ScoredSegments | None = None
+        self._written: tuple[LongArray, LongArray, LongArray | None] | None = None
+        self._read: ReadRoutes | None = None
 
     @property
     def in_flight(self) -> int:
@@ -147,9 +149,14 @@ class EagerRunner:
         if self._pass is None or not self._pass.decodes_only:
             plan = plan_pass(*table.last_tokens(), segments, rests, self._min_rows)
             self._pass = self._decoder.begin(plan, self._cache)
+            self._written = plan.slots, plan.places, plan.source
         else:
             self._decoder.advance(self._pass, self._chosen)
-        logits, scored = self._decoder.forward(weights, self._pass, self._cache)
+            assert self._written is not None, "a pass was begun before one is advanced"
+            slots, places, source = self._written
+            self._written = slots, places + 1, source
+        logits, scored, routes = self._decoder.forward(weights, self._pass, self._cache)
+        self._read = None if routes is None else _read(self._written, routes)
         assert logits is not None, "a pass with rows gives logits"
         if scored is not None:
             self._scored = ScoredSegments(segments, scored, lambda rows: self._decoder.head(weights, rows))
@@ -175,7 +182,7 @@ class EagerRunner:
             self._cache.clear(to_device(broken, self._device))
         looked, self._looked, scored, self._scored = self._looked, None, self._scored, None
         top_logprobs = None if looked is None else looked.fetch()
-        return Drawn(chosen, logprobs, top_logprobs, () if scored is None else scored.fetch())
+        return Drawn(chosen, logprobs, top_logprobs, () if scored is None else scored.fetch(), self._read)
 
     def drop(self, table: SlotTable) -> None:
         """Nothing: a row that ended keeps its memory until another takes it."""
@@ -188,3 +195,11 @@ class EagerRunner:
 
     def close(self) -> None:
         del self._cache
+
+
+def _read(written: tuple[LongArray, LongArray, LongArray | None], routes: torch.Tensor) -> ReadRoutes:
+    """written: slots, places and packed tokens of what a pass put into the cache, which is what it read."""
+    slots, places, source = written
+    found = routes.numpy().astype(np.int16)
+    # Places go on with the pass, and the engine keeps what it was told.
+    return ReadRoutes(slots, places.copy(), found[: len(slots)] if source is None else found[source])

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from streamrl.engines.torch.slots import ReadRoutes
 from streamrl.types import (
     FloatArray,
     GenerationRequest,
@@ -27,12 +28,13 @@ from streamrl.types import (
 class Drawn(NamedTuple):
     """What a pass came to. token_ids int64, logprobs float32 [N]: the token of each row. top_logprobs: in its place,
     [N, k] for the most that a row asks for; None where none does, and nothing for a row that does not. prompts: of what
-    was read and asked for, with its rows."""
+    was read and asked for, with its rows. routes: of all that was read, by a model with experts."""
 
     token_ids: LongArray
     logprobs: FloatArray
     top_logprobs: TopLogprobs | None = None
     prompts: Sequence[tuple[tuple[int, ...], PromptLogprobs]] = ()
+    routes: ReadRoutes | None = None
 
 
 class _Asked:

@@ -531,6 +531,8 @@ KEYS: dict[str, Key] = {
     "learner.gpu_share": Key(gpus_asked, 1.0, 0.5, {"learner.device": "cuda"}),
     "learner.threads": Key(learner.learn, 1, 2),
     "learner.micro_batch_tokens": Key(learner.learn, 32, 4096),
+    "learner.router_replay": Key(learner.replayed, False, True),
+    "learner.router_aux_loss_coef": Key(learner.balanced, 0.0, 1.0, RATE),
     "learner.optimizer.kind": Key(learned_by, "adamw", "adamw_8bit", RATE),
     "learner.optimizer.lr": Key(learner.learn, 1e-4, 1e-3),
     "learner.optimizer.betas": Key(learner.learn, (0.9, 0.95), (0.5, 0.95), RATE),

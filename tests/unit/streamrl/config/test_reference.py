@@ -76,7 +76,8 @@ def test_the_names_known_to_a_check_are_the_names_that_exist():
     assert tuple(limit.value for limit in Limit) == known.EPISODE_LIMITS
     assert set(known.TOOLS) == {*environments.BUILT_IN_TOOLS, known.PYTHON_TOOL}
     assert set(known.REWARDS) == {*rewards.BUILT_IN, known.REWARD_MODEL}
-    assert set(known.MODEL_TYPES) == set(families.ROTARY)
+    assert {*known.MODEL_TYPES, *known.EXPERT_TYPES} == set(families.ROTARY)
+    assert known.EXPERT_TYPES == families.EXPERTS
 
 
 @pytest.mark.parametrize("model_type", known.MODEL_TYPES)

@@ -2,7 +2,8 @@
 
     python family_rank.py STORE RANK WORLD OUT
 
-Trains three steps of each on two shares. OUT gets metrics, digest and names of its weights by family, as JSON.
+Trains three steps of each on two shares, experts balanced where routers are known.
+OUT gets metrics, digest and names of its weights by family, as JSON.
 """
 
 import json
@@ -16,7 +17,8 @@ from support.learner.learner_rank import train_on_two_shares
 
 from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import OptimizerConfig
-from streamrl.learner.fsdp import build
+from streamrl.learner.fsdp import on_policy
+from streamrl.learner.model.sharding import ShardedPolicy
 from streamrl.learner.parallel.process_group import LearnerGroup, open_group
 
 FAMILIES = ("gemma3_text", "gpt_oss", "qwen3_moe", "deepseek_v3", "qwen3_5_text", "lfm2", "mamba2", "falcon_h1")
@@ -24,13 +26,13 @@ STEPS = 3
 
 
 def trained(family: str, group: LearnerGroup) -> dict[str, Any]:
-    backend = build(
-        family_model(family),
+    backend = on_policy(
+        ShardedPolicy(family_model(family), group, torch.float32),
         optimizer=OptimizerConfig(lr=3e-3, warmup_steps=3),
         algorithm=AlgorithmConfig(),
         total_steps=STEPS,
         temperature=0.9,
-        group=group,
+        router_aux_loss_coef=0.1,
     )
     metrics = train_on_two_shares(backend, STEPS)
     names = [name for name, _ in backend.iter_hf_weights()]

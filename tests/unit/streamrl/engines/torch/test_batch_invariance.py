@@ -7,7 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from streamrl.engines.torch import TorchEngine
 from streamrl.engines.torch.arrangement import CLASS_TOKENS, arrange, key_ranges
@@ -31,10 +38,14 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=["qwen3-2-queries-a-key", "qwen2-7-queries-a-key"])
+@pytest.fixture(scope="module", params=["qwen3-2-queries-a-key", "qwen2-7-queries-a-key", "experts"])
 def model(request: pytest.FixtureRequest):
     sizes = {"vocab_size": VOCAB, "num_hidden_layers": 2, "intermediate_size": 96, "initializer_range": 0.15}
     torch.manual_seed(3)
+    if request.param == "experts":
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+        experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(hidden_size=64, **heads, **experts, **sizes)).eval()
     if request.param.startswith("qwen3"):
         config = Qwen3Config(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32, **sizes)
         return Qwen3ForCausalLM(config).eval()

@@ -6,14 +6,19 @@ import torch
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from streamrl.engines.torch import TorchEngine
+from streamrl.engines.torch.paths import GeneralPath, path_for
 from streamrl.errors import ComponentError, ConfigError
 from streamrl.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, Version
 
@@ -27,6 +32,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}
 FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16}),
@@ -34,6 +40,9 @@ FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "llama-bias": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
     "llama3-rope": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE}),
+    "qwen3-moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {**EXPERTS, "norm_topk_prob": True}),
+    "qwen3-moe-weights-below-1": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {**EXPERTS, "norm_topk_prob": False}),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 
 
@@ -333,6 +342,15 @@ def test_a_model_it_would_compute_differently_is_refused_by_name(change: dict, m
             max_length=8,
             kv_bytes=2**20,
         )
+
+
+@pytest.mark.parametrize(
+    "change", [{"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}, {"use_sliding_window": True, "sliding_window": 8}]
+)
+def test_experts_in_another_form_than_the_fused_weights_have_go_the_general_way(change: dict):
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Qwen3MoeConfig(**sizes, **EXPERTS, **change, intermediate_size=48, num_hidden_layers=2)
+    assert isinstance(path_for(config, torch.float32, torch.device("cpu"), compiled=True), GeneralPath)
 
 
 def test_requests_longer_than_the_models_context_are_refused():
