@@ -5,6 +5,7 @@ chosen.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -13,8 +14,11 @@ from transformers import PreTrainedModel
 
 from streamrl.config import Config
 from streamrl.config.estimates.megatron import MegatronLayout
+from streamrl.config.schema.learner import OptimizerConfig
+from streamrl.learner.backend import LearnerBackend
 from streamrl.learner.fsdp import FsdpBackend, on_policy
 from streamrl.learner.model.sharding import ShardedPolicy
+from streamrl.learner.objectives import Objective
 from streamrl.learner.parallel.process_group import LearnerGroup, open_group
 from streamrl.learner.parallel.rank_mesh import RowRank
 from streamrl.learner.references.averaged import AveragedPolicy
@@ -23,14 +27,19 @@ from streamrl.learner.token_watch import TokenWatch
 from streamrl.models.load import DTYPES
 from streamrl.services.learner.policies import make_policy, make_reference
 
+Supervised = Callable[[Objective, OptimizerConfig, int], AbstractContextManager[LearnerBackend]]
+"""(objective, optimizer, steps that its rate decays over). While the context is open its backend trains the weights."""
+
 
 class Trained(NamedTuple):
     """policy: what is published, a `PublishedPolicy`. backend: a `LearnerBackend` with `state_bytes`. held: the
-    reference policy; None where there is none."""
+    reference policy; None where there is none. supervised: trains the same weights for another objective, before
+    `backend` has taken a step."""
 
     policy: Any
     backend: Any
     held: FrozenPolicy | None
+    supervised: Supervised
 
 
 class Ranks(Protocol):
@@ -70,7 +79,13 @@ class FsdpRanks:
         policy = make_policy(model, self._config, self.group)
         has_reference = self._config.learner.algorithm.has_reference
         held = make_reference(self._run, self._config, self.group) if has_reference else None
-        return Trained(policy, self._make_backend(policy, held, watch), held)
+
+        def supervised(
+            objective: Objective, optimizer: OptimizerConfig, steps: int
+        ) -> AbstractContextManager[LearnerBackend]:
+            return nullcontext(FsdpBackend(policy, objective, optimizer, steps))
+
+        return Trained(policy, self._make_backend(policy, held, watch), held, supervised)
 
     def close(self) -> None:
         self.group.close()
@@ -121,7 +136,7 @@ class MegatronRanks:
             dtype=DTYPES[self._config.model.dtype],
             watch=watch,
         )
-        return Trained(backend.policy, backend, None)
+        return Trained(backend.policy, backend, None, backend.supervised)
 
     def close(self) -> None:
         self._ranks.close()

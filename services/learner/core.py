@@ -31,8 +31,9 @@ from streamrl.learner.batch.scored_batch import Part
 from streamrl.learner.blame import Logprobs, with_its_row
 from streamrl.learner.checkpoint import checkpoint
 from streamrl.learner.checkpoint.retention import oldest_step
+from streamrl.learner.objectives import nll_loss
 from streamrl.learner.sources import Sources
-from streamrl.learner.supervised.warmup import Warmup, WarmupProgress
+from streamrl.learner.supervised.warmup import Warmup, WarmupProgress, warmup_optimizer
 from streamrl.models.export import export_hf
 from streamrl.models.load import load_model, prepare_model_folder
 from streamrl.models.tokenizer import load_tokenizer
@@ -94,7 +95,7 @@ class LearnerCore:
         model = load_model(model_folder(self._run.path, self._config), self._config.model.dtype)
         self._load_task(model.config.get_text_config().max_position_embeddings)
         self._token_log = TokenLog(self._run.tokens_path, self._config, self._ranks.row_rank)
-        self._policy, self._backend, self._held = self._ranks.build(model, self._token_log.watch)
+        self._policy, self._backend, self._held, self._supervised = self._ranks.build(model, self._token_log.watch)
         self._versions = VersionWriter(self._run, self._config, self._rank, self._policy)
         self._auxiliary = self._make_auxiliary_model()
         found = self._load_newest() if resume else {}
@@ -118,12 +119,17 @@ class LearnerCore:
             )
         folder = model_folder(self._run.path, self._config)
         max_length = limits.longest_row(self._config, self._longest_prompt)
-        with warm_up.warm_up_parts(self._config, folder, max_length, self._policy, task, tokenizer) as parts:
+        with (
+            self._supervised(nll_loss, warmup_optimizer(settings), settings.max_steps) as backend,
+            warm_up.warm_up_parts(self._config, folder, max_length, backend, task, tokenizer) as parts,
+        ):
             Warmup(
-                self._policy,
+                backend,
                 settings,
                 task,
                 tokenizer,
+                row_rank=self._ranks.row_rank,
+                hidden_size=self._policy.hidden_size,
                 evaluate=parts.score,
                 held_apart=warm_up.items_held_apart(task),
                 seed=self._config.seed,
@@ -280,7 +286,7 @@ class LearnerCore:
         self._ranks.close()
         # The group's threads end with the last reference to it, and the policy holds some. A thread that still puts its
         # last tensor away when the interpreter ends would abort the process.
-        for held in ("_backend", "_auxiliary", "_held", "_policy", "_group", "_ranks"):
+        for held in ("_backend", "_auxiliary", "_held", "_supervised", "_policy", "_group", "_ranks"):
             vars(self).pop(held, None)
         gc.collect()
         if self._rank == 0:

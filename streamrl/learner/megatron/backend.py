@@ -10,6 +10,7 @@ Knows nothing of where packs come from, of versions, or of files.
 
 import base64
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial, reduce
@@ -74,13 +75,13 @@ class MegatronBackend:
         *,
         ranks: MegatronRanks,
         policy: MegatronPolicy,
-        distributed: bool,
+        adamw: MegatronAdamW,
         temperature: float = 1.0,
         uses_start: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        """Collective. chunks: of this rank, with their weights, which `weights` and `policy` bring together.
-        objective, total_steps, temperature, uses_start: as `FsdpBackend` has them."""
+        """chunks: of this rank, with their weights, which `weights` and `policy` bring together. adamw: over them, and
+        begun with `optimizer`. objective, total_steps, temperature, uses_start: as `FsdpBackend` has them."""
         self.ranks = ranks
         self.policy = policy
         self._chunks = chunks
@@ -91,13 +92,35 @@ class MegatronBackend:
         self._temperature = temperature
         self._uses_start = uses_start
         self._clock = clock or SystemClock()
-        self._optimizer = MegatronAdamW(chunks, optimizer, distributed=distributed, dtype=policy.dtype)
+        self._optimizer = adamw
         self._steps_done = 0
         self._updates_done = 0
 
     @property
     def steps_done(self) -> int:
         return self._steps_done
+
+    @contextmanager
+    def supervised(
+        self, objective: Objective, optimizer: OptimizerConfig, total_steps: int
+    ) -> Iterator["MegatronBackend"]:
+        """Another training of the same weights, while the context is open; this one, which has taken no step, begins
+        with the weights that it leaves."""
+        self._optimizer.begin(optimizer)
+        try:
+            yield MegatronBackend(
+                self._chunks,
+                self._weights,
+                objective,
+                optimizer,
+                total_steps,
+                ranks=self.ranks,
+                policy=self.policy,
+                adamw=self._optimizer,
+                clock=self._clock,
+            )
+        finally:
+            self._optimizer.begin(self._config)
 
     def step(self, packs: Sequence[PackedBatch], total: Denominators) -> dict[str, float]:
         """As `LearnerBackend.step`, with the times of `step_batch`."""
@@ -262,7 +285,7 @@ def build(
         total_steps,
         ranks=ranks,
         policy=MegatronPolicy(weights, ranks, dtype, model.config.hidden_size),
-        distributed=megatron.distributed_optimizer,
+        adamw=MegatronAdamW(wrapped, optimizer, distributed=megatron.distributed_optimizer, dtype=dtype),
         temperature=temperature,
         uses_start=algorithm.uses_start,
         clock=clock,

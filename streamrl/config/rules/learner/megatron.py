@@ -75,12 +75,6 @@ def what_megatron_cannot_yet(config: Config) -> Iterator[Problem]:
         if config.learner.lora.rank:
             what = f'adapters are not trained under "megatron" yet; set 0, or {_OTHERWISE}'
             yield _of_backend("learner.lora.rank", what, config.learner.lora.rank)
-        if config.warmup.max_steps:
-            what = (
-                'there is no warm-up under "megatron" yet; set 0, and warm the model up in a run of its own with '
-                f'{_BACKEND} = "fsdp", whose export is then model.path'
-            )
-            yield _of_backend("warmup.max_steps", what, config.warmup.max_steps)
 
 
 def _other_models(learner: LearnerConfig) -> Iterator[Problem]:
