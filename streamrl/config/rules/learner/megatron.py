@@ -82,11 +82,6 @@ def _other_models(learner: LearnerConfig) -> Iterator[Problem]:
     if algorithm.has_auxiliary_model:
         what = f'it takes a model beside the policy, which there is none of under "megatron" yet; {_OTHERWISE}'
         yield _of_backend(ADVANTAGE, what, algorithm.advantage)
-    reference = f'it takes a reference policy, which there is none of under "megatron" yet; {_OTHERWISE}'
-    if algorithm.kl_coef:
-        yield _of_backend("learner.algorithm.kl_coef", reference, algorithm.kl_coef)
-    elif algorithm.has_reference and not algorithm.has_auxiliary_model:
-        yield _of_backend("learner.algorithm.loss", reference, algorithm.loss)
 
 
 def _problem(key: str, what: str, given: object, involves: tuple[str, ...] = ()) -> Problem:
