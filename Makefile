@@ -3,6 +3,7 @@
 #   make quickstart          train a small model by reinforcement learning on this machine's CPU, and show it
 #   make quickstart SEED=1   the same with another seed, in a run folder of its own
 #   make quickstart ARGS='--learner.steps 50 --name short'   any key, as `streamrl up` takes it
+#   make quickstart-megatron the same, trained by two ranks of megatron-core; without a GPU they compute on the CPU
 #   make test                the layers, the unit tests and the integration tests but for the longest of both
 #   make test-long           these, and the longest fault tests in a short form: runs of minutes; ARGS='--part 2/3' a third of their files
 #   make test-low-bit        the tests of 8-bit optimizer states, which `make test` skips
@@ -39,11 +40,15 @@ PYTEST ?= -m pytest
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKSTART := $(if $(SEED),--seed $(SEED) --name quickstart-seed$(SEED)) $(ARGS)
 
-.PHONY: quickstart test test-long test-low-bit test-kernels test-environments test-clients test-megatron test-trackers test-storage test-processors test-machines test-faults test-service engines test-engines test-page test-deploy deploy-files bubblewrap check fmt docs benchmarks-page clean
+.PHONY: quickstart quickstart-megatron test test-long test-low-bit test-kernels test-environments test-clients test-megatron test-trackers test-storage test-processors test-machines test-faults test-service engines test-engines test-page test-deploy deploy-files bubblewrap check fmt docs benchmarks-page clean
 .PHONY: bench bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-page bench-e2e bench-service bench-data bench-sandbox bench-gpu
 
 quickstart: $(VENV)/.installed
 	$(BIN)/streamrl up configs/quickstart.toml $(QUICKSTART)
+
+# Without a GPU the ranks compute on the CPU, by what the tests have for that; with one it does nothing.
+quickstart-megatron: $(VENV)/.installed-dev .venvs/megatron/.installed
+	PYTHONPATH=$(CURDIR)/tests/support/megatron/on_cpu .venvs/megatron/bin/streamrl up configs/quickstart-megatron.toml $(QUICKSTART)
 
 test: $(VENV)/.installed-dev
 	PYTHONPATH=tests $(BIN)/lint-imports
@@ -81,7 +86,7 @@ test-clients: $(VENV)/.installed-dev .venvs/clients/.installed
 
 # Above streamrl's own environment. megatron-core warns of what else could be installed, and of ways that it goes itself.
 test-megatron: $(VENV)/.installed-dev .venvs/megatron/.installed
-	OMP_NUM_THREADS=1 .venvs/megatron/bin/python $(PYTEST) -W ignore tests/megatron $(ARGS)
+	OMP_NUM_THREADS=1 .venvs/megatron/bin/python $(PYTEST) -W ignore tests/megatron -m 'not long' $(ARGS)
 
 # Published trackers, above streamrl's own environment. Nothing of them goes out.
 test-trackers: $(VENV)/.installed-dev .venvs/trackers/.installed
@@ -307,11 +312,15 @@ $(VENV)/.installed-bench: $(VENV)/.installed
 	chmod +x .venvs/storage/bin/streamrl
 	touch $@
 
-# Without what it names beside: torch, numpy and packaging are there, psutil, which it does not name, too.
+# Without what it names beside: torch, numpy and packaging are there, psutil, which it does not name, too. The console
+# script is one of this environment: the learner's ranks are to find megatron-core.
 .venvs/megatron/.installed: $(VENV)/.installed-dev
 	$(BIN)/python -m venv .venvs/megatron
 	printf '%s\n' $(CURDIR) $(CURDIR)/$(VENV)/lib/python3.*/site-packages > $$(echo .venvs/megatron/lib/python3.*/site-packages)/streamrl.pth
 	.venvs/megatron/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'megatron-core==0.16.1'
+	printf '#!%s\nimport sys\nfrom streamrl.services.cli.main import main\nsys.exit(main())\n' \
+	  $(CURDIR)/.venvs/megatron/bin/python > .venvs/megatron/bin/streamrl
+	chmod +x .venvs/megatron/bin/streamrl
 	touch $@
 
 # The peer of bench-e2e, in an environment of its own: its pins are not ours.

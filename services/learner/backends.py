@@ -5,32 +5,49 @@ chosen.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from streamrl.config import Config
 from streamrl.config.estimates.megatron import MegatronLayout
+from streamrl.config.schema.learner import OptimizerConfig
+from streamrl.learner.auxiliary.kl_penalty import referred
+from streamrl.learner.backend import LearnerBackend
+from streamrl.learner.blame import Logprobs
 from streamrl.learner.fsdp import FsdpBackend, on_policy
 from streamrl.learner.model.sharding import ShardedPolicy
+from streamrl.learner.objectives import Objective
 from streamrl.learner.parallel.process_group import LearnerGroup, open_group
 from streamrl.learner.parallel.rank_mesh import RowRank
 from streamrl.learner.references.averaged import AveragedPolicy
 from streamrl.learner.references.frozen import FrozenPolicy
 from streamrl.learner.token_watch import TokenWatch
-from streamrl.models.load import DTYPES
-from streamrl.services.learner.policies import make_policy, make_reference
+from streamrl.models.load import DTYPES, load_model
+from streamrl.services.learner.policies import make_policy, make_reference, reference_folder, require_layout
+
+if TYPE_CHECKING:
+    from streamrl.learner.megatron.references import MegatronReference
+
+Supervised = Callable[[Objective, OptimizerConfig, int], AbstractContextManager[LearnerBackend]]
+"""(objective, optimizer, steps that its rate decays over). While the context is open its backend trains the weights."""
 
 
 class Trained(NamedTuple):
     """policy: what is published, a `PublishedPolicy`. backend: a `LearnerBackend` with `state_bytes`. held: the
-    reference policy; None where there is none."""
+    reference policy of FSDP2, for models beside the policy; None where there is none. referred: log-probs of packs
+    under the reference, at the temperature of rollouts; None where there is none. supervised: trains the same weights
+    for another objective, before `backend` has taken a step."""
 
     policy: Any
     backend: Any
     held: FrozenPolicy | None
+    referred: Logprobs | None
+    supervised: Supervised
 
 
 class Ranks(Protocol):
@@ -42,6 +59,10 @@ class Ranks(Protocol):
     def build(self, model: PreTrainedModel, watch: TokenWatch | None = None) -> Trained:
         """Collective. model: the same weights on every rank; it is taken over. watch: is told what the objective finds
         of each token, on ranks that answer."""
+        ...
+
+    def sum_over_rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Collective. The sum over ranks that have different rows, on each rank."""
         ...
 
     def close(self) -> None:
@@ -70,7 +91,18 @@ class FsdpRanks:
         policy = make_policy(model, self._config, self.group)
         has_reference = self._config.learner.algorithm.has_reference
         held = make_reference(self._run, self._config, self.group) if has_reference else None
-        return Trained(policy, self._make_backend(policy, held, watch), held)
+
+        def supervised(
+            objective: Objective, optimizer: OptimizerConfig, steps: int
+        ) -> AbstractContextManager[LearnerBackend]:
+            return nullcontext(FsdpBackend(policy, objective, optimizer, steps))
+
+        temperature = self._config.rollout.sampling.temperature
+        asked = None if held is None else partial(referred, held, temperature=temperature, group=self.group)
+        return Trained(policy, self._make_backend(policy, held, watch), held, asked, supervised)
+
+    def sum_over_rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.group.sum(tensor)
 
     def close(self) -> None:
         self.group.close()
@@ -102,7 +134,7 @@ class MegatronRanks:
         require_megatron(device)
         from streamrl.learner.megatron.ranks import open_ranks
 
-        self._config = config
+        self._config, self._run = config, run
         layout = MegatronLayout.of(config.learner.megatron, config.learner.num_workers)
         timeout_s = config.deadlines.step_s
         self._ranks = open_ranks(rank, store_path, layout, device=device, timeout_s=timeout_s)
@@ -111,19 +143,38 @@ class MegatronRanks:
     def build(self, model: PreTrainedModel, watch: TokenWatch | None = None) -> Trained:
         from streamrl.learner.megatron.backend import build
 
-        learner = self._config.learner
+        learner, temperature = self._config.learner, self._config.rollout.sampling.temperature
+        reference = self._reference() if learner.algorithm.has_reference else None
         backend = build(
             model,
             megatron=learner.megatron,
             optimizer=learner.optimizer,
             algorithm=learner.algorithm,
             total_steps=learner.steps,
-            temperature=self._config.rollout.sampling.temperature,
+            temperature=temperature,
             ranks=self._ranks,
             dtype=DTYPES[self._config.model.dtype],
             watch=watch,
+            reference=reference,
         )
-        return Trained(backend.policy, backend, None)
+        asked = None if reference is None else partial(reference.logprobs, temperature=temperature)
+        return Trained(backend.policy, backend, None, asked, backend.supervised)
+
+    def _reference(self) -> "MegatronReference":
+        from streamrl.learner.megatron.references import AveragedReference, MegatronReference
+
+        model, settings = self._config.model, self._config.learner.algorithm.reference
+        folder = reference_folder(self._run, self._config)
+        if settings.path is not None:
+            require_layout(self._config, folder)
+        layout = self._config.learner.megatron
+        arguments = (lambda: load_model(folder, model.dtype)), self._ranks, layout, DTYPES[model.dtype]
+        if settings.kind == "average":
+            return AveragedReference(*arguments, every=settings.every, decay=settings.decay)
+        return MegatronReference(*arguments)
+
+    def sum_over_rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._ranks.sum_of_reports(tensor)
 
     def close(self) -> None:
         self._ranks.close()

@@ -7,7 +7,6 @@ what it publishes.
 
 import gc
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,15 @@ from streamrl.config import Config
 from streamrl.config.estimates import sizes as limits
 from streamrl.errors import ConfigError, NonFiniteError
 from streamrl.learner.auxiliary.auxiliary import AuxiliaryModel, step_of_both
-from streamrl.learner.auxiliary.kl_penalty import referred
 from streamrl.learner.batch.mini_batches import MiniBatch
 from streamrl.learner.batch.packing import PackedBatch, pack
 from streamrl.learner.batch.scored_batch import Part
-from streamrl.learner.blame import Logprobs, with_its_row
+from streamrl.learner.blame import with_its_row
 from streamrl.learner.checkpoint import checkpoint
 from streamrl.learner.checkpoint.retention import oldest_step
+from streamrl.learner.objectives import nll_loss
 from streamrl.learner.sources import Sources
-from streamrl.learner.supervised.warmup import Warmup, WarmupProgress
+from streamrl.learner.supervised.warmup import Warmup, WarmupProgress, warmup_optimizer
 from streamrl.models.export import export_hf
 from streamrl.models.load import load_model, prepare_model_folder
 from streamrl.models.tokenizer import load_tokenizer
@@ -94,7 +93,8 @@ class LearnerCore:
         model = load_model(model_folder(self._run.path, self._config), self._config.model.dtype)
         self._load_task(model.config.get_text_config().max_position_embeddings)
         self._token_log = TokenLog(self._run.tokens_path, self._config, self._ranks.row_rank)
-        self._policy, self._backend, self._held = self._ranks.build(model, self._token_log.watch)
+        trained = self._ranks.build(model, self._token_log.watch)
+        self._policy, self._backend, self._held, self._referred, self._supervised = trained
         self._versions = VersionWriter(self._run, self._config, self._rank, self._policy)
         self._auxiliary = self._make_auxiliary_model()
         found = self._load_newest() if resume else {}
@@ -118,12 +118,17 @@ class LearnerCore:
             )
         folder = model_folder(self._run.path, self._config)
         max_length = limits.longest_row(self._config, self._longest_prompt)
-        with warm_up.warm_up_parts(self._config, folder, max_length, self._policy, task, tokenizer) as parts:
+        with (
+            self._supervised(nll_loss, warmup_optimizer(settings), settings.max_steps) as backend,
+            warm_up.warm_up_parts(self._config, folder, max_length, backend, task, tokenizer) as parts,
+        ):
             Warmup(
-                self._policy,
+                backend,
                 settings,
                 task,
                 tokenizer,
+                row_rank=self._ranks.row_rank,
+                hidden_size=self._policy.hidden_size,
                 evaluate=parts.score,
                 held_apart=warm_up.items_held_apart(task),
                 seed=self._config.seed,
@@ -156,7 +161,7 @@ class LearnerCore:
         paid: dict[str, float] = {}
         if learner.algorithm.kl_in_rows:
             with timer.phase("forward_backward"):
-                plan, paid = pay_divergence(plan, list(chain(*read)), self._config, self._held, self._group)
+                plan, paid = pay_divergence(plan, list(chain(*read)), self._config, self._referred, self._ranks)
             judged = iter(chain(*shares_of(plan, self._ranks.row_rank.data_rank, self._config)))
             read = [[(rows, next(judged)) for rows, _ in mini_batch] for mini_batch in read]
         with timer.phase("pack"):
@@ -180,15 +185,7 @@ class LearnerCore:
                 return self._backend.step_batch(mini_batches, epochs)
             return step_of_both(self._backend, self._auxiliary, mini_batches, parts, epochs)
         except NonFiniteError as error:
-            raise with_its_row(error, self._backend, mini_batches, parts, self._reference_logprobs) from error
-
-    @property
-    def _reference_logprobs(self) -> Logprobs | None:
-        """What gives those of the reference; None where there is none."""
-        if self._held is None:
-            return None
-        temperature = self._config.rollout.sampling.temperature
-        return partial(referred, self._held, temperature=temperature, group=self._group)
+            raise with_its_row(error, self._backend, mini_batches, parts, self._referred) from error
 
     def snapshot_weights(self) -> WeightSnapshot:
         """A copy of this rank's part of what a version holds, in its number format. The next one is written over it."""
@@ -280,7 +277,7 @@ class LearnerCore:
         self._ranks.close()
         # The group's threads end with the last reference to it, and the policy holds some. A thread that still puts its
         # last tensor away when the interpreter ends would abort the process.
-        for held in ("_backend", "_auxiliary", "_held", "_policy", "_group", "_ranks"):
+        for held in ("_backend", "_auxiliary", "_held", "_referred", "_supervised", "_policy", "_group", "_ranks"):
             vars(self).pop(held, None)
         gc.collect()
         if self._rank == 0:

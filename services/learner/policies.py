@@ -6,6 +6,9 @@ from transformers import PreTrainedModel
 
 from streamrl.config import Config
 from streamrl.config.estimates import sizes as limits
+from streamrl.config.estimates.megatron import model_fits
+from streamrl.config.estimates.model_facts import read_folder
+from streamrl.errors import ConfigError
 from streamrl.learner.model.sharding import ShardedPolicy
 from streamrl.learner.parallel.process_group import LearnerGroup
 from streamrl.learner.references.averaged import AveragedPolicy
@@ -32,11 +35,29 @@ def make_policy(model: PreTrainedModel, config: Config, group: LearnerGroup) -> 
 def make_reference(run_folder: Path, config: Config, group: LearnerGroup) -> FrozenPolicy:
     """The policy that the trained one is held to, or that teaches it; loaded when it is first called."""
     dtype, reference = config.model.dtype, config.learner.algorithm.reference
-    folder = start_folder(run_folder, config)
-    if reference.path is not None:
-        folder = Path(reference.path).expanduser()
-        require_same_vocabulary(model_folder(run_folder, config), folder)
+    folder = reference_folder(run_folder, config)
     arguments = (lambda: load_model(folder, dtype)), group, DTYPES[dtype], config.learner.execution
     if reference.kind == "average":
         return AveragedPolicy(*arguments, every=reference.every, decay=reference.decay)
     return FrozenPolicy(*arguments)
+
+
+def reference_folder(run_folder: Path, config: Config) -> Path:
+    """Where the reference's weights are, or will be when a warm-up has ended. Raises ConfigError for a model of another
+    vocabulary."""
+    path = config.learner.algorithm.reference.path
+    if path is None:
+        return start_folder(run_folder, config)
+    folder = Path(path).expanduser()
+    require_same_vocabulary(model_folder(run_folder, config), folder)
+    return folder
+
+
+def require_layout(config: Config, folder: Path) -> None:
+    """Raise ConfigError where a reference of another model cannot be shared out as `learner.megatron` says."""
+    facts, problems = read_folder(folder)
+    if facts is not None:
+        problems = [*problems, *model_fits(config, facts)]
+    if problems:
+        found = "; ".join(f"{problem.key}: {problem.what}" for problem in problems)
+        raise ConfigError(f"learner.algorithm.reference.path: {folder} does not fit the layout of the policy: {found}")

@@ -25,7 +25,7 @@ from streamrl.environments.open import environment_pool, episode_player
 from streamrl.environments.processes.pool import EnvironmentPool
 from streamrl.errors import ComponentError
 from streamrl.evaluation import Evaluation, Evaluator, mean_score
-from streamrl.learner.model.sharding import ShardedPolicy
+from streamrl.learner.backend import LearnerBackend
 from streamrl.models.tokenizer import TextTokenizer
 from streamrl.rewards.pool import RewardPool
 from streamrl.tasks.base import DemonstratedTask, Task
@@ -54,7 +54,7 @@ def warm_up_parts(
     config: Config,
     folder: Path,
     max_length: int,
-    policy: ShardedPolicy,
+    backend: LearnerBackend,
     task: DemonstratedTask,
     tokenizer: TextTokenizer,
 ) -> Iterator[WarmUpParts]:
@@ -66,7 +66,7 @@ def warm_up_parts(
         with asyncio.Runner() as runner, _rewards(config, runner) as rewards:
             if not config.plays_episodes:
                 evaluator = Evaluator(engine, prompts, tokenizer, max_new_tokens=most)
-                yield WarmUpParts(_score(config, engine, policy, evaluator.run, runner, rewards))
+                yield WarmUpParts(_score(config, engine, backend, evaluator.run, runner, rewards))
                 return
             with _environments(config, runner) as pool:
                 log = structlog.get_logger("warm-up")
@@ -76,7 +76,7 @@ def warm_up_parts(
                 def answer(version: Version) -> Evaluation:
                     return runner.run(driven(engine, lambda requests: episodes.play(version, requests.generate)))
 
-                score = _score(config, engine, policy, answer, runner, rewards)
+                score = _score(config, engine, backend, answer, runner, rewards)
                 yield WarmUpParts(score, EpisodeDemonstrations(player, task, tokenizer, most, runner.run))
     finally:
         engine.close()
@@ -114,7 +114,7 @@ def _environments(config: Config, runner: asyncio.Runner) -> Iterator[Environmen
 def _score(
     config: Config,
     engine: Engine,
-    policy: ShardedPolicy,
+    backend: LearnerBackend,
     answer: Callable[[Version], Evaluation],
     runner: asyncio.Runner,
     rewards: RewardPool,
@@ -127,7 +127,7 @@ def _score(
         version = Version(0, looks)
         looks += 1
         torch.set_num_threads(config.rollout.threads)  # the engine's promise holds for that many
-        engine.load_weights(dict(policy.iter_hf_weights()), version, UpdateMode.KEEP)
+        engine.load_weights(dict(backend.iter_hf_weights()), version, UpdateMode.KEEP)
         answers = answer(version)
         torch.set_num_threads(config.warmup.threads)
         mean = mean_score(runner.run(rewards.score(answers.items)), len(answers.errors)).mean

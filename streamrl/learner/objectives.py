@@ -41,7 +41,8 @@ def policy_loss(
     """(loss, sums) of one pack. The loss is a scalar with gradient: this pack's part of the batch's loss.
 
     policy: anything called as `PolicyModel` is. total: counts over the whole batch. reference: the policy that
-    `kl_coef` holds the trained one to, or that teaches it; needed where the loss has one. Proximal policy, weights and
+    `kl_coef` holds the trained one to, or that teaches it; where the loss has one and it is None, the pack holds the
+    log-probs under it. Proximal policy, weights and
     rejections are of the policy at the start of the step: where a step has several updates the pack holds them.
     watch: is told what was found of each token.
 
@@ -134,7 +135,9 @@ def _referred(
     """float32 [K], log-probs under the reference where the loss has a use for them."""
     if not (algorithm.kl_in_loss or algorithm.loss in TEACHER_LOSSES):
         return None
-    assert reference is not None
+    if reference is None:
+        assert pack.reference_logprobs is not None
+        return pack.reference_logprobs
     with torch.no_grad():
         return reference(pack, temperature)[0]
 

@@ -108,7 +108,8 @@ def options(name: str, place: Path) -> list[str]:
 
 def test_every_configuration_is_known_here() -> None:
     there = {path.stem for path in (ROOT / "configs").glob("*.toml")}
-    quickstarts = {"quickstart", "ppo-quickstart", "tools-quickstart", "quickstart-vllm", "quickstart-sglang"}
+    quickstarts = {"quickstart", "ppo-quickstart", "tools-quickstart"}
+    quickstarts |= {"quickstart-vllm", "quickstart-sglang", "quickstart-megatron"}
     assert there == {*RECIPES, *quickstarts}
 
 

@@ -42,6 +42,14 @@ def test_a_version_is_published_beside_a_step_as_the_weights_were_before_it(
     assert len(set(first["digests"])) == 3
 
 
+@pytest.mark.parametrize("layout", ["pipeline_held", "tensor_held"])
+def test_rows_pay_once_for_their_divergence_from_the_reference(layout: str, ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        pairs = list(zip(rank[layout]["metrics"], rank["fsdp_held"]["metrics"], strict=True))
+        assert abs(pairs[-1][1]["reward/kl"]) > 1e-3
+        assert max(far_apart(ours, theirs) for ours, theirs in pairs) <= 1e-4
+
+
 @pytest.mark.parametrize("run", ["fsdp", *LAYOUTS])
 def test_a_checkpoint_goes_on_in_another_layout_or_backend(run: str, ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:

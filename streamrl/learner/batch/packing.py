@@ -43,11 +43,11 @@ class PackedBatch:
     as numbered in the rows that were packed. start_logprobs: float32 [K], the targets' log-probs before the first
     update of the step; None where that is the policy that is differentiated, or nothing asks for them. values, returns:
     float32 [K], what a critic gave for the targets before the step, and what it is to learn; None without a critic.
-    reference_logprobs, outcomes: float32 [K], what an implicit reward model is measured against, and the reward of the
-    row that the target is of, which it is to learn; None without one. sources: int64 [K], the number of who sampled the
-    target, as `sources.Sources` counts; None where nobody asks. routes:
-    int64 [T, layers, K], the experts that each token went to in the engine, -1 where that is not known; None of rows
-    without any.
+    reference_logprobs: float32 [K], what an implicit reward model is measured against, or a loss that has no reference
+    to ask; None otherwise. outcomes: float32 [K], the reward of the row that the target is of, which an implicit reward
+    model is to learn; None without one. sources: int64 [K], the number of who sampled the target, as `sources.Sources`
+    counts; None where nobody asks. routes: int64 [T, layers, k], the experts that each token went to in the engine, -1
+    where that is not known; None of rows without any.
     """
 
     ids: torch.Tensor

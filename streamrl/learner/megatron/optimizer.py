@@ -52,18 +52,27 @@ class MegatronAdamW:
             bf16=dtype == torch.bfloat16,
             params_dtype=dtype,
         )
-        self._max_norm = config.max_grad_norm
         self._distributed = distributed
         self._chunks = chunks
         self._chained = get_megatron_optimizer(
             settings, list(chunks), get_standard_config_overrides(settings), use_gloo_process_groups=False
         )
-        # Left to a schedule of megatron-core's own, which there is none of here.
-        for group in self._chained.param_groups:
-            group["weight_decay"] = config.weight_decay * group["wd_mult"]
         self._parts: list[MegatronOptimizer] = [
             part for part in self._chained.chained_optimizers if not part.is_stub_optimizer
         ]
+        self.begin(config)
+
+    def begin(self, config: OptimizerConfig) -> None:
+        """Start a training of the weights as they are, without moments of an earlier one. megatron-core's optimizers
+        change what they find at a parameter, so one follows another on the same weights by this and not by a new one.
+        """
+        self._max_norm = config.max_grad_norm
+        for group in self._chained.param_groups:
+            # Weight decay is left to a schedule of megatron-core's own, which there is none of here.
+            group["weight_decay"] = config.weight_decay * group["wd_mult"]
+            group["betas"], group["eps"] = config.betas, config.eps
+        for part in self._parts:
+            part.state.clear()
 
     def set_learning_rate(self, rate: float) -> None:
         for group in self._chained.param_groups:

@@ -59,7 +59,7 @@ def run_packs(
 
     def step(rest: Iterator[PackedBatch], chunk: nn.Module) -> tuple[torch.Tensor, Any]:
         pack = next(rest)
-        if not chunk.module.post_process:
+        if not getattr(chunk, "module", chunk).post_process:  # one with gradients is wrapped
             return forward(chunk, pack), None
         loss, result = loss_of(chunk, pack)
         return loss, partial(_as_it_is, result)
@@ -74,6 +74,42 @@ def run_packs(
         micro_batch_size=1,
         forward_only=not backward,
     )
+
+
+def on_device(packs: Sequence[PackedBatch], chunks: Sequence[nn.Module], ranks: MegatronRanks) -> list[PackedBatch]:
+    """Collective. As `even_packs`, where the chunks are."""
+    even = even_packs(packs, ranks, spread=chunks[0].config.sequence_parallel)
+    return [pack.to(ranks.group.device) for pack in even]
+
+
+def hidden_by(temperature: float) -> Callable[[nn.Module, PackedBatch], torch.Tensor]:
+    """What a chunk that is not the last one gives of a pack."""
+
+    def forward(chunk: nn.Module, pack: PackedBatch) -> torch.Tensor:
+        hidden: torch.Tensor = chunk(pack, temperature)
+        return hidden
+
+    return forward
+
+
+@torch.no_grad()
+def logprobs_of(
+    chunks: Sequence[nn.Module], packs: Sequence[PackedBatch], ranks: MegatronRanks, temperature: float
+) -> list[torch.Tensor]:
+    """Collective. float32 [K] for each pack, on the CPU of each rank: log-probs of its targets."""
+
+    def loss_of(chunk: nn.Module, pack: PackedBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs_K, _ = chunk(pack, temperature)
+        return logprobs_K.sum(), logprobs_K
+
+    given = on_device(packs, chunks, ranks)
+    results = run_packs(chunks, given, loss_of, forward=hidden_by(temperature), backward=False)
+    counts = [pack.num_targets for pack in packs]
+    whole = (
+        torch.cat(results[: len(packs)]) if results and packs else torch.zeros(sum(counts), device=ranks.group.device)
+    )
+    whole = ranks.gatherers.from_stage(whole.float(), ranks.layout.pipeline - 1)
+    return list(whole.cpu().split(counts)) if counts else []
 
 
 def _as_it_is(result: Result, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Result]:

@@ -61,13 +61,24 @@ class AveragedPolicy(FrozenPolicy):
 
     def state_facts(self) -> dict[str, Any]:
         """What belongs to the state beside the tensors, as JSON values."""
-        return {_STATE: self._moves}
+        return moves_state(self._moves)
 
     def load_state(self, tensor: Callable[[str], torch.Tensor], facts: Mapping[str, Any]) -> None:
         """Become what was saved. Raises DataError for the state of a learner without an average."""
-        moves = facts.get(_STATE)
-        if not isinstance(moves, int):
-            raise DataError("the learner state has no moving average, and this learner's reference is one")
+        moves = moves_of(facts)
         if moves:
             self.sharded().load_weights(lambda name: tensor(f"reference/{name}"))
         self._moves = moves
+
+
+def moves_state(moves: int) -> dict[str, Any]:
+    """The facts of a state in which an average has made so many moves."""
+    return {_STATE: moves}
+
+
+def moves_of(facts: Mapping[str, Any]) -> int:
+    """How many moves the average of a state has made. Raises DataError for the state of a learner without one."""
+    moves = facts.get(_STATE)
+    if not isinstance(moves, int):
+        raise DataError("the learner state has no moving average, and this learner's reference is one")
+    return moves

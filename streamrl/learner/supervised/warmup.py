@@ -16,14 +16,12 @@ import numpy as np
 from streamrl.config.schema.learner import OptimizerConfig
 from streamrl.config.schema.run import WarmupConfig
 from streamrl.errors import ConfigError
+from streamrl.learner.backend import LearnerBackend
 from streamrl.learner.batch.balance import split_rows
 from streamrl.learner.batch.mini_batches import MiniBatch
 from streamrl.learner.batch.packing import pack
 from streamrl.learner.batch.rows import count_targets, select_rows
-from streamrl.learner.fsdp import FsdpBackend
-from streamrl.learner.model.sharding import ShardedPolicy
-from streamrl.learner.objectives import nll_loss
-from streamrl.learner.parallel.rank_mesh import own_parts
+from streamrl.learner.parallel.rank_mesh import RowRank, own_parts
 from streamrl.models.tokenizer import TextTokenizer
 from streamrl.tasks.base import DemonstratedTask, Prompt, turns_of
 from streamrl.tasks.prompts import prompt_ids
@@ -49,6 +47,11 @@ class WarmupResult:
     reached: bool
 
 
+def warmup_optimizer(config: WarmupConfig) -> OptimizerConfig:
+    """The optimizer of a warm-up: a rate that decays from its first step on."""
+    return OptimizerConfig(lr=config.lr, warmup_steps=0, decay="linear", min_lr_ratio=config.min_lr_ratio)
+
+
 class Demonstrations(Protocol):
     """What a warm-up learns from."""
 
@@ -58,20 +61,23 @@ class Demonstrations(Protocol):
 
 
 class Warmup:
-    """One supervised phase on a sharded policy.
+    """One supervised phase of a policy, by whatever backend trains it.
 
     Example:
-        result = Warmup(policy, config.warmup, task, tokenizer, evaluate=greedy_score, held_apart=range(256),
-                        seed=0, micro_batch_tokens=16384).run()
+        backend = FsdpBackend(policy, nll_loss, warmup_optimizer(config.warmup), config.warmup.max_steps)
+        result = Warmup(backend, config.warmup, task, tokenizer, row_rank=row_rank, hidden_size=policy.hidden_size,
+                        evaluate=greedy_score, held_apart=range(256), seed=0, micro_batch_tokens=16384).run()
     """
 
     def __init__(
         self,
-        policy: ShardedPolicy,
+        backend: LearnerBackend,
         config: WarmupConfig,
         task: DemonstratedTask,
         tokenizer: TextTokenizer,
         *,
+        row_rank: RowRank,
+        hidden_size: int,
         evaluate: Callable[[], float],
         held_apart: Collection[int],
         seed: int,
@@ -79,11 +85,12 @@ class Warmup:
         shares: int | None = None,
         demonstrations: Demonstrations | None = None,
     ) -> None:
-        """evaluate: the greedy score in [0, 1] of the policy as it is, on the training items `held_apart`.
-        With several ranks each calls it and each must get the same number. shares: parts of a batch over all
-        ranks, a multiple of their number; one for each when None. demonstrations: rows of the training items, where
-        they are not the task's texts behind its prompts. Raises ConfigError when no training item is left for the
-        update."""
+        """backend: fresh, of `nll_loss` and `warmup_optimizer`. row_rank: whose rows this rank has. hidden_size: of the
+        model; shares of a batch are balanced by it. evaluate: the greedy score in [0, 1] of the policy as it is, on the
+        training items `held_apart`. With several ranks each calls it and each must get the same number. shares: parts
+        of a batch over all ranks, a multiple of their number; one for each data rank when None. demonstrations: rows of
+        the training items, where they are not the task's texts behind its prompts. Raises ConfigError when no training
+        item is left for the update."""
         apart = set(held_apart)
         self._items = np.array([i for i in range(task.num_train) if i not in apart], dtype=np.int64)
         if not len(self._items):
@@ -91,16 +98,15 @@ class Warmup:
                 f"warm-up has nothing to train on: all {task.num_train} training items of {task.name} are "
                 "held apart for its score; hold fewer apart"
             )
-        self._group = policy.group
-        self._hidden_size = policy.hidden_size
+        self._backend = backend
+        self._row_rank = row_rank
+        self._hidden_size = hidden_size
         self._config = config
         self._evaluate = evaluate
         self._seed = seed
         self._micro_batch_tokens = micro_batch_tokens
-        self._num_shares = shares or policy.group.data_size
+        self._num_shares = shares or row_rank.data_size
         self._demonstrations = demonstrations or _Demonstrations(task, tokenizer)
-        optimizer = OptimizerConfig(lr=config.lr, warmup_steps=0, decay="linear", min_lr_ratio=config.min_lr_ratio)
-        self._backend = FsdpBackend(policy, nll_loss, optimizer, config.max_steps)
 
     def run(self, report: Callable[[WarmupProgress], None] = lambda _progress: None) -> WarmupResult:
         """Train until the target score or the last step. Collective. `report` sees every step."""
@@ -120,7 +126,7 @@ class Warmup:
     def _step(self, items: LongArray) -> float:
         rows = self._demonstrations.rows(items)
         shares = split_rows(rows.lengths(), rows.group, self._num_shares, self._hidden_size)
-        own = own_parts(len(shares), self._group.data_rank, self._group.data_size)
+        own = own_parts(len(shares), self._row_rank.data_rank, self._row_rank.data_size)
         mine = [select_rows(rows, shares[number]) for number in own]
         packs = [pack(part, np.zeros(part.num_rows), self._micro_batch_tokens) for part in mine]
         return self._backend.step_batch([MiniBatch(packs, count_targets(rows))])["loss/policy"]

@@ -31,9 +31,10 @@ from streamrl.learner.checkpoint import checkpoint
 from streamrl.learner.checkpoint.digest import weight_digest
 from streamrl.learner.fsdp import FsdpBackend, build
 from streamrl.learner.model.sharding import ShardedPolicy
+from streamrl.learner.objectives import nll_loss
 from streamrl.learner.parallel.process_group import LearnerGroup, open_group
 from streamrl.learner.references.frozen import FrozenPolicy
-from streamrl.learner.supervised.warmup import Warmup
+from streamrl.learner.supervised.warmup import Warmup, warmup_optimizer
 from streamrl.models.tokenizer import load_tokenizer, write_character_tokenizer
 from streamrl.tasks.base import Prompt
 from streamrl.types import RolloutRows, Version, prompt_digest
@@ -180,10 +181,12 @@ def warm_up_on_two_shares(group: LearnerGroup, folder: Path) -> str:
     policy = ShardedPolicy(make_model(**EVEN_SIZES), group, torch.float32)
     settings = WarmupConfig(max_steps=6, batch_size=6, lr=1e-2, eval_every=3)
     Warmup(
-        policy,
+        FsdpBackend(policy, nll_loss, warmup_optimizer(settings), settings.max_steps),
         settings,
         Doubled(),
         load_tokenizer(folder),
+        row_rank=group.ranks.row_rank(group.rank),
+        hidden_size=policy.hidden_size,
         evaluate=lambda: 0.0,
         held_apart=(),
         seed=0,

@@ -20,6 +20,7 @@ from support.megatron.cpu_shim import cuda_is_cpu
 
 from streamrl.clock import SystemClock
 from streamrl.config import Config
+from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import LearnerConfig, MegatronConfig, OptimizerConfig
 from streamrl.config.schema.run import ModelConfig, QueueConfig
 from streamrl.models.load import prepare_model_folder
@@ -28,11 +29,20 @@ from streamrl.services.learner.core import LearnerCore
 from streamrl.services.run.folder import RunFolder
 
 STEPS = 3
-RUNS = {
+HELD = AlgorithmConfig(kl_coef=0.5, kl_in="reward", kl_estimator="k1")
+"""Rewards of rows pay for the distance from where the run began."""
+RUNS: dict[str, dict[str, Any]] = {
     "fsdp": {},
     "tensor": {"backend": "megatron", "megatron": MegatronConfig(tensor_parallel=2)},
     "pipeline": {"backend": "megatron", "megatron": MegatronConfig(pipeline_parallel=2)},
     "data": {"backend": "megatron", "megatron": MegatronConfig()},
+    "fsdp_held": {"algorithm": HELD},
+    "pipeline_held": {
+        "backend": "megatron",
+        "megatron": MegatronConfig(pipeline_parallel=2),
+        "algorithm": HELD,
+    },
+    "tensor_held": {"backend": "megatron", "megatron": MegatronConfig(tensor_parallel=2), "algorithm": HELD},
 }
 
 
@@ -90,6 +100,7 @@ def main(store: str, rank: str, world: str, folder: str, out: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     elsewhere = {"fsdp": "tensor", "tensor": "pipeline", "pipeline": "data", "data": "fsdp"}
+    elsewhere |= {"fsdp_held": "tensor_held", "tensor_held": "pipeline_held", "pipeline_held": "fsdp_held"}
     with cuda_is_cpu():
         found = {run: learned(Path(folder), run, store, int(rank), elsewhere[run]) for run in RUNS}
     Path(out).write_text(json.dumps(found), encoding="utf-8")

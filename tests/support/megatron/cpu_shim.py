@@ -60,6 +60,14 @@ def _is_cuda(device: object) -> bool:
     return str(device).startswith("cuda") if isinstance(device, str | torch.device) else False
 
 
+def make_cuda_cpu() -> None:
+    """For this process, and for what the calling thread computes from now on."""
+    if not torch.cuda.is_available():
+        _patch_torch()
+        _patch_megatron()
+        _CudaIsCpu().__enter__()
+
+
 @contextlib.contextmanager
 def cuda_is_cpu() -> Iterator[None]:
     """See the module. Until the end of the process what is changed in torch and megatron-core stays so."""

@@ -78,12 +78,6 @@ def what_megatron_cannot_yet(config: Config) -> Iterator[Problem]:
         if config.learner.lora.rank:
             what = f'adapters are not trained under "megatron" yet; set 0, or {_OTHERWISE}'
             yield _of_backend("learner.lora.rank", what, config.learner.lora.rank)
-        if config.warmup.max_steps:
-            what = (
-                'there is no warm-up under "megatron" yet; set 0, and warm the model up in a run of its own with '
-                f'{_BACKEND} = "fsdp", whose export is then model.path'
-            )
-            yield _of_backend("warmup.max_steps", what, config.warmup.max_steps)
 
 
 def _other_models(learner: LearnerConfig) -> Iterator[Problem]:
@@ -91,11 +85,6 @@ def _other_models(learner: LearnerConfig) -> Iterator[Problem]:
     if algorithm.has_auxiliary_model:
         what = f'it takes a model beside the policy, which there is none of under "megatron" yet; {_OTHERWISE}'
         yield _of_backend(ADVANTAGE, what, algorithm.advantage)
-    reference = f'it takes a reference policy, which there is none of under "megatron" yet; {_OTHERWISE}'
-    if algorithm.kl_coef:
-        yield _of_backend("learner.algorithm.kl_coef", reference, algorithm.kl_coef)
-    elif algorithm.has_reference and not algorithm.has_auxiliary_model:
-        yield _of_backend("learner.algorithm.loss", reference, algorithm.loss)
 
 
 def _problem(key: str, what: str, given: object, involves: tuple[str, ...] = ()) -> Problem:

@@ -10,9 +10,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from streamrl.config.schema.run import WarmupConfig
 from streamrl.errors import ConfigError
+from streamrl.learner.fsdp import FsdpBackend
 from streamrl.learner.model.sharding import ShardedPolicy
+from streamrl.learner.objectives import nll_loss
 from streamrl.learner.parallel.process_group import LearnerGroup, open_group
-from streamrl.learner.supervised.warmup import Warmup, WarmupProgress, WarmupResult, batch_items
+from streamrl.learner.supervised.warmup import Warmup, WarmupProgress, WarmupResult, batch_items, warmup_optimizer
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer, write_character_tokenizer
 from streamrl.tasks.base import Prompt
 from streamrl.types import prompt_digest
@@ -85,10 +87,12 @@ def run(
     seen: list[WarmupProgress] = []
     settings = WarmupConfig(**{"max_steps": 6, "batch_size": 8, "lr": 1e-2, "eval_every": 2, **config})
     warmup = Warmup(
-        policy,
+        FsdpBackend(policy, nll_loss, warmup_optimizer(settings), settings.max_steps),
         settings,
         task or NextLetter(),
         tokenizer,
+        row_rank=policy.group.ranks.row_rank(policy.group.rank),
+        hidden_size=policy.hidden_size,
         evaluate=evaluate,
         held_apart=held_apart,
         seed=seed,
