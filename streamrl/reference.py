@@ -48,6 +48,7 @@ from streamrl.learner.model.policy import PREFIX, PolicyModel
 from streamrl.learner.objectives import policy_loss
 from streamrl.learner.optim.optimizer import clip_gradients, make_optimizer
 from streamrl.learner.optim.schedule import learning_rate
+from streamrl.learner.router_balance import RouterBalance
 from streamrl.models.load import load_model
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
 from streamrl.reference_auxiliary import Cut, make_plain_auxiliary_model
@@ -305,11 +306,15 @@ class Reference:
 
     def update(self, packs: list[PackedBatch], total: Denominators) -> tuple[float, float]:
         """One optimizer update: its loss, and the gradient norm before clipping."""
-        learner, loss_sum = self.config.learner, 0.0
+        learner, loss_sum, temperature = self.config.learner, 0.0, self.sampling.drawn.temperature
+        balance = None
+        if self.policy.routers is not None and learner.router_aux_loss_coef:
+            balance = RouterBalance(self.policy.routers, learner.router_aux_loss_coef, lambda counts: counts)
+            balance.count(packs, lambda one: self.policy(one, temperature))
         for one in packs:
-            loss, _ = policy_loss(
-                self.policy, one, total, learner.algorithm, self.sampling.drawn.temperature, self.start
-            )
+            loss, _ = policy_loss(self.policy, one, total, learner.algorithm, temperature, self.start)
+            if balance is not None:
+                loss = loss + balance.term(one)
             loss.backward()
             loss_sum += loss.double().item()
         grad_norm = clip_gradients(list(self.policy.parameters()), learner.optimizer.max_grad_norm)

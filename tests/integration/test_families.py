@@ -70,7 +70,7 @@ def test_invariant_4_experts_train_to_the_bits_of_the_synchronous_loop_and_repla
     train: Any, user_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synchronous = ("--learner.max_staleness", "0", "--rollout.update_mode", "drain", "--rollout.deterministic", "true")
-    replay = ("--learner.router_replay", "true")
+    replay = ("--learner.router_replay", "true", "--learner.router_aux_loss_coef", "0.01")
     only_experts = {"mlp_only_layers": []}
     run = trained(train, tmp_path, "qwen3_moe", *synchronous, *replay, name="routed", changes=only_experts)
     monkeypatch.syspath_prepend(user_folder)
