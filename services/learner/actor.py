@@ -202,7 +202,7 @@ class LearnerRank:
     async def _step(self, timer: StepTimer) -> bool:
         """One step, or a checkpoint out of turn; False when there will be no more."""
         lease, otherwise = await self._next(timer) if self._rank == 0 else (None, STOP)
-        plan = await self._in_thread(self._core.plan, lease, otherwise)
+        plan = await self._plan(lease, otherwise)
         if plan.step < 0:
             with timer.phase("checkpoint"):
                 await self._save()
@@ -229,6 +229,14 @@ class LearnerRank:
         facts = {**metrics, **self._facts(lease, counts, times["time/step"]), **times, **self._saver.take_facts()}
         self._telling = asyncio.create_task(self._report_step(facts, publication), name="line of metrics")
         return True
+
+    async def _plan(self, lease: Lease | None, otherwise: StepPlan) -> StepPlan:
+        """The others wait for rank 0 without a limit. It comes last, so they take the plan at once, or one hangs."""
+        planning = self._in_thread(self._core.plan, lease, otherwise)
+        if self._rank:
+            return await planning
+        what = f"handing out the plan of step {self._core.step}, which each rank waits for unless it hangs,"
+        return await within(self._config.deadlines.step_s, planning, who=self._name, what=what)
 
     def _watch_share(self, metrics: dict[str, float]) -> None:
         """Tell of it, and stop after the step where the guard says so."""

@@ -5,6 +5,7 @@ On a CPU, by gloo and a shim that reaches the ranks' processes by PYTHONPATH: no
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -56,6 +57,22 @@ def test_a_run_goes_on_by_itself_when_a_rank_is_killed_and_trains_every_group_on
     assert sorted(set(trained)) == sorted(trained)
     assert len(trained) == 24 * 8
     assert trained[: len(before)] == before
+
+
+def test_a_run_whose_rank_hangs_ends_at_the_deadline_and_says_who_waited_for_what(
+    user_folder: Path, streamrl_path: Path
+) -> None:
+    """The rank stands still in a collective, or before the plan of the next step."""
+    scripted = ("--rollout.engine", "scripted", "--eval.every", "1000")
+    overrides = (*MEGATRON, *LAYOUTS["tensor"], *scripted, "--learner.steps", "1000", "--deadlines.step_s", "10")
+    with live_run(user_folder, streamrl_path, "hangs", *overrides) as live:
+        live.until_step(4)
+        ranks = live.actors("LearnerRank")
+        ranks[-1].send_signal(signal.SIGSTOP)
+        code, err = live.end()
+    assert code == 4, err
+    assert re.search(r"learner-\d: .*step \d+.* took longer than 10 s", err)
+    assert not any(rank.is_running() for rank in ranks)
 
 
 @pytest.mark.long
