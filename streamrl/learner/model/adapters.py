@@ -100,7 +100,9 @@ def add_adapters(model: PreTrainedModel, settings: AdapterSettings) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         wanted = peft_config(settings.rank, settings.alpha, settings.targets)
-        inject_adapter_in_model(wanted, model, _ADAPTER)
+        # The layers, not the model: where a model has experts, peft would take names of linear layers for the experts'.
+        model.requires_grad_(False)
+        inject_adapter_in_model(wanted, model.base_model.layers, _ADAPTER)
 
 
 def linear_layers(model: PreTrainedModel) -> list[str]:
