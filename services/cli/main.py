@@ -100,7 +100,14 @@ def up(
 
 
 @app.command
-def check(config: str, *rest: Rest, name: str | None = None, as_json: Json = False) -> int:
+def check(
+    config: str,
+    *rest: Rest,
+    name: str | None = None,
+    world_size: int | None = None,
+    gpu_gib: float = 80.0,
+    as_json: Json = False,
+) -> int:
     """Check a configuration and what it needs of this machine; start nothing.
 
     Parameters
@@ -109,11 +116,19 @@ def check(config: str, *rest: Rest, name: str | None = None, as_json: Json = Fal
         A TOML file; overlays and keys follow as for `up`.
     name
         Name of the run, instead of the configuration's.
+    world_size
+        Check a learner of so many ranks on megatron-core instead, wherever they are: its layout and each rank's memory.
+    gpu_gib
+        Memory of one of its GPUs, in GiB.
     as_json
         Print the resolved configuration as JSON.
     """
     import msgspec
 
+    if world_size is not None:
+        from streamrl.services.commands.world_size import check_layout
+
+        return check_layout(config, rest, world_size, gpu_gib, as_json)
     from streamrl.services.commands.data import data_lines
     from streamrl.services.commands.model_facts import model_lines
     from streamrl.services.commands.row_products import product_lines

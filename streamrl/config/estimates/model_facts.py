@@ -24,9 +24,10 @@ _NEEDED = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_head
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """Sizes of a causal language model. `context` is in tokens, None where the model names no limit; intermediate_size
     is of the MLP, four times the hidden size where the model does not say. num_experts: of a layer, 0 where a layer has
-    none; expert_size: the inner size of one; experts_per_token: those that a token goes to. critic_parameters: of the
-    run's critic, where that begins with another model. reward_parameters, reward_context: of the run's reward model,
-    None without one; the context also where it names no limit."""
+    none; expert_size: the inner size of one; experts_per_token: those that a token goes to. ties_embeddings: whether
+    the output layer is the embedding. critic_parameters: of the run's critic, where that begins with another model.
+    reward_parameters, reward_context: of the run's reward model, None without one; the context also where it names no
+    limit."""
 
     model_type: str
     context: int | None
@@ -41,6 +42,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     num_experts: int = 0
     expert_size: int = 0
     experts_per_token: int = 0
+    ties_embeddings: bool = False
     critic_parameters: int | None = None
     reward_parameters: int | None = None
     reward_context: int | None = None
@@ -135,6 +137,7 @@ def facts_of(config: Mapping[str, Any], num_parameters: int) -> ModelFacts:
         num_experts=experts,
         experts_per_token=(config.get("num_experts_per_tok") or 1) if experts else 0,
         expert_size=(config.get("moe_intermediate_size") or intermediate) if experts else 0,
+        ties_embeddings=bool(config.get("tie_word_embeddings")),
     )
 
 
