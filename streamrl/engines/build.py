@@ -3,7 +3,9 @@
 The one place that knows which engines there are. Imports are inside the branches: the scripted engine needs no torch.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -12,6 +14,9 @@ from streamrl.engines.base import Engine
 from streamrl.engines.server.process.place import ServerPlace
 from streamrl.scheduling.replica_names import replica_name
 from streamrl.types import Version
+
+if TYPE_CHECKING:
+    import torch
 
 UNPUBLISHED = Version(-1, -1)
 """The version of an engine that has not been given any; older than every published one."""
@@ -55,26 +60,41 @@ def _torch(config: Config, model_folder: Path, max_length: int) -> Engine:
 
     from streamrl.engines.torch.engine import TorchEngine
     from streamrl.models.grammars import Grammars
-    from streamrl.models.load import load_model
     from streamrl.models.tokenizer import load_tokenizer
 
     rollout = config.rollout
     torch.set_num_threads(rollout.threads)
-    model = load_model(model_folder, config.model.dtype)
+    model, tensors = _loaded(model_folder, config.model.dtype)
+    text = (model if tensors is not None else model.config).get_text_config()
     engine = TorchEngine(
         model,
         UNPUBLISHED,
         slots=rollout.slots,
         max_length=max_length,
         kv_bytes=rollout.kv_bytes,
+        tensors=tensors,
         device=rollout.device,
         deterministic=rollout.batch_invariant,
         record_routes=config.learner.router_replay,
-        grammars=Grammars(lambda: load_tokenizer(model_folder), model.get_output_embeddings().weight.shape[0]),
+        grammars=Grammars(lambda: load_tokenizer(model_folder), text.vocab_size),
     )
     if rollout.batch_invariant:
         engine.self_test(required=rollout.deterministic is True)
     return engine
+
+
+def _loaded(folder: Path, dtype: str) -> tuple[Any, "Mapping[str, torch.Tensor] | None"]:
+    """A configuration and its weights where the engine computes with them by itself, else the model and None."""
+    from streamrl.engines.torch.families import describe, tensor_shapes
+    from streamrl.models.plain_weights import read_plain
+
+    plain = read_plain(folder, dtype, lambda config: tensor_shapes(describe(config)))
+    if plain is not None:
+        return plain
+    # Here and not above: what it imports takes as long as all else of an engine's start.
+    from streamrl.models.load import load_model
+
+    return load_model(folder, dtype), None
 
 
 def _scripted(config: Config, model_folder: Path, max_length: int, replica: str) -> Engine:

@@ -52,6 +52,21 @@ def read_json(path: Path) -> dict[str, object]:
     return value
 
 
+def checked_folder(folder: Path) -> Path:
+    """The folder. Raises ConfigError for one that is no Hugging Face model's, or that brings code or formats which may
+    carry some."""
+    if not folder.is_dir():
+        raise ConfigError(f"model folder {folder} does not exist; give a local Hugging Face folder")
+    config = read_json(folder / "config.json")
+    if not config:
+        raise ConfigError(f"model folder {folder} has no config.json")
+    if "auto_map" in config:
+        raise ConfigError(f"the model in {folder} brings its own Python code, which streamrl does not run")
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(f"model folder {folder} has no .safetensors file; other weight formats are not read")
+    return folder
+
+
 def require_ours(folder: Path) -> None:
     """Raise ConfigError when something that is not ours is in the way of `folder`."""
     if not folder.exists() or read_mark(folder) is not None:

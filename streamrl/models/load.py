@@ -23,10 +23,9 @@ from transformers.utils import logging as transformers_logging
 from streamrl.config.estimates.model_presets import Preset, find_preset
 from streamrl.config.schema.run import ModelConfig
 from streamrl.errors import ConfigError
-from streamrl.models.folders import read_json, read_mark, write_folder
+from streamrl.models.folders import checked_folder, read_mark, write_folder
+from streamrl.models.plain_weights import DTYPES as DTYPES
 from streamrl.models.tokenizer import load_tokenizer, write_preset_tokenizer
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def build_model(config: ModelConfig, seed: int) -> PreTrainedModel:
@@ -64,7 +63,7 @@ def load_classifier(folder: str | Path) -> PreTrainedModel:
 
 def _load(kind: type, folder: Path, dtype: str) -> PreTrainedModel:
     """kind: an auto class of transformers."""
-    folder = _checked_folder(folder)
+    folder = checked_folder(folder)
     try:
         with no_progress_bars():
             model, info = kind.from_pretrained(
@@ -89,7 +88,7 @@ def prepare_model_folder(config: ModelConfig, seed: int, folder: str | Path) -> 
     itself, checked and absolute, not copied.
     """
     if config.preset is None:
-        path = _checked_folder(_given_path(config)).resolve()
+        path = checked_folder(_given_path(config)).resolve()
         load_tokenizer(path)
         return path
     folder = Path(folder)
@@ -117,19 +116,6 @@ def _given_path(config: ModelConfig) -> Path:
     if config.path is None:
         raise ConfigError("the model has neither a preset nor a path; give one of model.preset and model.path")
     return Path(config.path)
-
-
-def _checked_folder(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise ConfigError(f"model folder {folder} does not exist; give a local Hugging Face folder")
-    config = read_json(folder / "config.json")
-    if not config:
-        raise ConfigError(f"model folder {folder} has no config.json")
-    if "auto_map" in config:
-        raise ConfigError(f"the model in {folder} brings its own Python code, which streamrl does not run")
-    if not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"model folder {folder} has no .safetensors file; other weight formats are not read")
-    return folder
 
 
 def _refuse_incomplete(folder: Path, info: dict[str, set[str]]) -> None:

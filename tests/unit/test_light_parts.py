@@ -27,3 +27,13 @@ def test_a_part_without_a_model_does_not_import_torch(module: str) -> None:
     script = f"import sys, {module}; sys.exit(str([name for name in {HEAVY!r} if name in sys.modules]))"
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == "[]"
+
+
+def test_an_engine_of_the_common_families_imports_no_model_of_transformers() -> None:
+    """That takes two seconds, in each replica, at each start."""
+    script = (
+        "import sys, streamrl.engines.torch.engine, streamrl.models.plain_weights; "
+        "sys.exit(str([name for name in ('transformers.modeling_utils', 'torch._dynamo') if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "[]"

@@ -19,7 +19,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
 
 from streamrl.engines.torch.admission import Reading, Rest, Segment, admit, find_faults, most_length
 from streamrl.engines.torch.arrangement import arrange
@@ -30,7 +29,7 @@ from streamrl.engines.torch.logits_processors.constrained import ConstrainedRequ
 from streamrl.engines.torch.logprobs.asked import AskedLogprobs
 from streamrl.engines.torch.paths import ModelPath, path_for, routes_of
 from streamrl.engines.torch.products import RowProducts
-from streamrl.engines.torch.serving import ServingWeights, WeightSet, tensors_of
+from streamrl.engines.torch.serving import Model, ServingWeights, WeightSet, tensors_of
 from streamrl.engines.torch.slots import SlotTable
 from streamrl.errors import BatchDependenceError, ComponentError, ConfigError
 from streamrl.models.gpu import explained_out_of_memory, usable_device
@@ -74,7 +73,7 @@ class TorchEngine:
     @torch.inference_mode()
     def __init__(
         self,
-        model: PreTrainedModel | PretrainedConfig,
+        model: Model,
         version: Version,
         *,
         slots: int,
@@ -127,7 +126,7 @@ class TorchEngine:
         self._table = SlotTable(self._runner.slots, self._max_length, self._routes)
         self._kept = KeptPrefixes(self._runner.slots) if self._runner.reads_rests else None
 
-    def _choose_path(self, model: PreTrainedModel | PretrainedConfig, compiled: bool) -> ModelPath:
+    def _choose_path(self, model: Model, compiled: bool) -> ModelPath:
         return path_for(model, self._dtype, self._device, compiled=compiled)
 
     @property

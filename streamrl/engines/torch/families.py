@@ -10,27 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from transformers import PretrainedConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-from transformers.models.mixtral.modeling_mixtral import MixtralRotaryEmbedding
-from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbedding
 
+from streamrl.config.known import EXPERT_TYPES, MODEL_TYPES
 from streamrl.errors import ConfigError
 
-ROTARY = {
-    "llama": LlamaRotaryEmbedding,
-    "mixtral": MixtralRotaryEmbedding,
-    "qwen2": Qwen2RotaryEmbedding,
-    "qwen3": Qwen3RotaryEmbedding,
-    "qwen3_moe": Qwen3MoeRotaryEmbedding,
-}
-"""The model types that there are, each with the class that computes its rotary embedding."""
-
-EXPERTS = ("mixtral", "qwen3_moe")
-"""Those of them whose layers have experts in the place of an MLP."""
+TYPES = (*MODEL_TYPES, *EXPERT_TYPES)
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose frequencies do not depend on the length of what was read so far."""
@@ -67,9 +52,9 @@ class ModelShape:
 def describe(config: PretrainedConfig) -> ModelShape:
     """The shape of a supported model. Raises ConfigError that names what is not supported, and what is."""
     kind = config.model_type
-    if kind not in ROTARY:
+    if kind not in TYPES:
         raise ConfigError(
-            f"the torch engine cannot run model type {kind!r}; it runs {', '.join(sorted(ROTARY))} "
+            f"the torch engine cannot run model type {kind!r}; it runs {', '.join(sorted(TYPES))} "
             "(decoders without a sliding window)"
         )
     _refuse_inexact(config)
@@ -97,7 +82,7 @@ def describe(config: PretrainedConfig) -> ModelShape:
 
 def _experts(config: PretrainedConfig) -> dict[str, Any]:
     """Fields of ModelShape. Mixtral always renormalises."""
-    if config.model_type not in EXPERTS:
+    if config.model_type not in EXPERT_TYPES:
         return {}
     return {
         "num_experts": config.num_local_experts,
@@ -111,7 +96,7 @@ def _refuse_inexact(config: PretrainedConfig) -> None:
     faults = []
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         faults.append("layer_types has 'sliding_attention' (full attention only: use_sliding_window = false)")
-    if config.model_type in EXPERTS:
+    if config.model_type in EXPERT_TYPES:
         faults += _inexact_experts(config)
     if rope_type not in STATIC_ROPE:
         faults.append(f"rope_type is {rope_type!r} (there are {', '.join(STATIC_ROPE)})")
@@ -174,18 +159,3 @@ def _layer_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
         if bias:
             shapes[f"{name}.bias"] = (rows,)
     return shapes
-
-
-def rope_tables(
-    config: PretrainedConfig, length: int, dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of positions 0..length-1, each [length, head_dim], from the model's own rotary class.
-
-    The first half of sin is negated: then `x * cos + swap_halves(x) * sin` is transformers'
-    `x * cos + rotate_half(x) * sin`, to the bit, without a negation for each layer.
-    """
-    rotary = ROTARY[config.model_type](config)
-    cos, sin = rotary(torch.empty(0, dtype=dtype), torch.arange(length)[None])
-    half = sin.shape[-1] // 2
-    signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
-    return cos[0].to(device).contiguous(), signed.to(device).contiguous()

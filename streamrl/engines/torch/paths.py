@@ -9,22 +9,16 @@ from importlib.util import find_spec
 from typing import Protocol
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from streamrl.engines.torch.eager.decoder import Decoder
 from streamrl.engines.torch.eager.kernel_decoder import KernelDecoder
 from streamrl.engines.torch.eager.kv import KvCache
 from streamrl.engines.torch.eager.runner import EagerRunner
 from streamrl.engines.torch.families import describe
-from streamrl.engines.torch.general.cache import LayeredCache
-from streamrl.engines.torch.general.decoder import GeneralDecoder
-from streamrl.engines.torch.general.model import GeneralModel, steady_length
-from streamrl.engines.torch.general.self_test import require_exact
-from streamrl.engines.torch.general.weights import NamedWeights
-from streamrl.engines.torch.ladder import LEAST_ROWS
 from streamrl.engines.torch.products import PlainProducts, RowProducts
 from streamrl.engines.torch.runner import Runner
-from streamrl.engines.torch.serving import WeightSet
+from streamrl.engines.torch.serving import Model, WeightSet
 from streamrl.engines.torch.weights import FusedWeights, product_shapes
 from streamrl.errors import ConfigError
 from streamrl.system.kernel_cache import compiles_kernels
@@ -51,9 +45,7 @@ class ModelPath(Protocol):
         ...
 
 
-def path_for(
-    model: PreTrainedModel | PretrainedConfig, dtype: torch.dtype, device: torch.device, *, compiled: bool
-) -> ModelPath:
+def path_for(model: Model, dtype: torch.dtype, device: torch.device, *, compiled: bool) -> ModelPath:
     """The fast way where it is exact, else the general one. Raises ConfigError for a model that neither can run."""
     config = model if isinstance(model, PretrainedConfig) else model.config
     if getattr(config, "quantization_config", None) is not None:
@@ -64,6 +56,9 @@ def path_for(
     try:
         return FamilyPath(config, dtype, device, compiled)
     except ConfigError:
+        # Here and not above: the models' own modules take as long to import as all else of an engine.
+        from streamrl.engines.torch.general.path import GeneralPath
+
         return GeneralPath(model, dtype, device)
 
 
@@ -118,43 +113,3 @@ class FamilyPath:
             return KernelDecoder(self._config, self._shape, max_length=max_length, products=products)
         kind = {"dtype": self._dtype, "device": self._device, "products": products}
         return Decoder(self._config, self._shape, max_length=max_length, **kind)
-
-
-class GeneralPath:
-    """Any other decoder of transformers, by its own modules."""
-
-    runs_graphs = False
-    routes = None
-
-    def __init__(self, model: PreTrainedModel | PretrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self._model = GeneralModel(model, dtype, device)
-        self._dtype, self._device = dtype, device
-        text = (model if isinstance(model, PretrainedConfig) else model.config).get_text_config()
-        self.vocab_size, self.context = text.vocab_size, text.max_position_embeddings
-        self._steady = steady_length(text)
-        self.shapes = self._model.products()
-
-    def new_weights(self) -> NamedWeights:
-        return self._model.new_weights()
-
-    def weights_over(self, tensors: Mapping[str, torch.Tensor]) -> NamedWeights:
-        return self._model.weights_over(tensors)
-
-    def runner(
-        self, weights: NamedWeights, *, slots: int, max_length: int, kv_bytes: int, products: RowProducts | None
-    ) -> Runner:
-        if max_length > self._steady:
-            raise ConfigError(
-                f"the torch engine cannot run this {self._model.kind} model beyond {self._steady} tokens: its rotary "
-                f"embedding changes there with what shares a batch; requests have up to {max_length}: shorten prompts "
-                "or rollout.sampling.max_new_tokens"
-            )
-        sizes = self._model.layer_sizes(weights)
-        kind = {"dtype": self._dtype, "device": self._device}
-        require_exact(self._model, weights, sizes, self.vocab_size, **kind)
-        # What is no linear layer, a recurrence for one, goes by the library whatever multiplies the rows of those.
-        rows = 1 if products is None else max(products.min_rows, LEAST_ROWS)
-        self._model.run_experts(apart=products is not None and not isinstance(products, PlainProducts))
-        cache = LayeredCache(sizes, slots=slots, max_length=max_length, kv_bytes=kv_bytes, **kind)
-        decoder = GeneralDecoder(self._model, max_length, rows, self._device, products or PlainProducts())
-        return EagerRunner(decoder, cache, min_rows=rows, device=self._device)

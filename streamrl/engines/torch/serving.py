@@ -8,13 +8,18 @@ serves, device to device. Without memory for a spare set it is copied from the h
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from streamrl.errors import ConfigError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Model: TypeAlias = "PreTrainedModel | PretrainedConfig"
+"""With its weights, or without. The first is named alone: what it is takes two seconds to import."""
 MARGIN = 2**30
 """Bytes of a GPU that a spare set leaves free."""
 
@@ -106,13 +111,11 @@ class ServingWeights:
                 self._spares.append(held)
 
 
-def tensors_of(
-    model: PreTrainedModel | PretrainedConfig, tensors: Mapping[str, torch.Tensor] | None
-) -> Mapping[str, torch.Tensor]:
+def tensors_of(model: Model, tensors: Mapping[str, torch.Tensor] | None) -> Mapping[str, torch.Tensor]:
     """What a first set is filled from: `tensors`, or the model's own. Raises ConfigError for a configuration alone."""
     if tensors is not None:
         return tensors
-    if not isinstance(model, PreTrainedModel):
+    if isinstance(model, PretrainedConfig):
         raise ConfigError("the torch engine got a configuration without weights: pass `tensors`, or a model")
     # Each parameter under each of its names; buffers are the model's own business.
     return {name: parameter.data for name, parameter in model.named_parameters(remove_duplicate=False)}

@@ -18,7 +18,8 @@ from streamrl.engines.torch.cuda.cache import PagedCache
 from streamrl.engines.torch.cuda.matmul import invariant_mm
 from streamrl.engines.torch.cuda.norms import gate, rms_norm
 from streamrl.engines.torch.cuda.rotary import rotate_and_store
-from streamrl.engines.torch.families import ModelShape, rope_tables
+from streamrl.engines.torch.families import ModelShape
+from streamrl.engines.torch.rotary import rope_tables
 from streamrl.engines.torch.weights import FusedWeights, LayerWeights
 
 Attend = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -89,7 +89,7 @@ def rotate_and_store(
 ) -> None:
     """Rotate the query heads in place; put keys and values of every token where its row's page table says.
 
-    norm_HD: [H + K, D], or None. rope: cos and sin, [positions, D] each (see `families.rope_tables`). layer_cache:
+    norm_HD: [H + K, D], or None. rope: cos and sin, [positions, D] each (see `rope_tables`). layer_cache:
     [pages, 2, K, PAGE, D]. table: int32 [rows, pages of a row]. rows_T, positions_T: int64, position -1 for a token
     that is not there.
     """

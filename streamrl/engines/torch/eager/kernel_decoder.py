@@ -16,8 +16,9 @@ from streamrl.engines.torch.eager.decoder import Decoder
 from streamrl.engines.torch.eager.kv import KvCache
 from streamrl.engines.torch.eager.passes import Pass, to_device, upload_groups
 from streamrl.engines.torch.eager.plan import Plan
-from streamrl.engines.torch.families import ModelShape, rope_tables
+from streamrl.engines.torch.families import ModelShape
 from streamrl.engines.torch.products import RowProducts
+from streamrl.engines.torch.rotary import rope_tables
 from streamrl.engines.torch.sampling import SamplingRows, sampled_scores
 from streamrl.engines.torch.weights import LayerWeights
 from streamrl.types import LongArray

@@ -19,7 +19,8 @@ from streamrl.engines.torch.batch_invariance import KEY_MULTIPLE
 from streamrl.engines.torch.eager.attention import length_mask, round_up
 from streamrl.engines.torch.eager.kv import KvCache
 from streamrl.engines.torch.eager.plan import Plan
-from streamrl.engines.torch.families import ModelShape, rope_tables
+from streamrl.engines.torch.families import ModelShape
+from streamrl.engines.torch.rotary import rope_tables
 from streamrl.types import LongArray
 
 

@@ -76,7 +76,7 @@ def test_the_names_known_to_a_check_are_the_names_that_exist():
     assert tuple(limit.value for limit in Limit) == known.EPISODE_LIMITS
     assert set(known.TOOLS) == {*environments.BUILT_IN_TOOLS, known.PYTHON_TOOL}
     assert set(known.REWARDS) == {*rewards.BUILT_IN, known.REWARD_MODEL}
-    assert {*known.MODEL_TYPES, *known.EXPERT_TYPES} == set(families.ROTARY)
+    assert {*known.MODEL_TYPES, *known.EXPERT_TYPES} == set(families.TYPES)
     assert known.EXPERT_TYPES == families.EXPERTS
 
 

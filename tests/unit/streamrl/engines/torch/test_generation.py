@@ -18,7 +18,8 @@ from transformers import (
 )
 
 from streamrl.engines.torch import TorchEngine
-from streamrl.engines.torch.paths import GeneralPath, path_for
+from streamrl.engines.torch.general.path import GeneralPath
+from streamrl.engines.torch.paths import path_for
 from streamrl.errors import ComponentError, ConfigError
 from streamrl.types import FinishReason, GenerationRequest, GenerationResult, SamplingParams, Version
 

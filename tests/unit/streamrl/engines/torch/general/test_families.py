@@ -9,7 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from streamrl.engines.torch.eager.own_products import OwnProducts
 from streamrl.engines.torch.engine import TorchEngine
 from streamrl.engines.torch.general.model import steady_length
-from streamrl.engines.torch.paths import FamilyPath, GeneralPath
+from streamrl.engines.torch.general.path import GeneralPath
+from streamrl.engines.torch.paths import FamilyPath
 from streamrl.engines.torch.products import PlainProducts, RowProducts, TiledProducts
 from streamrl.errors import BatchDependenceError, ConfigError
 from streamrl.types import GenerationRequest, GenerationResult, SamplingParams, UpdateMode, Version
