@@ -12,10 +12,13 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from streamrl.config.known import EXPERT_TYPES, MODEL_TYPES
 from streamrl.errors import ConfigError
 
-TYPES = (*MODEL_TYPES, *EXPERT_TYPES)
+EXPERTS = ("mixtral", "qwen3_moe")
+"""The model types whose layers have experts in the place of an MLP."""
+
+TYPES = ("llama", *EXPERTS, "qwen2", "qwen3")
+"""All that there are."""
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose frequencies do not depend on the length of what was read so far."""
@@ -82,7 +85,7 @@ def describe(config: PretrainedConfig) -> ModelShape:
 
 def _experts(config: PretrainedConfig) -> dict[str, Any]:
     """Fields of ModelShape. Mixtral always renormalises."""
-    if config.model_type not in EXPERT_TYPES:
+    if config.model_type not in EXPERTS:
         return {}
     return {
         "num_experts": config.num_local_experts,
@@ -96,7 +99,7 @@ def _refuse_inexact(config: PretrainedConfig) -> None:
     faults = []
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         faults.append("layer_types has 'sliding_attention' (full attention only: use_sliding_window = false)")
-    if config.model_type in EXPERT_TYPES:
+    if config.model_type in EXPERTS:
         faults += _inexact_experts(config)
     if rope_type not in STATIC_ROPE:
         faults.append(f"rope_type is {rope_type!r} (there are {', '.join(STATIC_ROPE)})")
