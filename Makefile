@@ -53,12 +53,12 @@ quickstart-megatron: $(VENV)/.installed-dev .venvs/megatron/.installed
 test: $(VENV)/.installed-dev
 	PYTHONPATH=tests $(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/unit -m 'not long' -n auto --maxprocesses 4 --dist loadfile --durations=10
-	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/integration -m 'not long' -n 2 --dist loadfile --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/integration -m 'not long' -n auto --maxprocesses 4 --dist loadfile --durations=10
 
 test-long: export FAULT_SCALE ?= 0.02
 test-long: export KILLS ?= 1
 test-long: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/unit tests/integration -m long -n 2 --dist loadfile --durations=10 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/unit tests/integration -m long -n auto --maxprocesses 4 --dist loadfile --durations=10 $(ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/faults -m long $(ARGS)
 
 test-low-bit: $(VENV)/.installed-dev .venvs/low-bit/.installed

@@ -15,6 +15,7 @@ from support.rotation import (
 )
 from support.runs.finished_run import Finished, run
 from support.runs.live_run import STREAMRL, prepare
+from support.workers import pytest_xdist_auto_num_workers
 
 from streamrl.system.strict_products import strict_variables
 
@@ -29,6 +30,7 @@ __all__ = [
     "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_report_collectionfinish",
+    "pytest_xdist_auto_num_workers",
 ]
 
 stop_until_collected()
