@@ -152,7 +152,7 @@ class Reference:
         self.sampling = GroupSampling(config)
         self.engine = self._make_engine()
         with threads(config.learner.threads):
-            self.policy = PolicyModel(load_model(self.folder, config.model.dtype).to(torch.float32))
+            self.policy = PolicyModel(load_model(self.folder, config.model.dtype).to(torch.float32))  # type: ignore[arg-type]
             self.policy.replays_routes = config.learner.router_replay
             self.optimizer = make_optimizer(self.policy.parameters(), config.learner.optimizer)
             self.start = self._start() if algorithm.has_reference else None
@@ -329,7 +329,7 @@ class Reference:
     def _start(self) -> PolicyModel:
         """The policy that the trained one is held to, or that teaches it."""
         folder = self.config.learner.algorithm.reference.path or self.folder
-        return PolicyModel(load_model(folder, self.config.model.dtype).to(torch.float32))
+        return PolicyModel(load_model(folder, self.config.model.dtype).to(torch.float32))  # type: ignore[arg-type]
 
     def _make_engine(self) -> TorchEngine:
         rollout = self.config.rollout

@@ -82,7 +82,7 @@ class PlainCritic(PlainAuxiliaryModel):
     def __init__(self, config: Config, start: Path) -> None:
         """start: the folder that it begins with, where the configuration names none."""
         self.critic = config.learner.critic
-        model = load_model(self.critic.path or start, config.model.dtype).to(torch.float32)
+        model = load_model(self.critic.path or start, config.model.dtype).to(torch.float32)  # type: ignore[arg-type]
         super().__init__(config, ValueModel(decoder_of(model)), self.critic.optimizer)
 
     @torch.no_grad()
@@ -104,7 +104,7 @@ class PlainImplicitRewards(PlainAuxiliaryModel):
 
     def __init__(self, config: Config, start: Path, reference: PolicyModel) -> None:
         self.reference, self.prime = reference, config.learner.prime
-        model = load_model(start, config.model.dtype).to(torch.float32)
+        model = load_model(start, config.model.dtype).to(torch.float32)  # type: ignore[arg-type]
         super().__init__(config, PolicyModel(model), self.prime.optimizer)
 
     @torch.no_grad()

@@ -55,9 +55,8 @@ def evaluate(
     found = find(run)
     if tasks is not None:
         names = [name.strip() for name in tasks.split(",") if name.strip()]
-        options = {"limit": limit, "include": include, "chat": chat}
         tell = (lambda _: None) if as_json else notice
-        facts = evaluation.evaluate_tasks(found, names, tell=tell, **options)
+        facts = evaluation.evaluate_tasks(found, names, tell=tell, limit=limit, include=include, chat=chat)
     elif k is not None:
         facts = evaluation.evaluate_samples(found, k, temperature)
     else:

@@ -361,7 +361,7 @@ def _usage(error: CycloptsError, arguments: list[str]) -> str:
     known = [name for name in arguments[:1] if name in app]
     what = str(error)
     if isinstance(error, UnusedCliTokensError):
-        what = f"{' '.join(known)} has no use for {', '.join(map(repr, error.unused_tokens))}."
+        what = f"{' '.join(known)} has no use for {', '.join(map(repr, error.unused_tokens or ()))}."
     return f"{what} See `{' '.join(['streamrl', *known, '--help'])}`."
 
 

@@ -82,7 +82,7 @@ def parity(config: Config, num_prompts: int) -> Parity:
         task, longest = load_task(config, folder)
         prompts = held_out_prompts(task, num_prompts)
         ids_of_prompts = [prompt_ids(prompt, tokenizer) for prompt in prompts]
-        policy = PolicyModel(load_model(folder, config.model.dtype).to(torch.float32))
+        policy = PolicyModel(load_model(folder, config.model.dtype).to(torch.float32))  # type: ignore[arg-type]
         asked = [
             GenerationRequest(
                 request_id=prompt.prompt_id,

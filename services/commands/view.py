@@ -5,6 +5,7 @@ Guarantees: the same events give the same lines; nothing here talks to the run. 
 
 import json
 import sys
+from collections.abc import Callable
 from typing import IO, Any, Protocol
 
 from streamrl.config.schema.run import Config
@@ -148,7 +149,7 @@ def page(state: ViewState) -> Any:
     # A progress bar ends no line by itself; a row of a table does.
     progress = Table.grid()
     progress.add_row(ProgressBar(total=state.total_steps, completed=state.step, width=72))
-    parts = [progress, figures]
+    parts: list[Table | str] = [progress, figures]
     parts += [replicas] if state.replicas else []
     parts += [f"[dim]{_escaped(state.arithmetic)}[/dim]"] if state.arithmetic else []
     if state.config.queue.durability == "memory":
@@ -206,7 +207,7 @@ def evaluations_text(evaluations: dict[str, dict[str, Any]]) -> str:
     return ", ".join(told) or "-"
 
 
-SUMMARY_LINES = (
+SUMMARY_LINES: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("held-out score", lambda s: f"{number(s.get('eval_before'))} -> {number(s.get('eval_after'))}"),
     ("evaluations", lambda s: evaluations_text(s.get("evaluations") or {})),
     ("steps", lambda s: str(s.get("steps", "-"))),

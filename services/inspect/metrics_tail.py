@@ -26,6 +26,7 @@ class MetricsTail:
         self._path = path
         self._newest = newest
         self._fd: int | None = None
+        self.first_skipped: str
         self._begin()
 
     def read(self) -> History:

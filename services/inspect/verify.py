@@ -7,6 +7,7 @@ one that was never finished. It needs torch, which reads the checkpoints' tensor
 import json
 import struct
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -46,7 +47,7 @@ def verify_run(run: RunFolder) -> RunChecked:
     damage: list[Damage] = []
     for path in sorted(run.checkpoints_path.glob("step_*")):
         try:
-            whole[path.name] = read_again(lambda path=path: checkpoint.verify(path)).version.step
+            whole[path.name] = read_again(partial(checkpoint.verify, path)).version.step
         except DataError as error:
             found = _damage_of(path, run.path, error)
             # A live run removes its older checkpoints.

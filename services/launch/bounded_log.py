@@ -17,7 +17,8 @@ from streamrl.observability.logs import MAX_BYTES
 def open_bounded(path: Path, max_bytes: int = MAX_BYTES) -> TextIO:
     """A text stream that appends to a log, as `sys.stderr` is one. `max_bytes`: of the log and its predecessor."""
     raw = BoundedFile(path, max_bytes)
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    buffered = io.BufferedWriter(raw)  # type: ignore[type-var]
+    return io.TextIOWrapper(buffered, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 class BoundedFile(io.RawIOBase):

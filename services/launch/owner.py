@@ -187,7 +187,8 @@ class Owner:
         """Await something, but leave it, still running, when the order to stop comes first."""
         stop = asyncio.create_task(self._stop.wait(), name="order to stop")
         try:
-            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {work, stop}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if self._stop.is_set() and not work.done():
                 raise Stopped
             return await work

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -43,7 +43,8 @@ async def unless_ray_dies(work: "asyncio.Future[T]", processes: dict[int, str]) 
     """
     death = asyncio.create_task(_first_death(processes), name="death of Ray")
     try:
-        await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
+        both: set[asyncio.Future[Any]] = {work, death}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             raise ProcessDiedError(f"Ray's {processes[death.result()]} died")
         return work.result()

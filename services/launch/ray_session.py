@@ -180,4 +180,4 @@ def _init(address: str, run: RunFolder, options: Mapping[str, Any]) -> str:
         log_to_driver=True,
         **options,
     )
-    return str(context.address_info["gcs_address"])
+    return str(context.address_info["gcs_address"])  # type: ignore[attr-defined]

@@ -84,5 +84,5 @@ async def start_system(run: RunFolder, config: Config) -> RaySystem:
     actor = ray.remote(Controller).options(
         num_cpus=0, max_concurrency=64, runtime_env={"env_vars": variables(1, import_path())}, **this_node()
     )
-    handle = actor.remote(str(run.path), msgspec.to_builtins(config))
+    handle: Any = actor.remote(str(run.path), msgspec.to_builtins(config))
     return RaySystem(handle, DeathMonitor(run, log_shares(config).reports, SystemClock()))

@@ -1,6 +1,7 @@
 """Rows that lie on other nodes, as one reader asks for them. A run of one node asks nobody."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from ray.actor import ActorHandle
 
@@ -31,6 +32,6 @@ class FarRows:
         far = [frame for frame in frames if node_of(frame.path) != HOME]
         if self._home is None or not far:
             return set()
-        bringing = self._home.bring.remote(self._reader, far, self._leases)
+        bringing: Any = self._home.bring.remote(self._reader, far, self._leases)
         what, pause = f"{len(far)} frames of other nodes", self._home.pause.remote
         return set(await within_or_paused(self._limit_s, bringing, who=self._reader, what=what, pause=pause))

@@ -170,7 +170,7 @@ class RewardActor:
             components=component_columns(scores, names) if names else None,
             reason=[score.reason for score in scores],
         )
-        receipt = self._queue.add_scores.remote(NAME, self._epoch, sequence, frame, rows, self._totals.told)
+        receipt: Any = self._queue.add_scores.remote(NAME, self._epoch, sequence, frame, rows, self._totals.told)
         limit = self._config.deadlines.step_s
         await within_or_paused(limit, receipt, who=NAME, what="the queue's receipt", pause=self._queue.pause.remote)
 

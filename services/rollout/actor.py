@@ -157,7 +157,9 @@ class RolloutReplica:
             show=self._report,
         )
         self._client_requests = ClientRequests(self._name, self._thread)
-        self._rollouts, self._evaluation = await self._open_rollouts(folder, max_length, task, tokenizer)
+        played = await self._open_rollouts(folder, max_length, task, tokenizer)
+        self._rollouts: SingleTurnRollouts | EpisodeRollouts = played[0]
+        self._evaluation: HeldOut | EpisodesHeldOut = played[1]
         await asyncio.wrap_future(self._thread.start())
         # What was loaded stays as long as this process; looking through it for garbage would stop everything for 0.2 s.
         gc.freeze()
@@ -200,14 +202,15 @@ class RolloutReplica:
         write = asyncio.create_task(run_all({"write": self._writer.loop(), "journal": self._journal.run()}))
         loops = asyncio.create_task(run_all({"take": self._take_loop(), "follow": self._follow_loop()}))
         left = asyncio.create_task(self._left.wait())
+        ours: tuple[asyncio.Future[Any], ...] = (write, loops, left)
         try:
-            await asyncio.wait({write, loops, left, self._death}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*ours, self._death}, return_when=asyncio.FIRST_COMPLETED)
             for task in (self._death, write, loops):
                 if task.done():
                     task.result()
         finally:
-            for task in (write, loops, left):
-                task.cancel()
+            for one in ours:
+                one.cancel()
             await asyncio.gather(write, loops, left, return_exceptions=True)
             self._client_requests.close()
             await self._rollouts.close()

@@ -54,7 +54,8 @@ class PartialJournal:
         self.every = config.rollout.journal_every_tokens if config.journals_partials else 0
         self.figures = JournalFigures()
         self._max_staleness = config.learner.max_staleness
-        self._one_version = config.learner.max_staleness == 0 or config.rollout.update_mode == UpdateMode.DRAIN
+        drains = UpdateMode(config.rollout.update_mode) is UpdateMode.DRAIN
+        self._one_version = config.learner.max_staleness == 0 or drains
         self._run_folder, self._folder = run_folder, on_node(node, PARTIALS_DIR)
         self._replica, self._epoch = replica, epoch
         self._durably, self._tell = durably, tell

@@ -61,8 +61,8 @@ class EventHub:
     async def subscribe(self) -> AsyncIterator[Event]:
         """The story so far, then each event as it comes, until the hub closes."""
         queue: asyncio.Queue[Event | None] = asyncio.Queue(BACKLOG)
-        for event in self._so_far():
-            _put(queue, event)
+        for past in self._so_far():
+            _put(queue, past)
         if self._closed:
             _put(queue, None)
         self._subscribers.add(queue)

@@ -61,10 +61,10 @@ def upload(store: ObjectStore, order: Upload) -> dict[str, Any]:
         _put_start(store, run)
         expected = {f"{CHECKPOINT}/{entry.name}": entry.digest for entry in info.manifest.files}
         facts = {"step": info.version.step}
-        limits = {"keep": order.keep, "byte_budget": order.byte_budget}
         # Asked once more: a look, and the parts, take their time.
         require_ours(store, order)
-        made = sets.add(info.version, parts, facts, expected=expected, **limits)
+        room = order.byte_budget
+        made = sets.add(info.version, parts, facts, expected=expected, keep=order.keep, byte_budget=room)
     return {"step": info.version.step, "bytes": made.num_bytes}
 
 

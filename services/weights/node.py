@@ -26,9 +26,10 @@ from streamrl.services.actors import cleanup as leave_nothing
 from streamrl.services.actors.deaths import explain_death
 from streamrl.services.actors.stack_dump import dump, find_py_spy
 from streamrl.services.run.layout import MODEL_FOLDER, STACKS_FOLDER
+from streamrl.services.weights.endpoints import RunNode
 from streamrl.services.weights.node_folder import Visit, enter
 from streamrl.services.weights.run_node import file_digests
-from streamrl.services.weights.transports import RunNode, make_transport
+from streamrl.services.weights.transports import make_transport
 from streamrl.system.stacks import answer
 from streamrl.types import Version
 from streamrl.weights.folder import shm_folder
@@ -78,7 +79,8 @@ class NodeActor:
     async def read_head(self, path: str) -> tuple[bytes, bytes]:
         """The head of a segment of this node (`streamrl.buffers.segments.copies.SegmentHead`)."""
         self._check_ours(path)
-        return tuple(await asyncio.to_thread(read_head, self._run.path, path))
+        head, checksums = await asyncio.to_thread(read_head, self._run.path, path)
+        return head, checksums
 
     async def read_range(self, path: str, offset: int, length: int) -> bytes:
         """Bytes of a segment of this node."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class Client:
         stream: str = DEFAULT_STREAM,
         ahead: int = AHEAD,
         dropped: bool = False,
-    ) -> AsyncIterator[Result | DroppedError]:
+    ) -> AsyncGenerator[Result | DroppedError, None]:
         """Submit prompts, and yield the group of each as it finishes, in any order.
 
         A slow loop slows the submission: at most `ahead` prompts are submitted and not yet taken by the loop. Leaving

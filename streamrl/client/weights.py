@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class WeightsFile:
         self._incoming.add(piece)
         left = memoryview(piece)
         while left:
-            left = left[self._checked_write(lambda rest=left: self._file.write(rest)) :]
+            left = left[self._checked_write(partial(self._file.write, left)) :]
         self._num_bytes += len(piece)
 
     def keep(self) -> Weights:

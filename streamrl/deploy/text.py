@@ -10,7 +10,7 @@ import yaml
 MADE_BY = "Made by `streamrl deploy` from the run's configuration; make it again rather than change it."
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     """Texts of several lines as blocks, and nothing by reference."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -22,7 +22,8 @@ class _Dumper(yaml.SafeDumper):
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = "|" if "\n" in text else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+    node: yaml.Node = dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+    return node
 
 
 _Dumper.add_representer(str, _text)
@@ -30,7 +31,7 @@ _Dumper.add_representer(str, _text)
 
 def yaml_text(*documents: Any, comment: str = MADE_BY) -> str:
     """Documents of one file, keys in the order in which they are given. comment: lines at its head."""
-    dumped = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+    dumped: str = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
     return "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines()) + dumped
 
 

@@ -11,6 +11,7 @@ import bisect
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class ScriptedEngine:
     context_length: prompt and completion together, at most. clock: says when a step is due; the machine's when None.
     """
 
-    token_steps = True
+    token_steps: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -185,11 +185,12 @@ class _PlainTokens:
 def _read(tokenizer: TextTokenizer, vocab_size: int) -> tuple[LLTokenizer, bool]:
     """And whether its tokens are the text that they stand for. Raises ConfigError for a tokenizer whose tokens have no
     bytes of their own."""
-    how = {"n_vocab": vocab_size, "eos_token": list(tokenizer.eos_token_ids)}
+    ends = list(tokenizer.eos_token_ids)
     try:
-        return LLTokenizer(tokenizer.as_json(), **how), False
+        return LLTokenizer(tokenizer.as_json(), n_vocab=vocab_size, eos_token=ends), False
     except ValueError as error:
         # It knows the decoders of published models; that of a vocabulary of letters needs none.
         if not tokenizer.is_plain():
             raise ConfigError(f"no grammar can be followed with this tokenizer: {error}") from error
-    return LLTokenizer(TokenizerWrapper(_PlainTokens(tokenizer, vocab_size)), **how), True
+    plain = TokenizerWrapper(_PlainTokens(tokenizer, vocab_size))
+    return LLTokenizer(plain, n_vocab=vocab_size, eos_token=ends), True

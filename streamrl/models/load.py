@@ -8,6 +8,7 @@ run. It does not place models on devices and does not shard them.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -38,9 +39,10 @@ def build_model(config: ModelConfig, seed: int) -> PreTrainedModel:
     preset = find_preset(config.preset)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(_hf_config(preset), dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(_hf_config(preset), dtype=torch.float32)
     # Drawn in float32 and rounded: a bfloat16 model is the rounding of the float32 one.
-    return model.to(DTYPES[config.dtype]).eval()
+    drawn: PreTrainedModel = model.to(DTYPES[config.dtype]).eval()  # type: ignore[arg-type]
+    return drawn
 
 
 def load_model(folder: str | Path, dtype: str) -> PreTrainedModel:
@@ -61,7 +63,7 @@ def load_classifier(folder: str | Path) -> PreTrainedModel:
     return model
 
 
-def _load(kind: type, folder: Path, dtype: str) -> PreTrainedModel:
+def _load(kind: Any, folder: Path, dtype: str) -> PreTrainedModel:
     """kind: an auto class of transformers."""
     folder = checked_folder(folder)
     try:
@@ -77,7 +79,8 @@ def _load(kind: type, folder: Path, dtype: str) -> PreTrainedModel:
     except (ValueError, OSError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"model folder {folder} cannot be loaded: {error}") from error
     _refuse_incomplete(folder, info)
-    return model.eval()
+    loaded: PreTrainedModel = model.eval()
+    return loaded
 
 
 def prepare_model_folder(config: ModelConfig, seed: int, folder: str | Path) -> Path:

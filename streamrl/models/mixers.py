@@ -29,8 +29,8 @@ def replace_forward(module: nn.Module, forward: Callable[[Mix, torch.Tensor], to
     attention are nothing to it."""
     own: Mix = module.forward
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def replaced(hidden_states: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
         return forward(own, hidden_states)
 
-    module.forward = replaced  # type: ignore[method-assign]
+    module.forward = replaced  # type: ignore[method-assign, unused-ignore]

@@ -25,7 +25,7 @@ def peft_config(rank: int, alpha: float, targets: Sequence[str], base: str | Non
         task_type="CAUSAL_LM",
         r=rank,
         # An integer where it is one: so it is typed there.
-        lora_alpha=int(alpha) if float(alpha).is_integer() else alpha,
+        lora_alpha=int(alpha) if float(alpha).is_integer() else alpha,  # type: ignore[arg-type]
         target_modules=list(targets),
         lora_dropout=0.0,
         bias="none",
@@ -43,6 +43,6 @@ def export_peft(tensors: Mapping[str, torch.Tensor], config: LoraConfig, out_fol
 
 def _fill(fresh: Path, tensors: Mapping[str, torch.Tensor], config: LoraConfig) -> None:
     config.inference_mode = True
-    config.save_pretrained(fresh)
+    config.save_pretrained(str(fresh))
     named = {PEFT_PREFIX + name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(named, fresh / WEIGHTS, metadata={"format": "pt"})

@@ -60,8 +60,10 @@ class StepFigures(msgspec.Struct, frozen=True):
         ends = np.cumsum(self._ints("tokens"), dtype=np.int64)
         end = int(ends[found[0]])
         own = slice(end - int(self._ints("tokens")[found[0]]), end)
-        floats = (np.frombuffer(getattr(self, name), "<f4")[own] for name in ("logprobs", "entropies", "advantages"))
-        return RowFigures(*floats, np.frombuffer(self.flags, np.uint8)[own])
+        logprobs, entropies, advantages = (
+            np.frombuffer(content, "<f4")[own] for content in (self.logprobs, self.entropies, self.advantages)
+        )
+        return RowFigures(logprobs, entropies, advantages, np.frombuffer(self.flags, np.uint8)[own])
 
     def _ints(self, name: str) -> npt.NDArray[np.int32]:
         return np.frombuffer(getattr(self, name), "<i4")

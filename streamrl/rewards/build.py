@@ -4,6 +4,7 @@ A module of the user's is imported, and torch only where there is a reward model
 """
 
 from pathlib import Path
+from typing import Any
 
 from streamrl.config.known import CODE_REWARD, REWARD_MODEL
 from streamrl.config.schema.run import RewardModelConfig, RewardRule
@@ -61,8 +62,9 @@ def _functions(rule: RewardRule, config: SandboxConfig) -> Scorer | CombinedScor
 
 def _function(name: str, sandbox: AnySandbox) -> RewardFunction:
     """The function; one that runs programs has the sandbox, and closes it."""
-    found = resolve_reward(name)
+    found: Any = resolve_reward(name)
     if name != CODE_REWARD:
-        return found
+        function: RewardFunction = found
+        return function
     made: RewardFunction = found(sandbox)
     return made

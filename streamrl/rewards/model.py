@@ -9,6 +9,7 @@ the caller's to look at.
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ class RewardModel:
                 "set at most that, or leave it out"
             )
         self._max_tokens = context if max_tokens is None else max_tokens
-        self._vocab_size = self._model.get_input_embeddings().num_embeddings
+        self._vocab_size: Any = self._model.get_input_embeddings().num_embeddings
 
     def score(self, rows: Sequence[IntArray]) -> list[float | StreamRLError]:
         """For each row (int32 [n], prompt and completion) its score; or, in its place, DataError where it has no

@@ -13,6 +13,7 @@ import numpy as np
 from streamrl.config.known import REWARD_MODEL
 from streamrl.errors import StreamRLError
 from streamrl.rewards.base import RewardItem, to_score
+from streamrl.rewards.combined import CombinedScorer
 from streamrl.rewards.scorer import Scorer
 from streamrl.types import IntArray, Score, ScoreStatus
 
@@ -31,7 +32,7 @@ class ScoresRows(Protocol):
 class WeightedScorer:
     """`rule + weight * model`, or `weight * model` without a rule."""
 
-    def __init__(self, model: ScoresRows, weight: float, rule: Scorer | None = None) -> None:
+    def __init__(self, model: ScoresRows, weight: float, rule: Scorer | CombinedScorer | None = None) -> None:
         self._model = model
         self._weight = weight
         self._rule = rule

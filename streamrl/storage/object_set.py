@@ -106,8 +106,8 @@ def fetch_set(store: ObjectStore, found: ObjectSet, folder: Path) -> None:
         if place.parent.parts:
             make_folder(folder, str(place.parent))
         _fetch(store, f"{found.name}/{one.name}", one, folder / place)
-    for one in {folder / PurePosixPath(one.name).parent for one in found.objects}:
-        sync_folder(one)
+    for written in {folder / PurePosixPath(one.name).parent for one in found.objects}:
+        sync_folder(written)
 
 
 def remove_set(store: ObjectStore, name: str, keys: Iterable[str] = ()) -> None:

@@ -41,7 +41,7 @@ def weights_digest(tensors: NamedTensors) -> str:
     for name, tensor in tensors:
         hasher = xxhash.xxh3_64()
         for chunk in chunks(flat_bits(tensor)):
-            hasher.update(chunk)
+            hasher.update(chunk.data)
         entries.append(described(name, tensor, 0, hasher.hexdigest()))
     return combined_digest(entries)
 

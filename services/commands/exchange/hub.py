@@ -153,7 +153,7 @@ def _files(folder: Path) -> dict[str, int]:
 
 def _check_name(repo: str) -> None:
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(repo)
@@ -178,7 +178,8 @@ def _api() -> "HfApi":
 @contextmanager
 def _explained(repo: str, kept: str = "") -> Iterator[None]:
     """Turn what the hub refuses into one message. kept: what is not lost, in words."""
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # the latter is its HTTP library's, whichever it is
+    # The latter is its HTTP library's, whichever it is.
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
 
     try:
         yield

@@ -100,7 +100,8 @@ def whiten(
     mean = (weights * counted).sum() / total
     variance = (weights * (counted - mean) ** 2).sum() / (total - 1.0)
     shifted_N = values_N - mean if recentre else values_N
-    return np.where(trained_N, shifted_N, 0.0) / np.sqrt(variance + WHITEN_EPS)
+    whitened_N: DoubleArray = np.where(trained_N, shifted_N, 0.0) / np.sqrt(variance + WHITEN_EPS)
+    return whitened_N
 
 
 BATCH_ADVANTAGES: dict[str, Callable[[DoubleArray, BoolArray, LongArray, LongArray, BoolArray | None], DoubleArray]] = {

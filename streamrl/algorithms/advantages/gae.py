@@ -71,7 +71,8 @@ def _credited(rewards_T: DoubleArray, row_T: LongArray, place: npt.NDArray[np.in
     before_T = np.searchsorted(place, np.arange(len(rewards_T)), side="right") - 1
     owned_T = before_T >= 0
     owned_T[owned_T] = row_T[place[before_T[owned_T]]] == row_T[owned_T]
-    return np.bincount(before_T[owned_T], weights=rewards_T[owned_T], minlength=len(place))
+    sums_K = np.bincount(before_T[owned_T], weights=rewards_T[owned_T], minlength=len(place))
+    return sums_K.astype(np.float64, copy=False)
 
 
 def _discounted(errors_K: DoubleArray, factor_K: DoubleArray, left_K: LongArray) -> DoubleArray:

@@ -32,7 +32,7 @@ class Groups:
 
     def sum_G(self, values_N: DoubleArray) -> DoubleArray:
         """float64 [G], the sum of each group's values."""
-        return np.bincount(self.place_N, weights=values_N, minlength=len(self.count_G))
+        return np.bincount(self.place_N, weights=values_N, minlength=len(self.count_G)).astype(np.float64, copy=False)
 
     def less(self, baseline_G: DoubleArray) -> DoubleArray:
         """float64 [N], reward minus the group's baseline; exactly 0 where there is nothing to learn."""
@@ -55,7 +55,9 @@ def groups_of(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray, al
         )
     names, place_N = np.unique(group_N, return_inverse=True)
     rewards_N = np.where(valid_N, rewards_N, 0.0)
-    count_G = np.bincount(place_N, weights=valid_N.astype(np.float64), minlength=len(names))
+    count_G = np.bincount(place_N, weights=valid_N.astype(np.float64), minlength=len(names)).astype(
+        np.float64, copy=False
+    )
     total_G = np.bincount(place_N, weights=rewards_N, minlength=len(names))
     low_G, high_G = np.full(len(names), np.inf), np.full(len(names), -np.inf)
     np.minimum.at(low_G, place_N[valid_N], rewards_N[valid_N])

@@ -13,7 +13,8 @@ from streamrl.types import LongArray
 
 def greedy_rows(sample_index_N: LongArray, group_size: int) -> BoolArray:
     """bool [N], the rows of the samples that are generated greedily: the last of `group_size`."""
-    return sample_index_N == group_size - 1
+    greedy_N: BoolArray = sample_index_N == group_size - 1
+    return greedy_N
 
 
 def remax(rewards_N: DoubleArray, valid_N: BoolArray, group_N: LongArray, greedy_N: BoolArray) -> DoubleArray:

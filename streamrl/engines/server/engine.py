@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from streamrl.engines.server.books import Running
 from streamrl.engines.server.contract import Piece
@@ -85,7 +85,7 @@ class ServerLimits:
 class ServerEngine:
     """`streamrl.engines.base.Engine` around a server that is ready. It owns the server: `close` ends it."""
 
-    token_steps = False
+    token_steps: ClassVar[bool] = False
 
     def __init__(self, server: Server, version: Version, limits: ServerLimits) -> None:
         self._server = server

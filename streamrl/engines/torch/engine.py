@@ -16,6 +16,7 @@ engine sets no thread count: `deterministic` asks for `torch.set_num_threads(1)`
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ class TorchEngine:
         results = engine.generate(requests)
     """
 
-    token_steps = True
+    token_steps: ClassVar[bool] = True
 
     @torch.inference_mode()
     def __init__(

@@ -116,7 +116,8 @@ class CountRequest(BaseModel):
                 kind = "is not kept here; leave it out" if name in _NEUTRAL else "is not a parameter of this route"
                 code = "unsupported_parameter" if name in _NEUTRAL else "unknown_parameter"
                 raise invalid(code, f"{name!a} {kind}", name)
-        return ChatRequest(model=self.model, messages=list(self._messages()), **self._options())
+        whole: list[Any] = list(self._messages())
+        return ChatRequest(model=self.model, messages=whole, **self._options())
 
     def _options(self) -> dict[str, Any]:
         given: dict[str, Any] = {}

@@ -171,7 +171,7 @@ class ChatForm(ChunkForm):
     def choice(self, index: int, delta: Delta, asked: ParsedRequest) -> Json:
         said = self._reader.parse(index, delta.text, delta.finish_reason)
         calls = [_tool_call(call) for call in said.calls]
-        message = {"role": "assistant", "content": said.content or (None if calls else ""), "refusal": None}
+        message: Json = {"role": "assistant", "content": said.content or (None if calls else ""), "refusal": None}
         message |= _of_thoughts(said)
         reason = _reason(delta.finish_reason, len(calls))
         return self._choice(index, "message", message | _of_calls(calls), delta, asked, reason)
@@ -179,7 +179,7 @@ class ChatForm(ChunkForm):
     def part(self, index: int, delta: Delta, asked: ParsedRequest) -> Json:
         said, calls_before, calls_now = self._read(index, delta)
         calls = [{"index": calls_before + place, **_tool_call(call)} for place, call in enumerate(said.calls)]
-        message = {"content": said.content or (None if calls else "")} | _of_thoughts(said) | _of_calls(calls)
+        message: Json = {"content": said.content or (None if calls else "")} | _of_thoughts(said) | _of_calls(calls)
         if not delta.start:
             message = {"role": "assistant"} | message
         reason = _reason(delta.finish_reason, calls_now)

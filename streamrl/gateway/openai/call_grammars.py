@@ -98,7 +98,7 @@ def arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
 def _object(tool: Tool, key: str) -> dict[str, Any]:
     """Of a call that is an object with the name in it."""
     arguments = arguments_schema(tool.parameters)
-    shared = {name: arguments.pop(name) for name in _SHARED if name in arguments}
+    shared: dict[str, Any] = {name: arguments.pop(name) for name in _SHARED if name in arguments}
     properties = {"name": {"const": tool.name}, key: arguments}
     whole = {"type": "object", "properties": properties, "required": ["name", key]}
     return {**whole, "additionalProperties": False, **shared}

@@ -9,7 +9,7 @@ import re
 from array import array
 from collections import deque
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -118,5 +118,5 @@ def chosen(values: np.ndarray, points: int) -> np.ndarray:
     return np.unique(np.minimum(places, count - 1))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -134,7 +134,8 @@ class ResponsesRequest(BaseModel):
                 raise invalid(code, f"{name!a} {kind}", name)
         self._check_repeated()
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return ChatRequest(model=self.model, messages=[*first, *messages], **self._options())
+        whole: list[Any] = [*first, *messages]
+        return ChatRequest(model=self.model, messages=whole, **self._options())
 
     @property
     def param_of_logprobs(self) -> str:

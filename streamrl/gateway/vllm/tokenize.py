@@ -50,7 +50,7 @@ def tokenized(body: TokenizeRequest, reader: Reader, tokenizer: TextTokenizer, l
     else:
         chat = ChatRequest(
             model=limits.model,
-            messages=body.messages,
+            messages=body.messages or [],
             tools=body.tools,
             chat_template_kwargs=body.chat_template_kwargs,
         )

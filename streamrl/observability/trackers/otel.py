@@ -125,7 +125,8 @@ class OtelTracker:
     def _spans(self, track: Track, tree: Tree) -> Iterator[Any]:
         trace_id = _number(16, self._run.run_id, *track, tree.span.start_ns, tree.span.name)
         for inner, outer in walk(tree):
-            context, around = self._context(trace_id, track, inner), outer and self._context(trace_id, track, outer)
+            context = self._context(trace_id, track, inner)
+            around = None if outer is None else self._context(trace_id, track, outer)
             begin = track.epoch_ns + inner.span.start_ns
             yield self._make_span(
                 name=inner.span.name,

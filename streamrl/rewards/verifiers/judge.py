@@ -94,7 +94,7 @@ def _verdict(reply: Any, max_score: float) -> dict[str, Any]:
     try:
         text = reply["choices"][0]["message"]["content"]
         found = _OBJECT.search(text)
-        verdict = json.loads(found.group(0)) if found else None
+        verdict: Any = json.loads(found.group(0)) if found else None
         score = float(verdict["score"])
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(f"the judge gave no verdict: {str(reply)[:200]}") from error

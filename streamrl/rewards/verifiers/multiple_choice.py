@@ -32,7 +32,7 @@ def choice_of(completion: str, choices: int = 26) -> str | None:
     if len(alone) == 1 and "A" <= alone <= last:
         return alone
     for pattern in _PATTERNS:
-        found = [letter for letter in re.findall(pattern, completion) if letter <= last]
+        found: list[str] = [letter for letter in re.findall(pattern, completion) if letter <= last]
         if found:
             return found[-1]
     return None

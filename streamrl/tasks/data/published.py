@@ -75,7 +75,7 @@ def _math(row: Row) -> Row:
     answer = row.get("answer") or last_boxed(solution)
     if answer is None:
         raise ValueError("column 'solution' has no \\boxed{...}; is this MATH?")
-    more = {name: plain(row[name]) for name in ("level", "type", "subject", "unique_id") if name in row}
+    more: Row = {name: plain(row[name]) for name in ("level", "type", "subject", "unique_id") if name in row}
     return {"question": question, "answer": plain(answer), "solution": solution, **more}
 
 

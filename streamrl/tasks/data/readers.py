@@ -125,7 +125,7 @@ def _csv(path: Path) -> Iterator[RawRow]:
     delimiter = max(DELIMITERS, key=lambda one: header.count(one.encode()))
     with _open(path) as file, io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="") as text:
         for number, row in enumerate(csv.DictReader(text, delimiter=delimiter, strict=True), 1):
-            extra = row.pop(None, None)  # type: ignore[call-overload]
+            extra = row.pop(None, None)
             if extra is not None:
                 yield RawRow(number, Broken(f"{len(extra)} fields more than the header names"))
             else:
@@ -160,7 +160,7 @@ def _batches(batches: Iterator[pa.RecordBatch]) -> Iterator[RawRow]:
 
 def _open(path: Path) -> IO[bytes]:
     """The bytes of a file, as they were before a compression that its name says. zstd and lz4 by Arrow."""
-    stream: IO[bytes] = io.BufferedReader(pa.input_stream(str(path), compression="detect"), CHUNK)  # type: ignore
+    stream: IO[bytes] = io.BufferedReader(pa.input_stream(str(path), compression="detect"), CHUNK)
     return stream
 
 

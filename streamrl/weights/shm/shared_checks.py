@@ -123,7 +123,7 @@ class _Checking:
 
 
 def _damage(entry: TensorEntry, content: Content) -> str:
-    found = xxhash.xxh3_64_hexdigest(content[entry.offset : entry.offset + entry.nbytes])
+    found = xxhash.xxh3_64_hexdigest(content[entry.offset : entry.offset + entry.nbytes].data)
     if found == entry.digest:
         return ""
     return f"tensor {entry.name!r} has digest {found}, its manifest says {entry.digest}: the bytes were damaged"

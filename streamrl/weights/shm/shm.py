@@ -249,7 +249,7 @@ def _write_tensor(content: Content, entry: TensorEntry, tensor: torch.Tensor) ->
     bits = flat_bits(tensor)
     targets = chunks(content[entry.offset : entry.offset + entry.nbytes].view(bits.dtype))
     for chunk, target in zip(chunks(bits), targets, strict=True):
-        hasher.update(chunk)
+        hasher.update(chunk.data)
         began = time.perf_counter_ns()
         copy_finite(entry.name, tensor.dtype, chunk, target)
         check_ns += time.perf_counter_ns() - began

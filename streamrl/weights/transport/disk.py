@@ -45,7 +45,7 @@ class DiskShelf:
         fd = os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
             allocate(fd, 0, len(content), part)
-            write_all(fd, memoryview(content), 0, part)
+            write_all(fd, content.data, 0, part)
         except BaseException:
             part.unlink()
             raise

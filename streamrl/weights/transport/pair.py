@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 import torch
-from torch.distributed import ProcessGroupGloo, TCPStore
+from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from streamrl.errors import ComponentError, ConfigError, DeadlineError, ProcessDiedError, ResourceError
 from streamrl.weights.delta.files import Content
@@ -130,7 +130,7 @@ class Pair:
             data: np.ndarray = piece.cpu().numpy()
         except RuntimeError as error:
             raise _typed(error, self._peer, "receive", what, began) from error.with_traceback(None)
-        return memoryview(data)
+        return data.data
 
     def close(self) -> None:
         """Leave the group. The peer's next call fails."""
@@ -157,7 +157,7 @@ def _pair(place: Place, store: TCPStore, rank: int, address: str, peer: Peer) ->
 
 
 def _gloo(store: TCPStore, rank: int, address: str, limit: timedelta) -> Any:
-    options = ProcessGroupGloo._Options()
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = limit
     return ProcessGroupGloo(store, rank, 2, options)

@@ -38,7 +38,7 @@ class StoreShelf:
         """
         if item in self._keys and not again:
             return self._keys[item]
-        content = memoryview(self._shelf.content(item))
+        content = self._shelf.content(item).data
         key = f"{self._name}/{self._count}-{item.version}.{item.kind}"
         self._count += 1
         pieces = (content[begin : begin + PIECE_BYTES] for begin in range(0, len(content), PIECE_BYTES))
