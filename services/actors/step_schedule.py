@@ -13,6 +13,6 @@ def evaluation_due(config: Config, step: int) -> bool:
     return step % config.eval.every == 0 or step == config.learner.steps
 
 
-def target_reached(config: Config, score: float) -> bool:
+def target_reached(config: Config, score: float | None) -> bool:
     """Whether a held-out score is one that the run ends at."""
-    return 0 < config.eval.target_score <= score
+    return score is not None and 0 < config.eval.target_score <= score

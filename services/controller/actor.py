@@ -287,7 +287,7 @@ class Controller:
             incarnation = await self._queue.resume_from.remote(step or 0)
         else:
             accepted = self._run.record.accept_changed_data
-            opened = self._queue.open.remote(step or 0, built["longest_prompt"], accepted)
+            opened: Any = self._queue.open.remote(step or 0, built["longest_prompt"], accepted)
             incarnation = await self._supervision.in_time("the queue", opened)
         await self._learners.call("enter", incarnation)
         await self._learners.expect_replicas(self._pool.wanted)

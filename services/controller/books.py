@@ -3,6 +3,7 @@
 Knows nothing of actors. Everything it is told ends in `metrics.jsonl`, in the event log, or in the summary.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -36,7 +37,7 @@ class RunBook:
         self._told_thinned = False
         self._last: dict[str, Any] = {}
         self._resumed: dict[str, Any] = {}
-        self._scores: dict[int, float] = {}
+        self._scores: dict[int, float | None] = {}
         self._pending_score: dict[str, Any] = {}
         self._parts: dict[str, float] = {}
         self._totals = dict.fromkeys(SUMMED, 0.0)
@@ -67,10 +68,10 @@ class RunBook:
             if "time/step" in line:
                 self._count(line)
 
-    def report(self, kind: str, facts: dict[str, Any]) -> None:
+    def report(self, kind: str, facts: Mapping[str, Any]) -> None:
         """Take down one event; a `step` is a line of metrics too."""
         if kind == EVENT:
-            self._resumed = facts
+            self._resumed = dict(facts)
         if kind == "step":
             own = {"rollout/idle_share": self._idle_share, **self._episodes.since()}
             facts = {**facts, **own, **self._take_pending_score()}

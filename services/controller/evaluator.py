@@ -8,6 +8,7 @@ is one whose answers take too long: the replica that should give them is ended, 
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -74,7 +75,7 @@ class Evaluator:
             version = await self._due.get()
             try:
                 score = await self.score(version)
-                if target_reached(self._config, score):
+                if score is not None and target_reached(self._config, score):
                     await self._on_target(version, score)
             except (DataError, DeadlineError) as error:
                 self._book.report("notice", {"text": f"version {version} was not scored: {error}"})
@@ -86,9 +87,9 @@ class Evaluator:
         limit = self._limit_s * (2 * self._due.qsize() + 3)
         await within(limit, self._due.join(), who="controller", what="the last evaluation")
 
-    async def score(self, version: Version) -> float:
-        """The held-out score of a version, as `eval` has it; it is in the run's curve. Raises DataError when it is not
-        kept any more, DeadlineError when it is not there in time."""
+    async def score(self, version: Version) -> float | None:
+        """The held-out score of a version, as `eval` has it; it is in the run's curve. None when no answer could be
+        scored. Raises DataError when the version is not kept any more, DeadlineError when it is not there in time."""
         score = await self._evaluated(version, None)
         self._book.scored(version, score)
         return score.mean
@@ -118,7 +119,8 @@ class Evaluator:
         """The score of held-out answers, by whichever reward stage serves; by another one when that dies over it."""
         while True:
             reward = await self._reward.get()
-            call, what = reward.score_evaluation.remote(answers), f"the scores of version {version}"
+            call: Any = reward.score_evaluation.remote(answers)
+            what = f"the scores of version {version}"
             try:
                 return await within(limit_s, call, who="reward", what=what)
             except ray.exceptions.RayError as error:
@@ -142,7 +144,8 @@ class Evaluator:
                 self._serves.clear()
                 await self._serves.wait()
             name = next(iter(self._serving))
-            call, what = self._serving[name].evaluate.remote(manifest, sampling), f"the evaluation of version {version}"
+            call: Any = self._serving[name].evaluate.remote(manifest, sampling)
+            what = f"the evaluation of version {version}"
             try:
                 return await within(limit_s, call, who=name, what=what)
             except DeadlineError as error:

@@ -85,7 +85,7 @@ class GatewayKeeper:
     async def _one(self, handle: ActorHandle, longest_prompt: int) -> int | None:
         """One gateway, to its end. The number of the restart that follows, None when there may be none."""
         try:
-            starting = handle.start.remote(next(self._sessions), longest_prompt, self._port)
+            starting: Any = handle.start.remote(next(self._sessions), longest_prompt, self._port)
             self._port = await within(self._config.deadlines.start_s, starting, who=NAME, what="the start")
             self._takes_over(handle)
             watching = asyncio.create_task(self._report_ready(handle), name="gateway becomes ready")

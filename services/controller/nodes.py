@@ -121,7 +121,7 @@ class Nodes:
 
     async def _placed(self, name: str, replica: ActorHandle, others_serve: Callable[[], bool]) -> str:
         limit = self._config.deadlines.start_s
-        asked = asyncio.ensure_future(replica.ray_node.remote())
+        asked: Any = asyncio.ensure_future(replica.ray_node.remote())
         told_after = min(PENDING_S, limit)
         if await _done_within(asked, told_after):
             return asked.result()
@@ -142,8 +142,9 @@ class Nodes:
         async with self._one:
             if ray_node not in self._seats:
                 service = self._parts.node(ray_node, self._visit, self.home, self._store)
-                opening = within(self._config.deadlines.start_s, service.open.remote(), who="controller", what="a node")
-                self._seats[ray_node] = NodeSlot(*await opening, service)
+                opened: Any = service.open.remote()
+                told = await within(self._config.deadlines.start_s, opened, who="controller", what="a node")
+                self._seats[ray_node] = NodeSlot(*told, service)
             return self._seats[ray_node]
 
     async def tidy(self, queue: ActorHandle) -> None:

@@ -86,7 +86,7 @@ class Parts:
         told = self._keep(self._run_folder, self._data, controller, queue, store)
         return self._make("home", RunNodeActor, 1, *told, **_COMES_BACK)
 
-    def node(self, ray_node: str, visit: Visit, home: ActorHandle, store: ActorHandle) -> ActorHandle:
+    def node(self, ray_node: str, visit: Visit, home: ActorHandle | None, store: ActorHandle | None) -> ActorHandle:
         """The actor of another node, by Ray's id of it."""
         return self._make(
             "node", NodeActor, 1, *self._keep(visit, self._data, home, store), **_COMES_BACK, **_on(ray_node)
@@ -107,7 +107,7 @@ class Parts:
             **(this_node() if "scheduling_strategy" not in options else {}),
             **options,
         }
-        handle = ray.remote(cls).options(**told).remote(*args)
+        handle: Any = ray.remote(cls).options(**told).remote(*args)
         self._made(name, handle)
         return handle
 

@@ -6,7 +6,7 @@ deadline, or because the client went away.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -59,7 +59,7 @@ class Answering:
 
     async def events(
         self, asked: ParsedRequest, form: Form, head: Head, capture: Capture | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """The answer in events, each with what came together. The first one comes with the first token, so that a
         Refusal before it can still be a status."""
         begun, total = False, 0
@@ -166,7 +166,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, rest: AsyncIterator[bytes]) -> None:
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
         super().__init__(headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
         self._first = first

@@ -83,7 +83,7 @@ class WeightsService:
         """The version of a name, "" for the newest, kept until it is given back."""
         store = self._store
         try:
-            call = store.pin.remote(version_of(name), HOLDER) if name else store.pin_newest.remote(HOLDER)
+            call: Any = store.pin.remote(version_of(name), HOLDER) if name else store.pin_newest.remote(HOLDER)
             encoded = await call
             if encoded is None:
                 raise Refusal(503, "run_not_ready", "no version is published yet; ask again soon")

@@ -10,7 +10,7 @@ loses what is past (`streamrl.gateway.page.backlog`); one to whom nothing is tol
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class RunFeed:
     def readers(self) -> int:
         return len(self._readers)
 
-    async def read(self) -> AsyncIterator[bytes]:
+    async def read(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events, several at a time, until the run's owner ends or `close`."""
         reader = self._join()
         try:

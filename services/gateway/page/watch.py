@@ -41,7 +41,9 @@ class RunWatch:
     async def picture(self) -> dict[str, Any]:
         """How the run stands, with what follows from it. Raises what `status` raises."""
         status = await self._status()
-        rows, components = await self._of_history(lambda history: (list(history.newest), history.components()))
+        rows, components = await self._of_history(
+            lambda history: ([dict(row) for row in history.newest], history.components())
+        )
         found = [finding.text for finding in await asyncio.to_thread(explain, rows, self._config)]
         if self._tail.skipped:
             found.append(skipped_lines(self._tail.skipped, self._tail.first_skipped))

@@ -66,7 +66,7 @@ class TrajectoryService:
 
     def status_of(self, standing: Standing) -> dict[str, Any]:
         """What a client is told of it."""
-        more = {
+        more: dict[str, dict[str, Any]] = {
             "waiting": {"waiting": standing.waiting},
             "gathered": {"group": standing.group},
             "declined": {"reason": standing.reason},
@@ -85,7 +85,7 @@ class TrajectoryService:
 
     async def _offer(self, trajectory: Trajectory) -> Standing:
         versions = trajectory.versions
-        place = _taken(await self._answered(self._queue.place.remote(trajectory.group, versions)))
+        place: Any = _taken(await self._answered(self._queue.place.remote(trajectory.group, versions)))
         told = await self._answered(self._written(trajectory, place))
         offered = self._queue.offer.remote(WRITER, self._log.epoch, told, versions)
         return _taken(await self._answered(offered))
