@@ -141,7 +141,7 @@ class _Preparation:
             self._note_too_long(found, text, len(ids))
             return None
         self.longest_tokens = max(self.longest_tokens, len(ids))
-        self.without_answer += "answer" not in item.payload
+        self.without_answer += item.payload.get("answer") is None
         prompt_id = prompt_digest(f"{address}\x00{text}" if address else text, number)
         return Prompt(prompt_id, text, as_json(item.payload), ids.astype("<i4").tobytes() if by_template else b"")
 
