@@ -132,7 +132,7 @@ class _Preparation:
         try:
             if isinstance(row.value, Broken):
                 raise BadRow(row.value.reason)
-            item = item_of(row.value, self._names)
+            item = item_of(row.value, self._names, filled=row.filled)
             text, ids, by_template = self._renderer.render(item)
         except BadRow as error:
             self._note_bad(BadRowNote(source, row.number, str(error)))

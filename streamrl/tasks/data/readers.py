@@ -37,10 +37,12 @@ class Broken(NamedTuple):
 
 
 class RawRow(NamedTuple):
-    """number: of the row in its file, from 1; of a JSONL file that of the line."""
+    """number: of the row in its file, from 1; of a JSONL file that of the line. filled: whether None stands for the
+    keys that a record inside lacks, as in Arrow's files, whose records all have the same."""
 
     number: int
     value: dict[str, Any] | Broken
+    filled: bool = False
 
 
 def read_rows(file: DataFile) -> Iterator[RawRow]:
@@ -198,7 +200,7 @@ def _batches(batches: Iterator[pa.RecordBatch]) -> Iterator[RawRow]:
         for start in range(0, batch.num_rows, BATCH_ROWS):
             for row in arrow_rows(batch.slice(start, BATCH_ROWS)):
                 number += 1
-                yield RawRow(number, row)
+                yield RawRow(number, row, filled=True)
 
 
 def _text(path: Path) -> IO[bytes]:
