@@ -1,7 +1,7 @@
 """Whether a completion is the answer, or holds it.
 
-An answer is a text or a number, or a list of which any will do. A whole number that a table keeps as 72.0, since another
-row of its column has none, is 72, too. Raises ValueError where a row has no answer: that is no wrong completion.
+An answer is a text or a number, or a list of which any will do. A whole number that a table keeps as 72.0, because one
+cell of its column is empty, is 72, too. Raises ValueError where a row has no answer: no completion is wrong by that.
 """
 
 import unicodedata
