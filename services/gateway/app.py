@@ -7,7 +7,7 @@ refused, wherever, is answered in OpenAI's shape with a code.
 import asyncio
 import html
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import structlog
@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
 
 from streamrl.config.schema.streams import DEFAULT_STREAM, STREAM_NAME, TASK
 from streamrl.gateway.dialects import refusal_body
@@ -23,6 +24,7 @@ from streamrl.gateway.prompts.lines import KEY_LETTERS, PromptLine
 from streamrl.gateway.refusal import Refusal, invalid, json_bytes
 from streamrl.gateway.sessions.session_body import RewardBody, SessionBody, checked
 from streamrl.gateway.sessions.trajectory_body import TrajectoryBody
+from streamrl.gateway.validation import no_route, refusal_of
 from streamrl.services.gateway.answering import ClientGone, unless_gone
 from streamrl.services.gateway.dialects.anthropic import add_anthropic
 from streamrl.services.gateway.dialects.openai import add_openai
@@ -65,6 +67,7 @@ LINES: dict[str, Any] = {
 """What is told of a route that streams prompts."""
 _CODES = {400: "invalid_body", 404: "not_found", 405: "method_not_allowed"}
 """Of the statuses that the framework gives by itself."""
+_MESSAGES = {400: "the body cannot be read; send JSON in UTF-8, not packed, with integers of at most 4,300 digits"}
 
 
 class GatewayApp(FastAPI):
@@ -235,16 +238,20 @@ def _add_refusals(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def not_valid(request: Request, error: RequestValidationError) -> Response:
-        return _refused(_of_validation(error.errors()), request)
+        return _refused(refusal_of(error.errors(), request.headers.get("content-type", "")), request)
 
     @app.exception_handler(ValidationError)
     async def not_valid_as_a_chat(request: Request, error: ValidationError) -> Response:
         """Of a dialect whose body is right in its own form."""
-        return _refused(_of_validation(error.errors()), request)
+        return _refused(refusal_of(error.errors()), request)
 
     @app.exception_handler(HTTPException)
     async def of_http(request: Request, error: HTTPException) -> Response:
-        answered = _refused(Refusal(error.status_code, _CODES[error.status_code], str(error.detail)), request)
+        message = _MESSAGES.get(error.status_code, str(error.detail))
+        if error.status_code == 404:
+            paths = [route.path for route in app.routes if isinstance(route, Route)]
+            message = no_route(request.method, request.url.path, paths)
+        answered = _refused(Refusal(error.status_code, _CODES[error.status_code], message), request)
         answered.headers.update(error.headers or {})
         return answered
 
@@ -257,16 +264,6 @@ def _add_refusals(app: FastAPI) -> None:
         structlog.get_logger().error("a request failed", error=repr(error))
         fault = Refusal(500, "internal_error", "the gateway failed over this request; its log says why")
         return _refused(fault, request)
-
-
-def _of_validation(errors: Sequence[Any]) -> Refusal:
-    """The first thing that is wrong with a body, without what was given: that may be long, or secret."""
-    first = errors[0]
-    param = ".".join(str(part) for part in first["loc"] if part != "body") or None
-    if first["type"] == "json_invalid":
-        return invalid("invalid_json", f"the body is not JSON: {first['ctx']['error']!a}")
-    code = "missing_parameter" if first["type"] == "missing" else "invalid_value"
-    return invalid(code, f"{'the body' if param is None else ascii(param)}: {first['msg']!a}", param)
 
 
 def _json(value: Any) -> Response:

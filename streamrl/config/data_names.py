@@ -36,15 +36,22 @@ def file_format(name: str) -> str | None:
     return FORMATS.get(path.suffix.lower())
 
 
+def cut_split(address: str) -> tuple[str, str]:
+    """An address without its `#SPLIT`, and the split, "" for none. `a#1.jsonl` is the name of a file."""
+    place, _, split = address.rpartition("#")
+    return (place, split) if place and file_format(split) is None else (address, "")
+
+
 def full_address(address: str) -> str:
     """The address from the root of the file system, where it is of files."""
-    place, mark, split = address.partition("#")
+    place, split = cut_split(address)
+    mark = "#" if split else ""
     return address if place.startswith(HUB) else f"{Path(place).expanduser().absolute()}{mark}{split}"
 
 
 def names_data(name: str) -> bool:
     """Whether a task's name is the address of data: no built-in task and no `module:Class` is written so."""
-    address = name.partition("#")[0]
+    address = cut_split(name)[0]
     if address.startswith(HUB) or file_format(address) is not None:
         return True
     return ("/" in address or "*" in address) and _MODULE.search(address) is None

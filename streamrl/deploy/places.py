@@ -7,7 +7,7 @@ at `HOME`. Relative paths keep their meaning there; what lies elsewhere is not t
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from streamrl.config.data_names import HUB, names_data
+from streamrl.config.data_names import HUB, cut_split, names_data
 from streamrl.config.problems import Problem
 from streamrl.config.schema.run import Config
 from streamrl.config.toml_text import quoted
@@ -55,7 +55,7 @@ def named_places(config: Config) -> Iterator[tuple[str, str]]:
     yield from ((key, place) for key, place in single.items() if place is not None)
     files = [("data.train", one) for one in config.data.train_addresses]
     files += [("data.eval", one) for one in config.data.eval_addresses.values()]
-    yield from ((key, place.partition("#")[0]) for key, place in files)
+    yield from ((key, cut_split(place)[0]) for key, place in files)
 
 
 def _folder(address: str | None) -> str | None:

@@ -45,9 +45,16 @@ def to_score(value: object) -> Score:
     A finite number is the reward: any scalar of Python, numpy or torch without dimensions, `bool` included. A dict, as
     verl's `compute_score` returns it, is its `reward` or `score` entry, else the sum of its numbers; numbers are
     components, everything else is kept as information. An exception in the place of a value is a failure with its type
-    and text."""
+    and text. So is an object that raises when it is looked at."""
     if type(value) is float:  # the common case first: this runs once for each rollout
         return Score.ok(value) if math.isfinite(value) else Score.failed(f"returned {value}")
+    try:
+        return _read(value)
+    except Exception as error:  # noqa: BLE001 - a stranger's object may raise anything; it must cost its item alone
+        return Score.failed(f"returned {type(value).__name__}, which raises {type(error).__name__} when it is read")
+
+
+def _read(value: object) -> Score:
     if isinstance(value, BaseException):
         return Score.failed(shorten(f"{type(value).__name__}: {value}"))
     if isinstance(value, Mapping):
@@ -80,9 +87,14 @@ def component_columns(scores: Sequence[Score], names: Sequence[str]) -> npt.NDAr
 
 
 def shorten(reason: str) -> str:
-    """`reason` on one line, of bounded length."""
-    line = " ".join(reason.split())
+    """`reason` on one line, of bounded length, in UTF-8: what a model wrote may be in it."""
+    line = writable(" ".join(reason.split()))
     return line if len(line) <= REASON_LENGTH else line[: REASON_LENGTH - 3] + "..."
+
+
+def writable(text: str) -> str:
+    """A text with `?` for each half of a surrogate pair, which no frame and no file holds."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _from_parts(value: Mapping[object, object]) -> Score:
@@ -94,7 +106,7 @@ def _from_parts(value: Mapping[object, object]) -> Score:
     for key, part in value.items():
         number = _number(part)
         if not isinstance(number, str):
-            components[str(key)] = number
+            components[writable(str(key))] = number
         elif key == total_key or (part is None and total_key is None) or number in _NOT_FINITE:
             return Score.failed(shorten(f"component {key!r} is {number}"))
         else:
@@ -130,6 +142,8 @@ def _number(value: object) -> float | str:
         return "None"
     if isinstance(value, str):
         return f"str, not a number: {value[:80]!r}"
+    if value is np.ma.masked:
+        return "a masked value, not a number"
     shape = getattr(value, "shape", None)
     if shape is not None:  # of numpy or torch, or what is like them
         if tuple(shape) != ():

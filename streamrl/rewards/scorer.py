@@ -16,7 +16,7 @@ from streamrl.errors import ConfigError
 from streamrl.plugin import resolve
 from streamrl.rewards.base import RewardItem, to_score
 from streamrl.rewards.builtin import BUILT_IN, MADE_BY_NAME
-from streamrl.rewards.signatures import Arguments, RewardFunction, Style, signature_of, verl_arguments
+from streamrl.rewards.signatures import COMPLETION, Arguments, RewardFunction, Style, signature_of, verl_arguments
 from streamrl.types import Score
 
 RESERVED = ("prompt", "finish_reason", "completion_ids")  # what streamrl passes beside the payload
@@ -30,12 +30,29 @@ def resolve_reward(name: str) -> RewardFunction:
     for prefix, make in MADE_BY_NAME.items():
         if name.startswith(prefix):
             return make(name.removeprefix(prefix))
+    place = BUILT_IN.get(name)
+    if place is not None:
+        built_in = resolve(place, kind="reward", built_in={})
+        assert callable(built_in), name
+        return built_in
     function = resolve(name, kind="reward", built_in=BUILT_IN)
-    if isinstance(function, str):
-        function = resolve(function, kind="reward", built_in={})
+    if inspect.isclass(function):
+        function = _instance(function, name)
     if not callable(function):
         raise ConfigError(f"reward {name!r} is a {type(function).__name__}, not a function")
     return function
+
+
+def _instance(found: type, name: str) -> object:
+    """An object of a class whose objects are called, as verl and TRL have them. Raises ConfigError."""
+    try:
+        return found()
+    except Exception as error:
+        # A class of the user's may raise anything.
+        raise ConfigError(
+            f"reward {name!r} is a class, and making an object of it fails with {type(error).__name__}: {error}; name "
+            "an object of it instead"
+        ) from error
 
 
 @runtime_checkable
@@ -85,6 +102,8 @@ class Scorer:
         try:
             if self._signature.style is Style.VERL_ONE:
                 return self._function(**self._arguments(item, verl=True))
+            if self._signature.by_name:
+                return self._function(**{**self._arguments(item), COMPLETION: item.completion})
             return self._function(item.completion, **self._arguments(item))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - user code: anything may come out of it
             return error

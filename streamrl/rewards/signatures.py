@@ -19,6 +19,11 @@ RewardFunction = Callable[..., object]
 Arguments = dict[str, object]
 
 
+COMPLETION = "completion"
+NOT_COMPLETIONS = ("prompt", "prompts", "finish_reason", "completion_ids")
+"""What a first parameter may not be called: it would get the completion under the name of something else."""
+
+
 class Style(Enum):
     """Who names the parameters, and whether they are of one completion or of a batch."""
 
@@ -29,11 +34,13 @@ class Style(Enum):
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """accepted: names that can be given by keyword. takes_any: whether there is a `**` parameter."""
+    """accepted: names that can be given by keyword. takes_any: whether there is a `**` parameter. by_name: whether the
+    completion is given by keyword, too, since it is not the first parameter."""
 
     style: Style
     accepted: frozenset[str]
     takes_any: bool
+    by_name: bool = False
 
     @property
     def takes_batch(self) -> bool:
@@ -61,6 +68,13 @@ def signature_of(function: RewardFunction) -> Signature:
     style = _style(named)
     if style is Style.ONE:
         first = parameters[0] if parameters else None
+        if COMPLETION in named and first is not None and first.name != COMPLETION:
+            return Signature(style, frozenset(named), takes_any, by_name=True)
+        if first is not None and first.kind is not first.KEYWORD_ONLY and first.name in NOT_COMPLETIONS:
+            raise ConfigError(
+                f"reward {function!r}: its first parameter gets the completion and is called {first.name!r}, which is "
+                "something else; begin with `completion`"
+            )
         if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
             raise ConfigError(
                 f"reward {function!r} takes no completion; write "

@@ -5,15 +5,23 @@ names a split. Reads no rows.
 """
 
 import glob
+import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from streamrl.config.data_names import COMPRESSIONS, FORMATS, HUB, file_format
+from streamrl.config.data_names import COMPRESSIONS, FORMATS, HUB, cut_split, file_format
 from streamrl.errors import ConfigError
 from streamrl.models.folders import read_json
 
 SPLITS = {"train": ("train",), "eval": ("test", "validation", "valid", "val", "dev", "eval")}
 """Names of the split that is meant where an address names none, the first that is there."""
+ALSO_CALLED = {"training": "train", "testing": "test", "evaluation": "eval"}
+"""What else a file of a split is called, as on the hub."""
+DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json")
+"""Files beside data that hold no rows."""
+_BETWEEN_WORDS = re.compile(r"[-._ 0-9]+")
 
 
 class DataFile(NamedTuple):
@@ -35,18 +43,31 @@ def find(address: str, use: str) -> list[DataFile] | Hub:
     """What an address means. use: "train" or "eval", which decides the split where it names none.
 
     Raises ConfigError for an address with nothing behind it."""
-    place, _, split = address.partition("#")
+    place, split = cut_split(address)
     if place.startswith(HUB):
         return _hub(address, place.removeprefix(HUB), split)
     path = Path(place).expanduser()
     if path.is_dir():
         return _folder(address, path, split, use)
-    paths = [path] if path.is_file() else [Path(found) for found in sorted(glob.glob(str(path), recursive=True))]
+    paths = [path] if path.is_file() else _each_once(map(Path, glob.glob(str(path), recursive=True)))
     files = [one for one in paths if one.is_file()]
     if not files:
         near = _near(path)
         raise ConfigError(f"data {address!r}: there is no such file, folder or glob{near}; give a path that is there")
+    if split:
+        raise ConfigError(
+            f"data {address!r}: a file or a glob has no splits, and #{split} names one; leave it out, or give the "
+            "folder of the files"
+        )
     return [_data_file(address, one) for one in files]
+
+
+def _each_once(paths: Iterable[Path]) -> list[Path]:
+    """In the order of their names. What links lead to more than once is there once, under its shortest path."""
+    found: dict[Path, Path] = {}
+    for path in sorted(paths, key=lambda one: (len(one.parts), one)):
+        found.setdefault(Path(os.path.realpath(path)), path)
+    return sorted(found.values())
 
 
 def _hub(address: str, name: str, split: str) -> Hub:
@@ -75,7 +96,9 @@ def _folder(address: str, path: Path, split: str, use: str) -> list[DataFile]:
     if (path / "state.json").is_file():
         return _saved(address, path)
     files = [
-        one for one in sorted(path.rglob("*")) if one.is_file() and file_format(one.name) and not _hidden(one, path)
+        one
+        for one in _each_once(path.rglob("*"))
+        if one.is_file() and file_format(one.name) and one.name not in DESCRIPTIONS and not _hidden(one, path)
     ]
     if not files:
         raise ConfigError(f"data {address!r}: the folder has no file of {', '.join(FORMATS)}")
@@ -97,17 +120,32 @@ def _saved(address: str, path: Path) -> list[DataFile]:
 
 
 def _by_split(files: list[Path], folder: Path) -> dict[str, list[Path]]:
-    """Files by the split that their names, or their folders' names, begin with; {} where one begins with none."""
-    known = [name for names in SPLITS.values() for name in names]
+    """Files by the split that a word of their names, or else of their folders' names, says; {} where none does.
+
+    A file that says none is for training where no other is; beside files that say `train` it is left out, as on the
+    hub."""
     found: dict[str, list[Path]] = {}
+    nameless = []
     for file in files:
-        parts = file.relative_to(folder).parts
-        words = [part.partition("-")[0].partition(".")[0].partition("_")[0] for part in reversed(parts)]
-        name = next((word for word in words if word in known), None)
-        if name is None:
-            return {}
-        found.setdefault(name, []).append(file)
+        split = _split_of(file.relative_to(folder))
+        if split is None:
+            nameless.append(file)
+        else:
+            found.setdefault(split, []).append(file)
+    if found and nameless:
+        found.setdefault("train", nameless)
     return found
+
+
+def _split_of(path: Path) -> str | None:
+    """`train` for `data/train-00000.parquet`, `gsm8k_train.jsonl`, `Training/a.csv`; None for `a.jsonl`."""
+    known = [name for names in SPLITS.values() for name in names]
+    for part in reversed(path.parts):
+        words = (ALSO_CALLED.get(word, word) for word in _BETWEEN_WORDS.split(part.casefold()))
+        split = next((word for word in words if word in known), None)
+        if split is not None:
+            return split
+    return None
 
 
 def _choose(address: str, there: list[str], split: str, use: str) -> str:
@@ -118,7 +156,7 @@ def _choose(address: str, there: list[str], split: str, use: str) -> str:
     if name is None:
         raise ConfigError(
             f"data {address!r} has no split {wanted[0]!r}; it has {', '.join(there) or 'none'}: write "
-            f"{address.partition('#')[0]}#SPLIT"
+            f"{cut_split(address)[0]}#SPLIT"
         )
     return name
 

@@ -5,6 +5,7 @@ The usual names of columns are known (TRL's, verl's, GSM8K's, ShareGPT's); `data
 
 import ast
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,6 +60,10 @@ _SHAREGPT = {
     "tool": "tool",
 }
 
+_MESSAGES_BEGIN = re.compile(r"\s*\[\s*\{")
+_NO_COMMA = re.compile(r"\}\s+\{")
+"""Between records of an array, as numpy writes it."""
+
 Message = dict[str, Any]
 
 
@@ -77,10 +82,13 @@ class Item(msgspec.Struct, frozen=True):
     payload: dict[str, Any]
 
 
-def item_of(row: Mapping[str, Any], names: Mapping[str, str]) -> Item:
-    """What a row says. names: `data.columns`. Raises BadRow."""
+def item_of(row: Mapping[str, Any], names: Mapping[str, str], *, filled: bool = False) -> Item:
+    """What a row says. names: `data.columns`. filled: whether None stands for keys that records lack. Raises BadRow."""
+    tidy = _without_missing if filled else _as_it_is
     column, value = _prompt(row, names)
-    value = _written_messages(value) if isinstance(value, str) else value
+    if isinstance(value, bytes):
+        value = plain(value) or value
+    value = _written_messages(value) if isinstance(value, str) else tidy(plain(value))
     prompt, ending = (_text(value, column, row), None) if isinstance(value, str) else _messages(value, column)
     payload = {key: plain(item) for key, item in row.items() if key not in PASSED_BY_STREAMRL and key != column}
     answer = _answer(row, names)
@@ -98,8 +106,8 @@ def item_of(row: Mapping[str, Any], names: Mapping[str, str]) -> Item:
         prompt,
         column,
         system if isinstance(system, str) and system else None,
-        _tools(lookup(row, names.get("tools", "tools"))),
-        plain(arguments) if isinstance(arguments, Mapping) else {},
+        tidy(_tools(lookup(row, names.get("tools", "tools")))),
+        tidy(plain(arguments)) if isinstance(arguments, Mapping) else {},
         payload,
     )
 
@@ -119,25 +127,31 @@ def lookup(row: Mapping[str, Any], path: str) -> Any:
 
 
 def _record(text: str) -> Any:
-    """A record that a file without nesting, as CSV, has as JSON."""
+    """A record that a file without nesting, as CSV, has as JSON or, as pandas writes it, as Python; else None."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
+        pass
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
 
 
 def _written_messages(text: str) -> Any:
-    """The messages that a text is, as JSON or, as pandas writes a CSV file, as Python; any other text as it is."""
-    if not text.lstrip().startswith("[{"):
+    """The messages that a text is, as JSON or, as pandas and numpy write a CSV file, as Python; any other text as it
+    is."""
+    if _MESSAGES_BEGIN.match(text) is None:
         return text
-    try:
-        found = _record(text) or ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
+    found = _record(text)
+    if found is None:
+        found = _record(_NO_COMMA.sub("},{", text))
     is_chat = isinstance(found, list) and all(
         isinstance(one, dict) and ("role" in one or "from" in one) for one in found
     )
-    return found if is_chat else text
+    return found if is_chat and found else text
 
 
 def _demonstration(row: Mapping[str, Any], column: str) -> str:
@@ -187,9 +201,13 @@ def _text(value: str, column: str, row: Mapping[str, Any]) -> str:
 
 def _messages(value: Any, column: str) -> tuple[list[Message], Any]:
     """The messages before the model's turn, and what an assistant's message at their end says."""
-    value = plain(value)
+    if isinstance(value, dict) and "role" in value:
+        value = [value]
     if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
-        raise BadRow(f"column {column!r} is {shown(value)}: neither a text nor a list of messages")
+        raise BadRow(
+            f"column {column!r} is {shown(value)}: neither a text nor a list of messages; write text, or "
+            '[{"role": "user", "content": "..."}]'
+        )
     messages = [_message(one, column) for one in value]
     ending = None
     if len(messages) > 1 and messages[-1]["role"] == "assistant":
@@ -212,7 +230,33 @@ def _message(given: dict[str, Any], column: str) -> Message:
     if content is not None and not isinstance(content, str):
         raise BadRow(f"column {column!r} has a message whose content is {shown(content)}, not text or parts of text")
     # Arrow files have each key in each message: one that is missing is there as None.
-    return {**{key: item for key, item in given.items() if item is not None}, "role": role, "content": content or ""}
+    message = {**{key: item for key, item in given.items() if item is not None}, "role": role, "content": content or ""}
+    if isinstance(message.get("tool_calls"), list):
+        message["tool_calls"] = [_call(one, column) for one in message["tool_calls"]]
+    return message
+
+
+def _call(given: Any, column: str) -> Any:
+    """A call as templates want it: with its arguments as an object, which OpenAI's clients write as text."""
+    function = given.get("function", given) if isinstance(given, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return given
+    arguments = _record(function["arguments"] or "{}")
+    if not isinstance(arguments, dict):
+        raise BadRow(f"column {column!r} has a call whose arguments are {shown(function['arguments'])}: no JSON object")
+    read = {**function, "arguments": arguments}
+    return {**given, "function": read} if "function" in given else read
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _without_missing(value: Any) -> Any:
+    """A value without the keys that its records lack: Arrow has each key of any row in each of them, as None."""
+    if isinstance(value, dict):
+        return {key: _without_missing(item) for key, item in value.items() if item is not None}
+    return [_without_missing(item) for item in value] if isinstance(value, list) else value
 
 
 def _joined(parts: list[Any], column: str) -> str:

@@ -23,7 +23,7 @@ def read_hub(hub: Hub, use: str) -> Iterator[RawRow]:
             raise ConfigError(f"data hf:{hub.name} has no split {split or use!r}; it has {', '.join(names)}")
         rows = datasets.load_dataset(hub.name, hub.config, split=split, streaming=True)
         for number, row in enumerate(rows, 1):
-            yield RawRow(number, row)
+            yield RawRow(number, row, filled=True)
     except ConfigError:
         raise  # it is a ValueError, too
     except (OSError, ValueError, RuntimeError) as error:

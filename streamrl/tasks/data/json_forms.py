@@ -3,10 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
+from streamrl.tasks.data.addresses import SPLITS
+
+
+class SeveralTables(ValueError):
+    """One object that holds the rows of several splits."""
+
 
 def rows_of(value: Mapping[str, Any]) -> list[Any]:
     """`{"data": [row, ...], ...}`: the one list of rows. `{"id": row, ...}`: the rows. `{"prompt": [...], "answer":
-    [...]}`: columns of equal length, row by row. Anything else is a row itself."""
+    [...]}`: columns of equal length, row by row. Anything else is a row itself. Raises SeveralTables for
+    `{"train": [row, ...], "test": [row, ...]}`."""
+    splits = [key for key, one in value.items() if key in _SPLIT_NAMES and isinstance(one, list) and _are_rows(one)]
+    if len(splits) > 1:
+        raise SeveralTables(f"it holds the rows of {', '.join(splits)}; save each in a file of its own")
     values = list(value.values())
     if values and all(isinstance(one, dict) for one in values):
         return values
@@ -19,6 +29,9 @@ def rows_of(value: Mapping[str, Any]) -> list[Any]:
     if len(tables) == 1 and not any(map(_is_chat, lists)):
         return tables[0]
     return [value]
+
+
+_SPLIT_NAMES = frozenset(name for names in SPLITS.values() for name in names)
 
 
 def _are_rows(values: list[Any]) -> bool:

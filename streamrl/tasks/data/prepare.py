@@ -132,7 +132,7 @@ class _Preparation:
         try:
             if isinstance(row.value, Broken):
                 raise BadRow(row.value.reason)
-            item = item_of(row.value, self._names)
+            item = item_of(row.value, self._names, filled=row.filled)
             text, ids, by_template = self._renderer.render(item)
         except BadRow as error:
             self._note_bad(BadRowNote(source, row.number, str(error)))
@@ -141,7 +141,7 @@ class _Preparation:
             self._note_too_long(found, text, len(ids))
             return None
         self.longest_tokens = max(self.longest_tokens, len(ids))
-        self.without_answer += "answer" not in item.payload
+        self.without_answer += item.payload.get("answer") is None
         prompt_id = prompt_digest(f"{address}\x00{text}" if address else text, number)
         return Prompt(prompt_id, text, as_json(item.payload), ids.astype("<i4").tobytes() if by_template else b"")
 

@@ -18,7 +18,9 @@ import pyarrow.parquet
 
 from streamrl.errors import ConfigError
 from streamrl.tasks.data.addresses import DataFile
-from streamrl.tasks.data.json_forms import rows_of
+from streamrl.tasks.data.arrow_values import arrow_rows
+from streamrl.tasks.data.foreign import LONGEST_BEGINNING, refuse_foreign
+from streamrl.tasks.data.json_forms import SeveralTables, rows_of
 
 BATCH_ROWS = 256
 CHUNK = 2**16
@@ -35,22 +37,33 @@ class Broken(NamedTuple):
 
 
 class RawRow(NamedTuple):
-    """number: of the row in its file, from 1; of a JSONL file that of the line."""
+    """number: of the row in its file, from 1; of a JSONL file that of the line. filled: whether None stands for the
+    keys that a record inside lacks, as in Arrow's files, whose records all have the same."""
 
     number: int
     value: dict[str, Any] | Broken
+    filled: bool = False
 
 
 def read_rows(file: DataFile) -> Iterator[RawRow]:
     """The rows of a file, in order. Raises ConfigError for a file that is none of its format at all."""
     try:
+        if file.format in _BINARY:
+            _refuse_pointer(file.path)
         yield from _READERS[file.format](file.path)
     except (OSError, pa.ArrowException, csv.Error) as error:
         raise ConfigError(f"data {file.path}: it cannot be read as {file.format}: {error}") from error
 
 
 def _jsonl(path: Path) -> Iterator[RawRow]:
-    with _open(path) as lines:
+    """A line, an object; or, as some files with this name are, one list of them."""
+    with _text(path) as file:
+        first, more = _first_line(file)
+    yield from _list(path) if first.startswith("[") and not (more and _is_json(first)) else _lines(path)
+
+
+def _lines(path: Path) -> Iterator[RawRow]:
+    with _text(path) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield RawRow(number, _object(line))
@@ -60,28 +73,49 @@ def _object(line: bytes) -> dict[str, Any] | Broken:
     try:
         return _columns(json.loads(line.decode("utf-8-sig")))
     except UnicodeDecodeError as error:
-        return Broken(f"not UTF-8 at byte {error.start}")
+        return Broken(f"not UTF-8 at byte {error.start}; save the file as UTF-8")
     except (ValueError, RecursionError) as error:
         return Broken(f"not JSON: {error}")
 
 
 def _json(path: Path) -> Iterator[RawRow]:
     """A list of objects; as many files with this name are, a JSONL file; or one object that holds the rows."""
-    with _open(path) as file:
-        first = file.readline().decode("utf-8-sig", "replace").strip()
-        more = any(line.strip() for line in file)
+    with _text(path) as file:
+        first, more = _first_line(file)
     if first.startswith("["):
-        with _open(path) as file:
-            values: Iterator[Any] = _elements(file, path)
-            yield from (RawRow(number, _columns(value)) for number, value in enumerate(values, 1))
+        yield from _lines(path) if more and _is_json(first) else _list(path)
         return
     if more and isinstance(_object(first.encode()), dict):
-        yield from _jsonl(path)
+        yield from _lines(path)
         return
-    with _open(path) as file:
+    with _text(path) as file:
         whole = _object(file.read())
-    rows = [whole] if isinstance(whole, Broken) else rows_of(whole)
+    try:
+        rows = [whole] if isinstance(whole, Broken) else rows_of(whole)
+    except SeveralTables as error:
+        raise ConfigError(f"data {path}: {error}") from error
     yield from (RawRow(number, row if isinstance(row, Broken) else _columns(row)) for number, row in enumerate(rows, 1))
+
+
+def _list(path: Path) -> Iterator[RawRow]:
+    with _text(path) as file:
+        values: Iterator[Any] = _elements(file, path)
+        yield from (RawRow(number, _columns(value)) for number, value in enumerate(values, 1))
+
+
+def _first_line(file: IO[bytes]) -> tuple[str, bool]:
+    """The first line that is not blank, and whether there is another."""
+    lines = (line for line in file if line.strip())
+    first = next(lines, b"")
+    return first.decode("utf-8-sig", "replace").strip(), any(True for _ in lines)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _columns(value: Any) -> dict[str, Any] | Broken:
@@ -98,6 +132,7 @@ def _elements(file: IO[bytes], path: Path) -> Iterator[Any]:
         while True:
             text = text.lstrip().removeprefix(",").lstrip()
             if text.startswith("]"):
+                _require_end(text[1:], pieces, path)
                 return
             try:
                 value, end = decoder.raw_decode(text)
@@ -115,13 +150,23 @@ def _elements(file: IO[bytes], path: Path) -> Iterator[Any]:
         raise ConfigError(f"data {path}: it is not UTF-8: {error}") from error
 
 
+def _require_end(text: str, pieces: Iterator[str], path: Path) -> None:
+    """Raises ConfigError where something follows a list that has ended: its rows would not be read."""
+    while not text.strip():
+        more = next(pieces, None)
+        if more is None:
+            return
+        text = more
+    raise ConfigError(
+        f"data {path}: {text.strip()[:40]!r} is behind the end of its list; write one list, or a row on each line"
+    )
+
+
 def _csv(path: Path) -> Iterator[RawRow]:
     """Values are texts; a field that is empty, and one that a short row lacks, is None."""
     csv.field_size_limit(LONGEST_FIELD)
-    with _open(path) as file:
+    with _text(path) as file:
         header = file.readline()
-    if header.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ConfigError(f"data {path}: it is UTF-16; save it as UTF-8")
     delimiter = max(DELIMITERS, key=lambda one: header.count(one.encode()))
     with _open(path) as file, io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="") as text:
         for number, row in enumerate(csv.DictReader(text, delimiter=delimiter, strict=True), 1):
@@ -153,15 +198,29 @@ def _batches(batches: Iterator[pa.RecordBatch]) -> Iterator[RawRow]:
     number = 0
     for batch in batches:
         for start in range(0, batch.num_rows, BATCH_ROWS):
-            for row in batch.slice(start, BATCH_ROWS).to_pylist():
+            for row in arrow_rows(batch.slice(start, BATCH_ROWS)):
                 number += 1
-                yield RawRow(number, row)
+                yield RawRow(number, row, filled=True)
 
 
-def _open(path: Path) -> IO[bytes]:
-    """The bytes of a file, as they were before a compression that its name says. zstd and lz4 by Arrow."""
-    stream: IO[bytes] = io.BufferedReader(pa.input_stream(str(path), compression="detect"), CHUNK)
+def _text(path: Path) -> IO[bytes]:
+    """`_open` for a file of text. Raises ConfigError for one that is something else."""
+    stream = _open(path)
+    refuse_foreign(str(path), stream.peek(LONGEST_BEGINNING))
     return stream
 
 
+def _open(path: Path) -> io.BufferedReader:
+    """The bytes of a file, as they were before a compression that its name says. zstd and lz4 by Arrow."""
+    return io.BufferedReader(pa.input_stream(str(path), compression="detect"), CHUNK)  # type: ignore
+
+
+def _refuse_pointer(path: Path) -> None:
+    with open(path, "rb") as file:
+        head = file.read(LONGEST_BEGINNING)
+    if head.startswith(b"version "):
+        refuse_foreign(str(path), head)
+
+
+_BINARY = ("parquet", "arrow")
 _READERS = {"jsonl": _jsonl, "json": _json, "csv": _csv, "parquet": _parquet, "arrow": _arrow}

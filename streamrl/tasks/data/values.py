@@ -17,8 +17,8 @@ def plain(value: Any) -> Any:
     """The value in JSON's own types.
 
     NaN and infinities become None, as missing values do. Numpy scalars and arrays become numbers and lists, dates and
-    UUIDs text, decimals numbers. Bytes, which no JSON holds, become None. Half a surrogate pair in a text becomes
-    U+FFFD. Keys become text."""
+    UUIDs text, decimals numbers, those without a fraction whole ones. Bytes become the text that they are in UTF-8, and
+    None where they are none. Half a surrogate pair in a text becomes U+FFFD. Keys become text."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
@@ -32,10 +32,20 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return plain(value.tolist())
     if isinstance(value, decimal.Decimal):
-        return plain(float(value))
+        return int(value) if value.is_finite() and value.as_tuple().exponent == 0 else plain(float(value))
+    if isinstance(value, bytes):
+        return _text_of(value)
     if isinstance(value, datetime.date | datetime.time | datetime.timedelta | uuid.UUID):
         return str(value)
     return None
+
+
+def _text_of(value: bytes) -> str | None:
+    """Some writers of Parquet say of no column that it is text. What is an image or the like is not in UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def whole_text(text: str) -> bool:

@@ -40,6 +40,45 @@ def test_files_named_by_split_are_told_apart_as_the_hub_does(tmp_path: Path) -> 
         find(f"{tmp_path}#extra", "train")
 
 
+@pytest.mark.parametrize(
+    ("files", "train", "evaluation"),
+    [
+        (["train.jsonl", "test.jsonl", "dataset_infos.json"], ["train.jsonl"], ["test.jsonl"]),
+        (["gsm8k_train.jsonl", "gsm8k_test.jsonl"], ["gsm8k_train.jsonl"], ["gsm8k_test.jsonl"]),
+        (["Training.csv", "Testing.csv"], ["Training.csv"], ["Testing.csv"]),
+        (["train/a.jsonl", "dev/a.jsonl", "b.jsonl"], ["a.jsonl"], ["a.jsonl"]),
+        (["math.jsonl", "math-test2.jsonl"], ["math.jsonl"], ["math-test2.jsonl"]),
+        (["latest.jsonl", "contrast.jsonl"], ["contrast.jsonl", "latest.jsonl"], None),
+    ],
+    ids=str,
+)
+def test_nothing_that_is_named_as_another_split_is_trained_on(
+    files: list[str], train: list[str], evaluation: list[str] | None, tmp_path: Path
+) -> None:
+    touch(*(tmp_path / name for name in files))
+    assert names(tmp_path) == train
+    if evaluation is not None:
+        assert names(tmp_path, "eval") == evaluation
+
+
+def test_a_split_of_a_file_is_refused_and_a_file_may_have_the_mark_in_its_name(tmp_path: Path) -> None:
+    touch(tmp_path / "a.jsonl", tmp_path / "a#1.jsonl")
+    for address in (tmp_path / "a.jsonl#test", tmp_path / "*.jsonl#test"):
+        with pytest.raises(ConfigError, match="has no splits, and #test names one; leave it out"):
+            find(str(address), "train")
+    assert names(tmp_path / "a#1.jsonl") == ["a#1.jsonl"]
+
+
+def test_a_file_that_links_lead_to_in_circles_is_read_once(tmp_path: Path) -> None:
+    touch(tmp_path / "b.jsonl", tmp_path / "c.jsonl")
+    (tmp_path / "again").symlink_to(tmp_path)
+    (tmp_path / "a.jsonl").symlink_to(tmp_path / "a.jsonl")
+    assert find(f"{tmp_path}/**/*.jsonl", "train") == [
+        DataFile(tmp_path / "b.jsonl", "jsonl"),
+        DataFile(tmp_path / "c.jsonl", "jsonl"),
+    ]
+
+
 def test_what_datasets_saved_is_read_by_what_it_says(tmp_path: Path) -> None:
     (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
     for split in ("train", "test"):
@@ -80,7 +119,7 @@ def test_an_address_with_nothing_behind_it_is_refused_with_what_is_near(tmp_path
         find("hf:a/b/c/d", "train")
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "x/y", "*.parquet", "hf:a/b", "a.csv.gz", "data#train/x"])
+@pytest.mark.parametrize("name", ["a.jsonl", "x/y", "*.parquet", "hf:a/b", "a.csv.gz", "a#1.jsonl", "data#train/x"])
 def test_names_that_are_data(name: str) -> None:
     assert names_data(name) == (name != "data#train/x")
 

@@ -41,6 +41,12 @@ VERL = {
         ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "2+2?"}]}]}, [USER], None),
         ({"prompt": [{**USER, "tool_calls": None, "name": None}]}, [USER], None),
         ({"prompt": None, "question": "2+2?"}, "2+2?", None),
+        ({"prompt": json.dumps([USER], indent=1)}, [USER], None),
+        ({"prompt": str(np.array([USER, USER], object))}, [USER, USER], None),
+        ({"prompt": USER}, [USER], None),
+        ({"prompt": b"2+2?", "answer": b"4"}, "2+2?", "4"),
+        ({"prompt": "2+2?", "reward_model": "{'style': 'rule', 'ground_truth': '4'}"}, "2+2?", "4"),
+        ({"prompt": "[\n{\n not messages"}, "[\n{\n not messages", None),
         ({"Question": "2+2?", " Answer": "4"}, "2+2?", "4"),
         ({"prompt": np.array([USER], object), "answer": np.int64(4)}, [USER], 4),
     ],
@@ -59,6 +65,30 @@ def test_the_reward_is_given_every_other_column_and_the_messages() -> None:
         key: VERL[key] for key in ("data_source", "reward_model", "extra_info")
     }
     assert "prompt" not in payload
+
+
+def call_of(arguments: object) -> dict[str, Any]:
+    function = {"name": "weather", "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}
+
+
+def test_arguments_of_calls_that_are_text_reach_the_template_as_objects() -> None:
+    """As in the gateway: a template would write the text into quotes once more."""
+    (_, said) = item_of({"prompt": [USER, call_of('{"city": "Bonn"}'), USER]}, {}).prompt[:2]
+    assert said == {**call_of({"city": "Bonn"}), "content": ""}
+    with pytest.raises(BadRow, match=r"column 'prompt' has a call whose arguments are '\[7\]': no JSON object"):
+        item_of({"prompt": [USER, call_of("[7]"), USER]}, {})
+
+
+def test_keys_that_only_other_records_of_a_table_have_reach_no_template() -> None:
+    tools = [{"function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}, "b": None}}}}]
+    row = {"prompt": [USER, call_of({"city": "Bonn", "days": None}), USER], "tools": tools}
+    item = item_of(row, {}, filled=True)
+    assert item.prompt[1]["tool_calls"] == call_of({"city": "Bonn"})["tool_calls"]  # type: ignore[index]
+    assert item.tools == [{"function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}]
+    as_written = item_of(row, {})  # a null that somebody wrote is one
+    assert as_written.tools == tools
+    assert as_written.prompt[1]["tool_calls"] == row["prompt"][1]["tool_calls"]  # type: ignore[index]
 
 
 def test_no_column_shadows_what_streamrl_passes_itself() -> None:
@@ -117,9 +147,12 @@ def test_a_row_without_a_prompt_says_which_column_which_value_and_the_way_out(ro
         (np.array([[1, 2]]), [[1, 2]]),
         (np.nan, None),
         (decimal.Decimal("1.5"), 1.5),
+        (decimal.Decimal("72"), 72),
+        (decimal.Decimal("NaN"), None),
         (datetime.date(2026, 1, 2), "2026-01-02"),
         ({1: {"a": (1, float("nan"))}}, {"1": {"a": [1, None]}}),
-        (b"bytes", None),
+        (b"bytes", "bytes"),
+        (b"\x89PNG", None),
         ("a\ud800b", "a\ufffdb"),
         ("\ud83d\ude00", "\U0001f600"),
         (2**70, 2**70),

@@ -2,6 +2,7 @@
 
 import bz2
 import csv
+import datetime
 import gzip
 import json
 from collections.abc import Callable
@@ -50,6 +51,9 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "a.json": lambda path: path.write_text(json.dumps(ROWS, indent=2), "utf-8"),
     "dense.json": lambda path: path.write_text(json.dumps(ROWS, separators=(",", ":")), "utf-8"),
     "lines.json": lambda path: path.write_text("\ufeff" + LINES, "utf-8"),
+    "list.jsonl": lambda path: path.write_text(json.dumps(ROWS), "utf-8"),
+    "indented.jsonl": lambda path: path.write_text("\n\n" + json.dumps(ROWS, indent=2), "utf-8"),
+    "blank.json": lambda path: path.write_text("\n \n" + json.dumps(ROWS), "utf-8"),
     "a.csv": lambda path: csv_of(path, ","),
     "a.tsv": lambda path: csv_of(path, "\t"),
     "a.parquet": lambda path: pa.parquet.write_table(pa.Table.from_pylist(ROWS), path, row_group_size=100),
@@ -138,10 +142,65 @@ def test_a_csv_file_is_cut_by_what_its_header_has_most_of(delimiter: str, tmp_pa
     assert row.value == {"prompt": f"1, 2{delimiter} 3", "answer": "6"}
 
 
-def test_a_csv_file_in_utf_16_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes("prompt,answer\n1,2\n".encode("utf-16"))
-    with pytest.raises(ConfigError, match=r"a.csv: it is UTF-16; save it as UTF-8"):
-        rows_of(tmp_path / "a.csv")
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", "prompt,answer\n1,2\n".encode("utf-16"), "is UTF-16; save it as UTF-8"),
+        ("a.jsonl", LINES.encode("utf-16"), "is UTF-16"),
+        ("a.json", json.dumps(ROWS).encode("utf-16"), "is UTF-16"),
+        ("a.jsonl", gzip.compress(LINES.encode()), r"is packed by gzip; end its name with .gz"),
+        ("a.jsonl.gz", gzip.compress(gzip.compress(LINES.encode())), "is packed by gzip"),
+        ("a.csv", b"PK\x03\x04", "is a zip archive or a spreadsheet; unpack it"),
+        ("a.jsonl", b"PAR1", "is Parquet"),
+        ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n", "git lfs pull"),
+        ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n", "git lfs pull"),
+    ],
+)
+def test_a_file_that_is_something_else_is_refused_with_the_way_out(
+    name: str, content: bytes, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{name}: it .*{words}"):
+        rows_of(tmp_path / name)
+
+
+def test_what_follows_a_list_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[\n{"prompt": "1"}]' + " " * CHUNK + '[{"prompt": "2"}]')
+    with pytest.raises(ConfigError, match="is behind the end of its list; write one list, or a row on each line"):
+        rows_of(tmp_path / "a.json")
+    (tmp_path / "b.jsonl").write_text('[{"prompt": "1"}]\n[{"prompt": "2"}]\n')
+    assert [row.value for row in rows_of(tmp_path / "b.jsonl")] == [Broken("a JSON list, not an object of columns")] * 2
+
+
+def test_an_object_with_the_rows_of_several_splits_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"train": [ROW], "test": [ROW]}))
+    with pytest.raises(ConfigError, match=r"holds the rows of train, test; save each in a file of its own"):
+        rows_of(tmp_path / "a.json")
+
+
+NOT_UTF_8 = pa.Array.from_buffers(pa.string(), 2, pa.array([b"1\xff", b"2"], pa.binary()).buffers())
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        (pa.array([1, None], pa.timestamp("ns")), ["1970-01-01 00:00:00.000000001", None]),
+        (pa.array([1, 2], pa.timestamp("s", "Mars/Olympus")), ["1970-01-01 00:00:01.000", "1970-01-01 00:00:02.000"]),
+        (pa.array([1, 2], pa.duration("ns")), ["1 ns", "2 ns"]),
+        (pa.array([1, 2000], pa.time64("ns")), ["00:00:00.000000001", datetime.time(0, 0, 0, 2)]),
+        (pa.array([10**7, 0], pa.date32()), ["29349-01-26", datetime.date(1970, 1, 1)]),
+        (NOT_UTF_8, ["1\udcff", "2"]),
+        (pa.array([[1], [2000]], pa.list_(pa.timestamp("ns"))), [None, [datetime.datetime(1970, 1, 1, 0, 0, 0, 2)]]),
+    ],
+    ids=lambda one: str(getattr(one, "type", "")),
+)
+def test_values_that_python_does_not_know_are_told_as_text_and_the_others_are_as_they_were(
+    column: pa.Array, values: list[Any], tmp_path: Path
+) -> None:
+    pa.parquet.write_table(pa.table({"prompt": ["1+1=", "2+2="], "value": column}), tmp_path / "a.parquet")
+    assert [row.value for row in rows_of(tmp_path / "a.parquet")] == [
+        {"prompt": prompt, "value": value} for prompt, value in zip(["1+1=", "2+2="], values, strict=True)
+    ]
 
 
 def test_a_csv_row_with_too_many_fields_is_broken_and_an_empty_field_is_none(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""Rows of an Arrow batch as Python has them, also where Python has no such value. Pure.
+
+Arrow knows times to the nanosecond, zones and years that Python does not, and text that was never checked to be UTF-8.
+"""
+
+from typing import Any
+
+import pyarrow as pa
+
+_NO_PYTHON_VALUE = (ValueError, OverflowError, LookupError)
+"""What Arrow raises for such a value: also what `zoneinfo` and `pytz` raise for a zone that they do not know."""
+
+
+def arrow_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows of a batch, column by name.
+
+    A time that Python cannot hold is Arrow's text for it; a text that is not UTF-8 has half surrogates in the place of
+    its bad bytes. Of a list or a record that has one of these inside, None is left."""
+    try:
+        return batch.to_pylist()
+    except _NO_PYTHON_VALUE:
+        columns = {name: _values(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _values(column: pa.Array) -> list[Any]:
+    try:
+        return column.to_pylist()
+    except _NO_PYTHON_VALUE:
+        return [_value(scalar) for scalar in column]
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        return scalar.as_buffer().to_pybytes().decode("utf-8", "surrogateescape") if _is_text(scalar) else None
+    except _NO_PYTHON_VALUE:
+        return _written(scalar)
+
+
+def _is_text(scalar: Any) -> bool:
+    return pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type)
+
+
+def _written(scalar: Any) -> str | None:
+    """A time as Arrow writes it; one of a zone that nobody knows without it."""
+    kind = scalar.type
+    if pa.types.is_timestamp(kind):
+        scalar = scalar.cast(pa.timestamp(kind.unit))
+    elif pa.types.is_duration(kind):
+        return f"{scalar.cast(pa.int64()).as_py()} {kind.unit}"
+    elif not pa.types.is_temporal(kind):
+        return None
+    return str(scalar.cast(pa.string()).as_py())
