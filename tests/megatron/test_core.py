@@ -50,6 +50,18 @@ def test_rows_pay_once_for_their_divergence_from_the_reference(layout: str, rank
         assert max(far_apart(ours, theirs) for ours, theirs in pairs) <= 1e-4
 
 
+def test_a_run_with_a_critic_has_the_metrics_of_fsdp_and_goes_on_in_either_backend(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for rank in ranks:
+        ours, theirs = rank["pipeline_critic"], rank["fsdp_critic"]
+        assert theirs["metrics"][-1]["critic/loss"] > 0.0
+        pairs = zip(ours["metrics"], theirs["metrics"], strict=True)
+        assert max(far_apart(*pair) for pair in pairs) <= 1e-4
+        assert ours["checkpoint"] == theirs["checkpoint"] == 3
+        assert far_apart(ours["resumed"], theirs["resumed"]) <= 1e-4
+
+
 @pytest.mark.parametrize("run", ["fsdp", *LAYOUTS])
 def test_a_checkpoint_goes_on_in_another_layout_or_backend(run: str, ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:

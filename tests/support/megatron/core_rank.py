@@ -31,6 +31,7 @@ from streamrl.services.run.folder import RunFolder
 STEPS = 3
 HELD = AlgorithmConfig(kl_coef=0.5, kl_in="reward", kl_estimator="k1")
 """Rewards of rows pay for the distance from where the run began."""
+VALUED = AlgorithmConfig(advantage="gae")
 RUNS: dict[str, dict[str, Any]] = {
     "fsdp": {},
     "tensor": {"backend": "megatron", "megatron": MegatronConfig(tensor_parallel=2)},
@@ -41,6 +42,12 @@ RUNS: dict[str, dict[str, Any]] = {
         "backend": "megatron",
         "megatron": MegatronConfig(pipeline_parallel=2),
         "algorithm": HELD,
+    },
+    "fsdp_critic": {"algorithm": VALUED},
+    "pipeline_critic": {
+        "backend": "megatron",
+        "megatron": MegatronConfig(pipeline_parallel=2),
+        "algorithm": VALUED,
     },
     "tensor_held": {"backend": "megatron", "megatron": MegatronConfig(tensor_parallel=2), "algorithm": HELD},
 }
@@ -101,6 +108,7 @@ def main(store: str, rank: str, world: str, folder: str, out: str) -> None:
     warnings.simplefilter("ignore")
     elsewhere = {"fsdp": "tensor", "tensor": "pipeline", "pipeline": "data", "data": "fsdp"}
     elsewhere |= {"fsdp_held": "tensor_held", "tensor_held": "pipeline_held", "pipeline_held": "fsdp_held"}
+    elsewhere |= {"fsdp_critic": "pipeline_critic", "pipeline_critic": "fsdp_critic"}
     with cuda_is_cpu():
         found = {run: learned(Path(folder), run, store, int(rank), elsewhere[run]) for run in RUNS}
     Path(out).write_text(json.dumps(found), encoding="utf-8")
