@@ -59,9 +59,7 @@ def test_a_run_goes_on_by_itself_when_a_rank_is_killed_and_trains_every_group_on
     assert trained[: len(before)] == before
 
 
-def test_a_run_whose_rank_hangs_ends_at_the_deadline_and_says_who_waited_for_what(
-    user_folder: Path, streamrl_path: Path
-) -> None:
+def test_a_run_whose_rank_hangs_ends_at_the_deadline_and_names_the_rank(user_folder: Path, streamrl_path: Path) -> None:
     """The rank stands still in a collective, or before the plan of the next step."""
     scripted = ("--rollout.engine", "scripted", "--eval.every", "1000")
     overrides = (*MEGATRON, *LAYOUTS["tensor"], *scripted, "--learner.steps", "1000", "--deadlines.step_s", "10")
@@ -71,7 +69,11 @@ def test_a_run_whose_rank_hangs_ends_at_the_deadline_and_says_who_waited_for_wha
         ranks[-1].send_signal(signal.SIGSTOP)
         code, err = live.end()
     assert code == 4, err
-    assert re.search(r"learner-\d: .*step \d+.* took longer than 10 s", err)
+    told = re.search(
+        r"learner-(\d): .*step \d+.* took longer than 10 s.*; the others wait for learner-(\d): no answer", err
+    )
+    assert told is not None, err
+    assert told[1] != told[2]
     assert not any(rank.is_running() for rank in ranks)
 
 
