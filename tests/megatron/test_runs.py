@@ -29,13 +29,25 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
 
 
-def test_a_run_warms_up_and_trains_to_its_end_on_the_stages_of_a_pipeline(user_folder: Path) -> None:
+def test_a_run_with_a_critic_warms_up_and_trains_to_its_end_on_the_stages_of_a_pipeline(user_folder: Path) -> None:
+    """The critic is made anew behind the warm-up."""
+    valued = ("--learner.algorithm.advantage", "gae")
     overrides = ("--warmup.max_steps", "4", "--warmup.eval_every", "4", "--learner.steps", "4", "--eval.every", "4")
     done = run(
-        user_folder, "up", "base.toml", "--name", "stages", *MEGATRON, *LAYOUTS["pipeline"], *overrides, name="stages"
+        user_folder,
+        "up",
+        "base.toml",
+        "--name",
+        "stages",
+        *MEGATRON,
+        *LAYOUTS["pipeline"],
+        *valued,
+        *overrides,
+        name="stages",
     )
     assert done.code == 0, done.output
     assert [line["step"] for line in done.metrics()] == [1, 2, 3, 4]
+    assert all(line["critic/loss"] > 0.0 for line in done.metrics())
     assert done.summary()["discards"] == 0
     assert (done.folder / "export" / "model.safetensors").exists()
 
