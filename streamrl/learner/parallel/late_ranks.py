@@ -36,7 +36,9 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 def who_is_late(found: Mapping[int, Progress | None], name: Callable[[int], str]) -> str:
-    """A sentence that names the rank which hangs, and where it is. found: None for a rank that does not answer."""
+    """A clause that names the rank which hangs, and where it is. found: None for a rank that does not answer."""
+    if len(found) == 1:
+        return "".join(f"{name(rank)} was {one or 'silent: its process stands still'}" for rank, one in found.items())
     silent = [rank for rank, one in found.items() if one is None]
     told = {rank: one for rank, one in found.items() if one is not None}
     if silent:

@@ -40,6 +40,11 @@ def test_a_rank_in_what_follows_an_update_is_behind_one_that_takes_the_next_batc
     )
 
 
+def test_one_rank_alone_is_told_with_its_place() -> None:
+    assert late(READS) == "learner-0 was in read of step 4 at segments/reader.py:81 read"
+    assert late(None) == "learner-0 was silent: its process stands still"
+
+
 def test_where_all_are_equally_far_none_is_blamed() -> None:
     assert late(WAITS, WAITS).startswith("no rank is behind the others: learner-0 in forward_backward of step 4 at")
     assert late(COMPUTES, COMPUTES).startswith("no rank is behind the others")
