@@ -25,6 +25,7 @@ LEARNER_CALLS = DispatchTable(
         "run": Dispatch.ONE_TO_ALL,
         "close": Dispatch.ONE_TO_ALL,
         "status": Dispatch.ONE_TO_ALL,
+        "progress": Dispatch.ONE_TO_ALL,
         # Rank 0 makes room for versions, and its plan has the other ranks do what it was told.
         "expect_replicas": Dispatch.RANK_ZERO,
         "stop": Dispatch.RANK_ZERO,
@@ -68,7 +69,7 @@ class Learners:
         meeting = self._new_meeting()
         told = meeting, self._queue, self._store, self._home
         ranks = [self._parts.learner(rank, *told) for rank in range(self._mesh.world_size)]
-        self._group = WorkerGroup(LEARNER_CALLS, self._mesh, ranks)
+        self._group = WorkerGroup(LEARNER_CALLS, self._mesh, ranks, progress="progress")
 
     def _new_meeting(self) -> str:
         """A fresh file for the ranks to find each other; what dead ones left of theirs is removed."""

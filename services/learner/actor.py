@@ -21,6 +21,7 @@ from streamrl.buffers.rows.records import Lease
 from streamrl.clock import SystemClock
 from streamrl.config import Config
 from streamrl.errors import ComponentError
+from streamrl.learner.parallel.late_ranks import Progress
 from streamrl.observability.component_means import ComponentMeans
 from streamrl.observability.timeline import StepTimer
 from streamrl.scheduling.off_policy_guard import ShareGuard
@@ -33,6 +34,7 @@ from streamrl.services.actors.step_schedule import checkpoint_due, evaluation_du
 from streamrl.services.learner.publisher import Publisher
 from streamrl.services.learner.saver import Saver
 from streamrl.services.learner.step_plan import FINISH, SAVE, STOP, StepPlan, overlong_penalties
+from streamrl.services.learner.thread_watch import ThreadWatch
 from streamrl.services.queue.far_rows import FarRows
 from streamrl.services.run.folder import RunFolder
 from streamrl.services.weights.actor import EVALUATION
@@ -74,6 +76,7 @@ class LearnerRank:
 
         self._core = LearnerCore(self._run, self._config, rank, Path(meeting))
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+        self._watch = ThreadWatch()
         self._stop = asyncio.Event()
         self._otherwise = STOP
         """What there is to do without a lease."""
@@ -178,9 +181,17 @@ class LearnerRank:
         """What it is at: the phase of a step or what is before and after them, and how many it has entered."""
         doing, entered = self._beyond if self._timer is None else self._timer.now_in
         paused = self._core.pause or self._waits_for_disk
-        # Before it is built, it holds none.
-        step = 0 if self._beyond == STARTING and self._timer is None else self._core.step
-        return {"step": step, "doing": doing, "entered": entered, "paused": paused}
+        return {"step": self._reached, "doing": doing, "entered": entered, "paused": paused}
+
+    async def progress(self) -> Progress:
+        """Where its thread is, for who asks which rank the others wait for."""
+        phase = self._beyond[0] if self._timer is None else self._timer.last
+        return Progress(self._reached, phase, *self._watch.place())
+
+    @property
+    def _reached(self) -> int:
+        """The step that it holds; before it is built, it holds none."""
+        return 0 if self._beyond == STARTING and self._timer is None else self._core.step
 
     async def stop(self) -> None:
         """Finish the step under way, commit a checkpoint of it, and end `run`."""
@@ -318,7 +329,7 @@ class LearnerRank:
         return f"learner-{self._rank}"
 
     async def _in_thread(self, call: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._compute, call, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._compute, self._watch.run, call, *args)
 
     def _report(self, kind: str, facts: dict[str, Any]) -> None:
         self._event_sender.send(kind, facts)

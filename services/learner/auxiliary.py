@@ -1,24 +1,24 @@
 """The auxiliary model of one learner rank, made from the configuration."""
 
+from functools import partial
 from pathlib import Path
 
 from streamrl.config import Config
 from streamrl.errors import ConfigError
 from streamrl.learner.auxiliary.auxiliary import AuxiliaryModel
-from streamrl.learner.auxiliary.critic import Critic
+from streamrl.learner.auxiliary.critic import Critic, critic_objective
+from streamrl.learner.auxiliary.implicit_rewards import TEMPERATURE
 from streamrl.learner.auxiliary.kl_penalty import TokenDivergences
-from streamrl.learner.auxiliary.prime import ImplicitRewardModel
-from streamrl.learner.model.sharding import ShardedPolicy
-from streamrl.learner.model.value_model import ShardedCritic, decoder_of
-from streamrl.learner.parallel.process_group import LearnerGroup
-from streamrl.learner.references.frozen import FrozenPolicy
-from streamrl.models.load import DTYPES, load_model
+from streamrl.learner.auxiliary.prime import ImplicitRewardModel, prime_objective
+from streamrl.models.load import load_model
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
+from streamrl.services.learner.backends import Ranks, Referred
+from streamrl.services.learner.policies import require_layout
 from streamrl.services.run.layout import model_folder, start_folder
 
 
 def make_auxiliary_model(
-    run_folder: Path, config: Config, group: LearnerGroup, tokenizer: TextTokenizer, reference: FrozenPolicy | None
+    run_folder: Path, config: Config, ranks: Ranks, tokenizer: TextTokenizer, reference: Referred | None
 ) -> AuxiliaryModel | None:
     """Collective. None where the advantage needs none. reference: the policy that stands still, where there is one.
 
@@ -30,35 +30,35 @@ def make_auxiliary_model(
     if not start.is_dir():
         start = model_folder(run_folder, config)
     if config.learner.algorithm.has_critic:
-        return _make_critic(start, config, group, tokenizer, reference)
+        return _make_critic(start, config, ranks, tokenizer, reference)
     if config.learner.algorithm.has_implicit_rewards:
         assert reference is not None
-        return _make_implicit_reward_model(start, config, group, reference)
+        return _make_implicit_reward_model(start, config, ranks, reference)
     return None
 
 
 def _make_critic(
-    start: Path, config: Config, group: LearnerGroup, tokenizer: TextTokenizer, reference: FrozenPolicy | None
+    start: Path, config: Config, ranks: Ranks, tokenizer: TextTokenizer, reference: Referred | None
 ) -> Critic:
-    learner, dtype = config.learner, config.model.dtype
-    if learner.critic.path is not None:
-        start = Path(learner.critic.path).expanduser().resolve()
+    critic, algorithm = config.learner.critic, config.learner.algorithm
+    if critic.path is not None:
+        start = Path(critic.path).expanduser().resolve()
         require_same_vocabulary(start, tokenizer)
-    model = ShardedCritic(decoder_of(load_model(start, dtype)), group, DTYPES[dtype], learner.execution)
+        if config.learner.backend == "megatron":
+            require_layout(config, start, "learner.critic.path")
+    parts = ranks.beside(load_model(start, config.model.dtype), critic_objective(critic), critic.optimizer)
     divergences = None
-    if learner.algorithm.kl_in_reward:
+    if algorithm.kl_in_reward:
         assert reference is not None
-        algorithm, temperature = learner.algorithm, config.rollout.sampling.temperature
-        divergences = TokenDivergences(reference, algorithm.kl_estimator, algorithm.kl_coef, temperature, group)
-    return Critic(model, learner.critic, learner.steps, divergences=divergences)
+        asked = partial(reference, temperature=config.rollout.sampling.temperature)
+        divergences = TokenDivergences(asked, algorithm.kl_estimator, algorithm.kl_coef, ranks.group)
+    return Critic(parts, critic, divergences)
 
 
-def _make_implicit_reward_model(
-    start: Path, config: Config, group: LearnerGroup, reference: FrozenPolicy
-) -> ImplicitRewardModel:
-    learner, dtype = config.learner, config.model.dtype
-    model = ShardedPolicy(load_model(start, dtype), group, DTYPES[dtype], learner.execution)
-    return ImplicitRewardModel(model, reference, learner.prime, learner.steps)
+def _make_implicit_reward_model(start: Path, config: Config, ranks: Ranks, reference: Referred) -> ImplicitRewardModel:
+    prime = config.learner.prime
+    parts = ranks.beside(load_model(start, config.model.dtype), prime_objective(prime), prime.optimizer)
+    return ImplicitRewardModel(parts, partial(reference, temperature=TEMPERATURE), prime)
 
 
 def require_same_vocabulary(folder: Path, tokenizer: TextTokenizer) -> None:

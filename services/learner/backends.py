@@ -4,11 +4,11 @@ Each of the classes is one rank's; all of their methods are collectives. A backe
 chosen.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -16,11 +16,14 @@ from transformers import PreTrainedModel
 from streamrl.config import Config
 from streamrl.config.estimates.megatron import MegatronLayout
 from streamrl.config.schema.learner import OptimizerConfig
+from streamrl.learner.auxiliary.auxiliary import AuxiliaryObjective, AuxiliaryParts
 from streamrl.learner.auxiliary.kl_penalty import referred
-from streamrl.learner.backend import LearnerBackend
-from streamrl.learner.blame import Logprobs
+from streamrl.learner.auxiliary.on_fsdp import parts_on_fsdp
+from streamrl.learner.backend import LearnerBackend, PublishedPolicy, StatefulBackend
+from streamrl.learner.batch.packing import PackedBatch
 from streamrl.learner.fsdp import FsdpBackend, on_policy
 from streamrl.learner.model.sharding import ShardedPolicy
+from streamrl.learner.model.value_model import ShardedCritic, decoder_of
 from streamrl.learner.objectives import Objective
 from streamrl.learner.parallel.process_group import LearnerGroup, open_group
 from streamrl.learner.parallel.rank_mesh import RowRank
@@ -37,16 +40,21 @@ Supervised = Callable[[Objective, OptimizerConfig, int], AbstractContextManager[
 """(objective, optimizer, steps that its rate decays over). While the context is open its backend trains the weights."""
 
 
-class Trained(NamedTuple):
-    """policy: what is published, a `PublishedPolicy`. backend: a `LearnerBackend` with `state_bytes`. held: the
-    reference policy of FSDP2, for models beside the policy; None where there is none. referred: log-probs of packs
-    under the reference, at the temperature of rollouts; None where there is none. supervised: trains the same weights
-    for another objective, before `backend` has taken a step."""
+class Referred(Protocol):
+    """What a reference policy is asked for."""
 
-    policy: Any
-    backend: Any
-    held: FrozenPolicy | None
-    referred: Logprobs | None
+    def __call__(self, packs: Sequence[PackedBatch], temperature: float) -> list[torch.Tensor]:
+        """Collective. float32 [K] for each pack, on the CPU: log-probs of its targets."""
+        ...
+
+
+class Trained(NamedTuple):
+    """policy: what is published. backend: trains it. referred: None where there is no reference. supervised: trains the
+    same weights for another objective, before `backend` has taken a step."""
+
+    policy: PublishedPolicy
+    backend: StatefulBackend
+    referred: Referred | None
     supervised: Supervised
 
 
@@ -59,6 +67,13 @@ class Ranks(Protocol):
     def build(self, model: PreTrainedModel, watch: TokenWatch | None = None) -> Trained:
         """Collective. model: the same weights on every rank; it is taken over. watch: is told what the objective finds
         of each token, on ranks that answer."""
+        ...
+
+    def beside(
+        self, model: PreTrainedModel, objective: AuxiliaryObjective, optimizer: OptimizerConfig
+    ) -> AuxiliaryParts:
+        """Collective. What trains a model beside the policy. model: as `build` has it; its head is not used where the
+        objective is of values."""
         ...
 
     def sum_over_rows(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -97,9 +112,17 @@ class FsdpRanks:
         ) -> AbstractContextManager[LearnerBackend]:
             return nullcontext(FsdpBackend(policy, objective, optimizer, steps))
 
-        temperature = self._config.rollout.sampling.temperature
-        asked = None if held is None else partial(referred, held, temperature=temperature, group=self.group)
-        return Trained(policy, self._make_backend(policy, held, watch), held, asked, supervised)
+        asked = None if held is None else partial(referred, held, group=self.group)
+        return Trained(policy, self._make_backend(policy, held, watch), asked, supervised)
+
+    def beside(
+        self, model: PreTrainedModel, objective: AuxiliaryObjective, optimizer: OptimizerConfig
+    ) -> AuxiliaryParts:
+        arguments = self.group, DTYPES[self._config.model.dtype], self._config.learner.execution
+        sharded = (
+            ShardedCritic(decoder_of(model), *arguments) if objective.of_values else ShardedPolicy(model, *arguments)
+        )
+        return parts_on_fsdp(sharded, objective, optimizer, self._config.learner.steps)
 
     def sum_over_rows(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.group.sum(tensor)
@@ -143,7 +166,7 @@ class MegatronRanks:
     def build(self, model: PreTrainedModel, watch: TokenWatch | None = None) -> Trained:
         from streamrl.learner.megatron.backend import build
 
-        learner, temperature = self._config.learner, self._config.rollout.sampling.temperature
+        learner = self._config.learner
         reference = self._reference() if learner.algorithm.has_reference else None
         backend = build(
             model,
@@ -151,14 +174,30 @@ class MegatronRanks:
             optimizer=learner.optimizer,
             algorithm=learner.algorithm,
             total_steps=learner.steps,
-            temperature=temperature,
+            temperature=self._config.rollout.sampling.temperature,
             ranks=self._ranks,
             dtype=DTYPES[self._config.model.dtype],
             watch=watch,
             reference=reference,
+            idle_steps=learner.critic.warmup_steps,
         )
-        asked = None if reference is None else partial(reference.logprobs, temperature=temperature)
-        return Trained(backend.policy, backend, None, asked, backend.supervised)
+        asked = None if reference is None else reference.logprobs
+        return Trained(backend.policy, backend, asked, backend.supervised)
+
+    def beside(
+        self, model: PreTrainedModel, objective: AuxiliaryObjective, optimizer: OptimizerConfig
+    ) -> AuxiliaryParts:
+        from streamrl.learner.megatron.auxiliary import parts_on_megatron
+
+        return parts_on_megatron(
+            model,
+            objective,
+            optimizer,
+            self._config.learner.steps,
+            megatron=self._config.learner.megatron,
+            ranks=self._ranks,
+            dtype=DTYPES[self._config.model.dtype],
+        )
 
     def _reference(self) -> "MegatronReference":
         from streamrl.learner.megatron.references import AveragedReference, MegatronReference
@@ -166,7 +205,7 @@ class MegatronRanks:
         model, settings = self._config.model, self._config.learner.algorithm.reference
         folder = reference_folder(self._run, self._config)
         if settings.path is not None:
-            require_layout(self._config, folder)
+            require_layout(self._config, folder, "learner.algorithm.reference.path")
         layout = self._config.learner.megatron
         arguments = (lambda: load_model(folder, model.dtype)), self._ranks, layout, DTYPES[model.dtype]
         if settings.kind == "average":

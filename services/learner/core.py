@@ -7,6 +7,7 @@ what it publishes.
 
 import gc
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from streamrl.learner.auxiliary.auxiliary import AuxiliaryModel, step_of_both
 from streamrl.learner.batch.mini_batches import MiniBatch
 from streamrl.learner.batch.packing import PackedBatch, pack
 from streamrl.learner.batch.scored_batch import Part
-from streamrl.learner.blame import with_its_row
+from streamrl.learner.blame import Logprobs, with_its_row
 from streamrl.learner.checkpoint import checkpoint
 from streamrl.learner.checkpoint.retention import oldest_step
 from streamrl.learner.objectives import nll_loss
@@ -94,7 +95,7 @@ class LearnerCore:
         self._load_task(model.config.get_text_config().max_position_embeddings)
         self._token_log = TokenLog(self._run.tokens_path, self._config, self._ranks.row_rank)
         trained = self._ranks.build(model, self._token_log.watch)
-        self._policy, self._backend, self._held, self._referred, self._supervised = trained
+        self._policy, self._backend, self._referred_at, self._supervised = trained
         self._versions = VersionWriter(self._run, self._config, self._rank, self._policy)
         self._auxiliary = self._make_auxiliary_model()
         found = self._load_newest() if resume else {}
@@ -161,7 +162,7 @@ class LearnerCore:
         paid: dict[str, float] = {}
         if learner.algorithm.kl_in_rows:
             with timer.phase("forward_backward"):
-                plan, paid = pay_divergence(plan, list(chain(*read)), self._config, self._referred, self._ranks)
+                plan, paid = pay_divergence(plan, list(chain(*read)), self._config, self._referred(), self._ranks)
             judged = iter(chain(*shares_of(plan, self._ranks.row_rank.data_rank, self._config)))
             read = [[(rows, next(judged)) for rows, _ in mini_batch] for mini_batch in read]
         with timer.phase("pack"):
@@ -185,7 +186,7 @@ class LearnerCore:
                 return self._backend.step_batch(mini_batches, epochs)
             return step_of_both(self._backend, self._auxiliary, mini_batches, parts, epochs)
         except NonFiniteError as error:
-            raise with_its_row(error, self._backend, mini_batches, parts, self._referred) from error
+            raise with_its_row(error, self._backend, mini_batches, parts, self._referred()) from error
 
     def snapshot_weights(self) -> WeightSnapshot:
         """A copy of this rank's part of what a version holds, in its number format. The next one is written over it."""
@@ -277,7 +278,7 @@ class LearnerCore:
         self._ranks.close()
         # The group's threads end with the last reference to it, and the policy holds some. A thread that still puts its
         # last tensor away when the interpreter ends would abort the process.
-        for held in ("_backend", "_auxiliary", "_held", "_referred", "_supervised", "_policy", "_group", "_ranks"):
+        for held in ("_backend", "_auxiliary", "_referred_at", "_supervised", "_policy", "_group", "_ranks"):
             vars(self).pop(held, None)
         gc.collect()
         if self._rank == 0:
@@ -298,7 +299,12 @@ class LearnerCore:
         self._task, self._longest_prompt = load_task(self._config, folder, context)
 
     def _make_auxiliary_model(self) -> AuxiliaryModel | None:
-        return make_auxiliary_model(self._run.path, self._config, self._group, self._tokenizer, self._held)
+        return make_auxiliary_model(self._run.path, self._config, self._ranks, self._tokenizer, self._referred_at)
+
+    def _referred(self) -> Logprobs | None:
+        """Log-probs under the reference, at the temperature of rollouts; None where there is none."""
+        temperature = self._config.rollout.sampling.temperature
+        return None if self._referred_at is None else partial(self._referred_at, temperature=temperature)
 
     def _load_newest(self) -> dict[str, Any]:
         search = checkpoint.find_newest(self._run.checkpoints_path)

@@ -53,11 +53,12 @@ def reference_folder(run_folder: Path, config: Config) -> Path:
     return folder
 
 
-def require_layout(config: Config, folder: Path) -> None:
-    """Raise ConfigError where a reference of another model cannot be shared out as `learner.megatron` says."""
+def require_layout(config: Config, folder: Path, key: str) -> None:
+    """Raise ConfigError where a model beside the policy, that `key` names, cannot be shared out as `learner.megatron`
+    says."""
     facts, problems = read_folder(folder)
     if facts is not None:
         problems = [*problems, *model_fits(config, facts)]
     if problems:
         found = "; ".join(f"{problem.key}: {problem.what}" for problem in problems)
-        raise ConfigError(f"learner.algorithm.reference.path: {folder} does not fit the layout of the policy: {found}")
+        raise ConfigError(f"{key}: {folder} does not fit the layout of the policy: {found}")

@@ -74,6 +74,15 @@ class LearnerBackend(Protocol):
         ...
 
 
+class StatefulBackend(LearnerBackend, Protocol):
+    """One whose state has a size that is known before it is made."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of `state_tensors` after an update, whole."""
+        ...
+
+
 class PublishedPolicy(Protocol):
     """The policy of a backend, as the part sees it that publishes versions of it, in a thread of its own.
 

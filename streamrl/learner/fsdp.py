@@ -35,7 +35,7 @@ from streamrl.learner.optim.schedule import learning_rate
 from streamrl.learner.parallel.process_group import LearnerGroup
 from streamrl.learner.references.averaged import AveragedPolicy
 from streamrl.learner.router_balance import RouterBalance
-from streamrl.learner.sums import Sums, mean_over_updates
+from streamrl.learner.sums import Sums, mean_over_updates, nothing_done
 from streamrl.learner.token_watch import TokenWatch
 
 
@@ -108,7 +108,8 @@ class FsdpBackend:
     def step_batch(self, mini_batches: Sequence[MiniBatch], epochs: int = 1) -> dict[str, float]:
         """As `LearnerBackend.step_batch`. Also returns `time/forward_backward` and `time/optimizer`, seconds."""
         if self._steps_done < self._idle_steps:
-            return self._idle()
+            self._steps_done += 1
+            return nothing_done()
         started = self._clock.now()
         if self._uses_start and len(mini_batches) * epochs > 1:
             mini_batches = [self._with_start(mini_batch) for mini_batch in mini_batches]
@@ -128,10 +129,6 @@ class FsdpBackend:
             "time/forward_backward": self._clock.now() - started - optimizing,
             "time/optimizer": optimizing,
         }
-
-    def _idle(self) -> dict[str, float]:
-        self._steps_done += 1
-        return dict.fromkeys(("loss/policy", "grad/norm", "learner/lr", "time/forward_backward", "time/optimizer"), 0.0)
 
     def _with_start(self, mini_batch: MiniBatch) -> MiniBatch:
         """The same with the log-probs of the policy as it is: what the step's later updates are held close to."""

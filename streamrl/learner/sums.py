@@ -30,13 +30,15 @@ class Sums:
     greatest: torch.Tensor
     loss_name: ClassVar[str] = "loss/policy"
     """What the first of the sums is called among the metrics."""
+    num_added: ClassVar[int] = _BY_SOURCE + PER_SOURCE * SOURCES
 
     def plus(self, other: Self) -> Self:
         return type(self)(self.added + other.added, torch.maximum(self.greatest, other.greatest))
 
     @classmethod
-    def zero(cls, device: torch.device) -> "Sums":
-        zeros = torch.zeros(_BY_SOURCE + PER_SOURCE * SOURCES + 1, dtype=torch.float64, device=device)
+    def zero(cls, device: torch.device) -> Self:
+        """Of no pack."""
+        zeros = torch.zeros(cls.num_added + 1, dtype=torch.float64, device=device)
         return cls(zeros[:-1], zeros[-1:])
 
     def metrics(self) -> dict[str, float]:
@@ -87,6 +89,11 @@ def mean_over_updates(updates: Sequence[Sums], epochs: int) -> dict[str, float]:
         added, greatest = added + update.added, torch.maximum(greatest, update.greatest)
     kind = type(updates[0])
     return {**kind(added / epochs, greatest).metrics(), kind.loss_name: added[0].item() / len(updates)}
+
+
+def nothing_done() -> dict[str, float]:
+    """The metrics of a step that makes no update."""
+    return dict.fromkeys(("loss/policy", "grad/norm", "learner/lr", "time/forward_backward", "time/optimizer"), 0.0)
 
 
 def by_lag(facts: TokenFacts) -> torch.Tensor:

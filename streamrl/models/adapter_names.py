@@ -11,6 +11,8 @@ LORA_A = ".lora_A.weight"
 LORA_B = ".lora_B.weight"
 PEFT_PREFIX = "base_model.model."
 """What stands before these names in a file of peft's."""
+NAMES_OF_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+"""Linear layers that peft takes for parts of experts where a model has some, by their former names."""
 
 
 def adapted_weight(name: str) -> str | None:

@@ -161,6 +161,8 @@ class StepTimer:
         self._spent: dict[str, int] = {}
         self._mark = self._now()
         self._entered = 0
+        self.last = "other"
+        """The phase that was entered last, also when an error has left it."""
 
     @property
     def now_in(self) -> tuple[str, int]:
@@ -176,6 +178,7 @@ class StepTimer:
         start = self._charge()
         self._open.append(name)
         self._entered += 1
+        self.last = name
         try:
             yield
         finally:

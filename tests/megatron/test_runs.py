@@ -29,13 +29,25 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
 
 
-def test_a_run_warms_up_and_trains_to_its_end_on_the_stages_of_a_pipeline(user_folder: Path) -> None:
+def test_a_run_with_a_critic_warms_up_and_trains_to_its_end_on_the_stages_of_a_pipeline(user_folder: Path) -> None:
+    """The critic is made anew behind the warm-up."""
+    valued = ("--learner.algorithm.advantage", "gae")
     overrides = ("--warmup.max_steps", "4", "--warmup.eval_every", "4", "--learner.steps", "4", "--eval.every", "4")
     done = run(
-        user_folder, "up", "base.toml", "--name", "stages", *MEGATRON, *LAYOUTS["pipeline"], *overrides, name="stages"
+        user_folder,
+        "up",
+        "base.toml",
+        "--name",
+        "stages",
+        *MEGATRON,
+        *LAYOUTS["pipeline"],
+        *valued,
+        *overrides,
+        name="stages",
     )
     assert done.code == 0, done.output
     assert [line["step"] for line in done.metrics()] == [1, 2, 3, 4]
+    assert all(line["critic/loss"] > 0.0 for line in done.metrics())
     assert done.summary()["discards"] == 0
     assert (done.folder / "export" / "model.safetensors").exists()
 
@@ -59,9 +71,7 @@ def test_a_run_goes_on_by_itself_when_a_rank_is_killed_and_trains_every_group_on
     assert trained[: len(before)] == before
 
 
-def test_a_run_whose_rank_hangs_ends_at_the_deadline_and_says_who_waited_for_what(
-    user_folder: Path, streamrl_path: Path
-) -> None:
+def test_a_run_whose_rank_hangs_ends_at_the_deadline_and_names_the_rank(user_folder: Path, streamrl_path: Path) -> None:
     """The rank stands still in a collective, or before the plan of the next step."""
     scripted = ("--rollout.engine", "scripted", "--eval.every", "1000")
     overrides = (*MEGATRON, *LAYOUTS["tensor"], *scripted, "--learner.steps", "1000", "--deadlines.step_s", "10")
@@ -71,7 +81,11 @@ def test_a_run_whose_rank_hangs_ends_at_the_deadline_and_says_who_waited_for_wha
         ranks[-1].send_signal(signal.SIGSTOP)
         code, err = live.end()
     assert code == 4, err
-    assert re.search(r"learner-\d: .*step \d+.* took longer than 10 s", err)
+    told = re.search(
+        r"learner-(\d): .*step \d+.* took longer than 10 s.*; the others wait for learner-(\d): no answer", err
+    )
+    assert told is not None, err
+    assert told[1] != told[2]
     assert not any(rank.is_running() for rank in ranks)
 
 

@@ -4,7 +4,7 @@ Knows the names that the learner gives its weights in a checkpoint, and nothing 
 torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +12,10 @@ import torch
 
 from streamrl.config import Config, load
 from streamrl.config.estimates import sizes as limits
+from streamrl.config.estimates.model_facts import read_folder
 from streamrl.errors import ConfigError, DataError
 from streamrl.learner.checkpoint.checkpoint import CheckpointInfo, find_newest
+from streamrl.models.adapter_names import NAMES_OF_EXPERTS
 from streamrl.models.export import export_hf
 from streamrl.models.load import DTYPES, load_model
 from streamrl.models.merge import merge
@@ -32,7 +34,7 @@ def export_newest(run: RunFolder, to: Path, layout: ExportLayout = "hf") -> int:
 
     Where adapters are trained, `hf` is the model with them merged, and `peft` the adapters alone. Raises RunFolderError
     when the run has no checkpoint, DataError when the checkpoint is of another model, ConfigError for the adapters of a
-    run that trains none.
+    run that trains none, or that peft would put elsewhere.
     """
     found = find_newest(run.checkpoints_path).newest
     if found is None:
@@ -84,5 +86,19 @@ def _export_adapters(found: CheckpointInfo, config: Config, source: Path, to: Pa
 
     trained = dict(_trained(found))
     targets = lora.targets or tuple(dict.fromkeys(name.split(".")[-3] for name in trained))
+    _require_own_names(targets, source)
     wanted = peft_config(lora.rank, limits.lora_alpha(lora), targets, str(source))
     export_peft(trained, wanted, to)
+
+
+def _require_own_names(targets: Sequence[str], source: Path) -> None:
+    """Raise ConfigError for layers that peft looks for in the experts of the model in `source`: of a model that has
+    experts in some layers and a dense MLP in others."""
+    facts, _ = read_folder(source)
+    taken = [name for name in targets if name in NAMES_OF_EXPERTS]
+    if facts is not None and facts.num_experts and taken:
+        raise ConfigError(
+            f"the run has adapters on {', '.join(taken)}, and of a model with experts (type {facts.model_type!r}) peft "
+            "reads these names as the experts': it would compute something else; export the whole model, which is the "
+            "format hf, or train with learner.lora.targets that are layers of attention"
+        )

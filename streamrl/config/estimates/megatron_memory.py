@@ -19,12 +19,12 @@ from streamrl.config.schema.run import Config
 _FLOAT32 = 4
 _MOMENTS = 2 * _FLOAT32
 DEVICE_BYTES = 3 * 2**30  # CUDA's context, communicators of NCCL, workspaces, and what lies between tensors
-_LOGITS_AT_ONCE = 2**22  # as `streamrl.learner.megatron.vocabulary` takes them
+_LOGITS_AT_ONCE = 2**22  # as `streamrl.learner.megatron.chunks.vocabulary` takes them
 _LOGITS_COPIES = 4  # the logits, their softmax and the gradients of both
 
 
 class RankMemory(NamedTuple):
-    """Bytes of the rank of a stage that keeps most. parameters: elements, of which this rank has gradients."""
+    """Bytes of the rank of a stage that keeps most. parameters: elements of the policy here."""
 
     stage: int
     parameters: int
@@ -56,6 +56,8 @@ def _of_stage(config: Config, model: ModelFacts, layout: MegatronLayout, stage: 
     parts = _parameters(model, layout, stage)
     count = parts.dense + parts.experts
     reduced = _FLOAT32 if megatron.precision == "float32" else size
+    # A critic, or PRIME's model, is trained in the same layout, and counts as one of the policy's sizes.
+    models = 2 if config.learner.algorithm.has_auxiliary_model else 1
     # Weights of the model are those of the optimizer where they are float32.
     kept = _MOMENTS + (0 if size == _FLOAT32 else 2 * _FLOAT32)
     dense_ranks, expert_ranks = (
@@ -66,9 +68,9 @@ def _of_stage(config: Config, model: ModelFacts, layout: MegatronLayout, stage: 
     return RankMemory(
         stage=stage,
         parameters=count,
-        weights=count * size,
-        gradients=count * reduced,
-        optimizer=kept * (-(-parts.dense // dense_ranks) + -(-parts.experts // expert_ranks)),
+        weights=models * count * size,
+        gradients=models * count * reduced,
+        optimizer=models * kept * (-(-parts.dense // dense_ranks) + -(-parts.experts // expert_ranks)),
         activations=_activations(config, model, layout, stage),
     )
 

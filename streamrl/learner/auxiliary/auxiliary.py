@@ -3,30 +3,57 @@
     scores of the batch's tokens  ->  advantages  ->  updates of the policy  ->  updates of the auxiliary model
 
 A critic and an implicit reward model are such models. Guarantees for each of them: the scores of a step are made by the
-weights that the step before left, so no row is scored by a model that has learned from it; what holds for `FsdpBackend`
-holds here, under names of its own in the state; a score that is not finite stops all ranks before anything is applied,
-and its row is named. Knows nothing of the policy.
+weights that the step before left, so no row is scored by a model that has learned from it; what holds for the backend
+that trains it holds here, under names of its own in the state; a score that is not finite stops all ranks before
+anything is applied, and its row is named. Knows nothing of the policy, and not which backend it is (`on_fsdp`,
+`streamrl.learner.megatron.auxiliary`).
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from streamrl.algorithms.advantages.groups import DoubleArray
 from streamrl.errors import DataError, NonFiniteError
+from streamrl.learner.backend import LearnerBackend, StatefulBackend
 from streamrl.learner.batch.mini_batches import MiniBatch
+from streamrl.learner.batch.packing import PackedBatch
 from streamrl.learner.batch.scored_batch import Part, ScoredTokens
 from streamrl.learner.finite import require_finite_tokens
-from streamrl.learner.fsdp import FsdpBackend
+from streamrl.learner.objectives import Objective
+from streamrl.learner.parallel.process_group import LearnerGroup
+from streamrl.learner.sums import Sums
+
+Scores = Callable[[Sequence[PackedBatch]], list[torch.Tensor]]
+"""Collective. float32 [K] for each pack, on the CPU: what the model gives for its targets."""
+
+
+class AuxiliaryObjective(NamedTuple):
+    """What such a model learns. loss: an objective of a backend. sums: the kind of what it adds up. of_values: whether
+    the model gives a value for a target, as `ValueModel` does, or log-probs, as `PolicyModel` does."""
+
+    loss: Objective
+    sums: type[Sums]
+    of_values: bool
+
+
+class AuxiliaryParts(NamedTuple):
+    """What it is made of, on one rank. backend: trains it. scores: under the weights as they are. sum_over_rows:
+    collective, the sum over ranks that have different rows, on each rank. group: all ranks."""
+
+    backend: StatefulBackend
+    scores: Scores
+    sum_over_rows: Callable[[torch.Tensor], torch.Tensor]
+    group: LearnerGroup
 
 
 class AuxiliaryModel(ABC):
     """One rank's part.
 
     Example:
-        auxiliary = Critic(ShardedCritic(decoder, group, torch.float32), config, total_steps=100)
+        auxiliary = critic_on_fsdp(ShardedCritic(decoder, group, torch.float32), config, total_steps=100)
         metrics = step_of_both(backend, auxiliary, mini_batches, parts, epochs=1)
     """
 
@@ -39,13 +66,12 @@ class AuxiliaryModel(ABC):
     score: ClassVar[str]
     """What it gives for a token, in messages."""
 
-    def __init__(self, backend: FsdpBackend) -> None:
-        self._backend = backend
-        self._group = backend.group
+    def __init__(self, parts: AuxiliaryParts) -> None:
+        self._backend, self._scores, self._sum_over_rows, self._group = parts
 
     @property
     def state_bytes(self) -> int:
-        """As `FsdpBackend.state_bytes`."""
+        """As `StatefulBackend.state_bytes`."""
         return self._backend.state_bytes
 
     @abstractmethod
@@ -59,7 +85,7 @@ class AuxiliaryModel(ABC):
         """
 
     def step_batch(self, mini_batches: Sequence[MiniBatch], epochs: int = 1) -> dict[str, float]:
-        """Collective. The model's updates of one step, as `FsdpBackend.step_batch`, on what `add_advantages` gave.
+        """Collective. The model's updates of one step, as `LearnerBackend.step_batch`, on what `add_advantages` gave.
 
         Returns the metrics of its objective, `<name>/grad_norm`, `<name>/lr` and the seconds of `time/optimizer`.
         """
@@ -102,11 +128,11 @@ class AuxiliaryModel(ABC):
 
     def _over_ranks(self, sums: DoubleArray) -> DoubleArray:
         device = self._group.device
-        return self._group.sum(torch.tensor(sums, device=device)).cpu().numpy()
+        return self._sum_over_rows(torch.tensor(sums, device=device)).cpu().numpy()
 
 
 def step_of_both(
-    policy: FsdpBackend,
+    policy: LearnerBackend,
     auxiliary: AuxiliaryModel,
     mini_batches: Sequence[MiniBatch],
     parts: Sequence[Sequence[Part]],

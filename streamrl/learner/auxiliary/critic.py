@@ -9,20 +9,20 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import torch
 
 from streamrl.algorithms.advantages.groups import DoubleArray
-from streamrl.clock import Clock
 from streamrl.config.schema.learner import CriticConfig
-from streamrl.learner.auxiliary.auxiliary import AuxiliaryModel
+from streamrl.learner.auxiliary.auxiliary import AuxiliaryModel, AuxiliaryObjective, AuxiliaryParts
 from streamrl.learner.auxiliary.gae_batch import ScoredPack, with_estimates
 from streamrl.learner.auxiliary.kl_penalty import TokenDivergences
-from streamrl.learner.auxiliary.value_loss import value_loss
+from streamrl.learner.auxiliary.value_loss import ValueSums, value_loss
 from streamrl.learner.batch.mini_batches import MiniBatch
 from streamrl.learner.batch.packing import PackedBatch
 from streamrl.learner.batch.scored_batch import Part, ScoredTokens, by_mini_batch, by_share
-from streamrl.learner.fsdp import FsdpBackend
-from streamrl.learner.model.value_model import ShardedCritic
+
+
+def critic_objective(config: CriticConfig) -> AuxiliaryObjective:
+    return AuxiliaryObjective(partial(value_loss, clip=config.value_clip), ValueSums, of_values=True)
 
 
 class Critic(AuxiliaryModel):
@@ -34,20 +34,12 @@ class Critic(AuxiliaryModel):
     score = "a value of the critic"
 
     def __init__(
-        self,
-        model: ShardedCritic,
-        config: CriticConfig,
-        total_steps: int,
-        clock: Clock | None = None,
-        divergences: TokenDivergences | None = None,
+        self, parts: AuxiliaryParts, config: CriticConfig, divergences: TokenDivergences | None = None
     ) -> None:
-        """total_steps: where the decay of the critic's rate ends. divergences: what is taken off the rewards of tokens;
-        None for nothing."""
-        self._model = model
+        """parts: for `critic_objective`. divergences: what is taken off the rewards of tokens; None for nothing."""
+        super().__init__(parts)
         self._config = config
         self._divergences = divergences
-        objective = partial(value_loss, clip=config.value_clip)
-        super().__init__(FsdpBackend(model, objective, config.optimizer, total_steps, clock=clock))
 
     def add_advantages(
         self, mini_batches: Sequence[MiniBatch], parts: Sequence[Sequence[Part]]
@@ -68,15 +60,8 @@ class Critic(AuxiliaryModel):
         judged, facts = with_estimates(scored, self._config, self._over_ranks)
         return by_mini_batch(judged, mini_batches), facts | self._mean_distance(distances)
 
-    @torch.no_grad()
-    def values(self, packs: Sequence[PackedBatch]) -> list[torch.Tensor]:
-        """Collective. float32 [K] for each pack, on the CPU."""
-        device = self._group.device
-        found = [self._model.module(pack.to(device)).cpu() for pack in self._backend.padded(packs)]
-        return found[: len(packs)]
-
     def _valued(self, packs: Sequence[PackedBatch], part: Part) -> list[ScoredTokens]:
-        return [ScoredTokens(pack, values, part) for pack, values in zip(packs, self.values(packs), strict=True)]
+        return [ScoredTokens(pack, values, part) for pack, values in zip(packs, self._scores(packs), strict=True)]
 
     def _distances(self, shares: Sequence[Sequence[ScoredTokens]]) -> Sequence[Sequence[DoubleArray | None]]:
         """Collective. Of each pack, how far its targets are from the reference; None where nothing is paid for it."""

@@ -1,4 +1,4 @@
-"""What an implicit reward model learns: the outcomes of rows, as an objective of `FsdpBackend`.
+"""What an implicit reward model learns: the outcomes of rows, as an objective of a backend.
 
 The loss of a pack is its part of the mini-batch's, as in `objectives`. Pure functions.
 """
@@ -24,6 +24,7 @@ class OutcomeSums(Sums):
     """added: float64 [1], the loss. greatest: float64 [1], the largest |implicit reward of a row|."""
 
     loss_name: ClassVar[str] = "prime/loss"
+    num_added: ClassVar[int] = 1
 
     def metrics(self) -> dict[str, float]:
         return {self.loss_name: self.added.item(), "prime/row_reward_abs_max": self.greatest.item()}

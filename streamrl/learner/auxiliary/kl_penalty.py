@@ -17,14 +17,16 @@ from streamrl.algorithms.advantages.groups import DoubleArray
 from streamrl.algorithms.divergences import REWARD_DIVERGENCES
 from streamrl.learner.batch.packing import PackedBatch
 from streamrl.learner.batch.scored_batch import ScoredTokens
+from streamrl.learner.blame import Logprobs
 from streamrl.learner.finite import require_finite_tokens
 from streamrl.learner.fsdp import padded
+from streamrl.learner.objectives import Reference
 from streamrl.learner.parallel.process_group import LearnerGroup
-from streamrl.learner.references.frozen import FrozenPolicy
 
 
+@torch.no_grad()
 def referred(
-    reference: FrozenPolicy, packs: Sequence[PackedBatch], temperature: float, group: LearnerGroup
+    reference: Reference, packs: Sequence[PackedBatch], temperature: float, group: LearnerGroup
 ) -> list[torch.Tensor]:
     """Collective. float32 [K] for each pack, on the CPU: log-probs of its targets under the reference."""
     found = [reference(one.to(group.device), temperature)[0].cpu() for one in padded(packs, group)]
@@ -41,16 +43,14 @@ class TokenDivergences:
     """Of each token apart. Source: Ouyang et al. 2022, Training language models to follow instructions with human
     feedback: the reward of a token is minus `coef` times its divergence, that of the last one has the score too.
 
-    estimator: of `REWARD_DIVERGENCES`. temperature: of the rollouts.
+    reference: log-probs of packs under the reference, at the temperature of the rollouts. estimator: of
+    `REWARD_DIVERGENCES`.
     """
 
-    def __init__(
-        self, reference: FrozenPolicy, estimator: str, coef: float, temperature: float, group: LearnerGroup
-    ) -> None:
+    def __init__(self, reference: Logprobs, estimator: str, coef: float, group: LearnerGroup) -> None:
         self.coef = coef
         self._reference = reference
         self._estimate = REWARD_DIVERGENCES[estimator]
-        self._temperature = temperature
         self._group = group
 
     def __call__(self, shares: Sequence[Sequence[ScoredTokens]], step: int) -> list[list[DoubleArray]]:
@@ -61,7 +61,7 @@ class TokenDivergences:
         return [[self._distance(one) for one in share] for share in found]
 
     def _referred(self, share: Sequence[ScoredTokens]) -> list[ScoredTokens]:
-        given = referred(self._reference, [one.pack for one in share], self._temperature, self._group)
+        given = self._reference([one.pack for one in share])
         return [one._replace(given=reference_K) for one, reference_K in zip(share, given, strict=True)]
 
     def _distance(self, one: ScoredTokens) -> DoubleArray:

@@ -15,24 +15,25 @@ from functools import partial
 
 import torch
 
-from streamrl.clock import Clock
 from streamrl.config.schema.learner import PrimeConfig
-from streamrl.learner.auxiliary.auxiliary import AuxiliaryModel
-from streamrl.learner.auxiliary.implicit_rewards import TEMPERATURE, implicit_reward_loss
+from streamrl.learner.auxiliary.auxiliary import AuxiliaryModel, AuxiliaryObjective, AuxiliaryParts, Scores
+from streamrl.learner.auxiliary.implicit_rewards import OutcomeSums, implicit_reward_loss
 from streamrl.learner.auxiliary.process_rewards import with_process_advantages
 from streamrl.learner.batch.mini_batches import MiniBatch
 from streamrl.learner.batch.packing import PackedBatch
 from streamrl.learner.batch.scored_batch import Part, ScoredTokens, by_mini_batch, by_share
-from streamrl.learner.fsdp import FsdpBackend
-from streamrl.learner.model.sharding import ShardedPolicy
-from streamrl.learner.objectives import Reference
+
+
+def prime_objective(config: PrimeConfig) -> AuxiliaryObjective:
+    return AuxiliaryObjective(partial(implicit_reward_loss, beta=config.beta), OutcomeSums, of_values=False)
 
 
 class ImplicitRewardModel(AuxiliaryModel):
     """One rank's part. `step_batch` gives `prime/loss`, `prime/row_reward_abs_max`, `prime/grad_norm` and `prime/lr`.
 
     Example:
-        auxiliary = ImplicitRewardModel(ShardedPolicy(model, group, torch.float32), reference, config, total_steps=100)
+        model = ShardedPolicy(model, group, torch.float32)
+        auxiliary = implicit_rewards_on_fsdp(model, reference, config, total_steps=100)
     """
 
     name = "prime"
@@ -40,21 +41,12 @@ class ImplicitRewardModel(AuxiliaryModel):
     advantage = "prime"
     score = "a token's reward by the implicit reward model"
 
-    def __init__(
-        self,
-        model: ShardedPolicy,
-        reference: Reference,
-        config: PrimeConfig,
-        total_steps: int,
-        clock: Clock | None = None,
-    ) -> None:
-        """reference: a policy that stands still, collective as `FrozenPolicy` is. total_steps: where the decay of the
-        model's rate ends."""
-        self._model = model
+    def __init__(self, parts: AuxiliaryParts, reference: Scores, config: PrimeConfig) -> None:
+        """parts: for `prime_objective`; scores are log-probs at `TEMPERATURE`. reference: the same of one that stands
+        still."""
+        super().__init__(parts)
         self._reference = reference
         self._config = config
-        objective = partial(implicit_reward_loss, beta=config.beta)
-        super().__init__(FsdpBackend(model, objective, config.optimizer, total_steps, clock=clock))
 
     def add_advantages(
         self, mini_batches: Sequence[MiniBatch], parts: Sequence[Sequence[Part]]
@@ -72,16 +64,10 @@ class ImplicitRewardModel(AuxiliaryModel):
         packs, facts = with_process_advantages(shares, self._config, self._over_ranks, num_rows)
         return by_mini_batch(packs, mini_batches), facts
 
-    @torch.no_grad()
     def _rewarded(self, packs: Sequence[PackedBatch], part: Part) -> list[ScoredTokens]:
         """Collective. The rewards of tokens, float64 [K] for each pack, on the CPU."""
-        found = []
-        for pack in self._backend.padded(packs):
-            here = pack.to(self._group.device)
-            logprobs_K = self._model.module(here, TEMPERATURE)[0].cpu()
-            reference_K = self._reference(here, TEMPERATURE)[0].cpu()
-            found.append(rewarded(pack, logprobs_K, reference_K, part, self._config.beta))
-        return found[: len(packs)]
+        found = zip(packs, self._scores(packs), self._reference(packs), strict=True)
+        return [rewarded(*one, part, self._config.beta) for one in found]
 
 
 def rewarded(

@@ -1,4 +1,4 @@
-"""What a critic learns: the clipped value loss, as an objective of `FsdpBackend`.
+"""What a critic learns: the clipped value loss, as an objective of a backend.
 
 The loss of a pack is its part of the mini-batch's, as in `objectives`. Pure functions.
 """
@@ -19,6 +19,7 @@ class ValueSums(Sums):
     """added: float64 [3], sums over targets: loss, count, clipped. greatest: float64 [1], the largest value."""
 
     loss_name: ClassVar[str] = "critic/loss"
+    num_added: ClassVar[int] = 3
 
     def metrics(self) -> dict[str, float]:
         loss, count, clipped = self.added.tolist()

@@ -16,7 +16,6 @@ from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -34,15 +33,14 @@ from streamrl.learner.finite import require_finite
 from streamrl.learner.megatron.families import FAMILIES, Family
 from streamrl.learner.megatron.optimizer import MASTER, MegatronAdamW, moments_of
 from streamrl.learner.megatron.pipeline import hidden_by, logprobs_of, on_device, run_packs
-from streamrl.learner.megatron.placed import place
+from streamrl.learner.megatron.placed import place, with_gradients
 from streamrl.learner.megatron.policy import MegatronPolicy
 from streamrl.learner.megatron.ranks import MegatronRanks
 from streamrl.learner.megatron.references import AveragedReference, MegatronReference
-from streamrl.learner.megatron.settings import gradient_settings
 from streamrl.learner.megatron.weights import ModelWeights
 from streamrl.learner.objectives import Objective, policy_loss
 from streamrl.learner.optim.schedule import learning_rate
-from streamrl.learner.sums import Sums, mean_over_updates
+from streamrl.learner.sums import Sums, mean_over_updates, nothing_done
 from streamrl.learner.token_watch import TokenWatch
 
 
@@ -79,11 +77,14 @@ class MegatronBackend:
         uses_start: bool = False,
         referred: MegatronReference | None = None,
         average: AveragedReference | None = None,
+        idle_steps: int = 0,
+        sums: type[Sums] = Sums,
         clock: Clock | None = None,
     ) -> None:
         """chunks: of this rank, with their weights, which `weights` and `policy` bring together. adamw: over them, and
-        begun with `optimizer`. objective, total_steps, temperature, uses_start, average: as `FsdpBackend` has them.
-        referred: gives the packs of a step their `reference_logprobs`, before its first update."""
+        begun with `optimizer`. objective, total_steps, temperature, uses_start, average, idle_steps: as `FsdpBackend`
+        has them. referred: gives the packs of a step their `reference_logprobs`, before its first update. sums: the
+        kind of those that the objective gives."""
         self.ranks = ranks
         self.policy = policy
         self._chunks = chunks
@@ -95,6 +96,8 @@ class MegatronBackend:
         self._uses_start = uses_start
         self._referred = referred
         self._average = average
+        self._idle_steps = idle_steps
+        self._kind = sums
         self._clock = clock or SystemClock()
         self._optimizer = adamw
         self._steps_done = 0
@@ -133,13 +136,17 @@ class MegatronBackend:
     def step_batch(self, mini_batches: Sequence[MiniBatch], epochs: int = 1) -> dict[str, float]:
         """As `LearnerBackend.step_batch`; the gradients of a mini-batch's shares are summed over the ranks together.
         Also returns `time/forward_backward` and `time/optimizer`, seconds."""
+        if self._steps_done < self._idle_steps:
+            self._steps_done += 1
+            return nothing_done()
         started = self._clock.now()
         if self._uses_start and len(mini_batches) * epochs > 1:
             mini_batches = [_with(mini_batch, "start_logprobs", self.logprobs) for mini_batch in mini_batches]
         if self._referred is not None:
             referred = partial(self._referred.logprobs, temperature=self._temperature)
             mini_batches = [_with(mini_batch, "reference_logprobs", referred) for mini_batch in mini_batches]
-        rate = learning_rate(self._steps_done, self._config, self._total_steps)
+        step, steps = self._steps_done - self._idle_steps, self._total_steps - self._idle_steps
+        rate = learning_rate(step, self._config, steps)
         self._optimizer.set_learning_rate(rate)
         updates = [self._update(mini_batch) for _ in range(epochs) for mini_batch in mini_batches]
         self._steps_done += 1
@@ -177,8 +184,8 @@ class MegatronBackend:
             return self._objective(chunk, pack, mini_batch.total)
 
         results = run_packs(self._chunks, packs, loss_of, forward=hidden_by(self._temperature), backward=True)
-        sums = reduce(lambda one, other: one.plus(other), results, Sums.zero(self.ranks.group.device))
-        return Sums(self.ranks.sum_of_reports(sums.added), self.ranks.group.max(sums.greatest))
+        sums = reduce(lambda one, other: one.plus(other), results, self._kind.zero(self.ranks.group.device))
+        return self._kind(self.ranks.sum_of_reports(sums.added), self.ranks.group.max(sums.greatest))
 
     @torch.no_grad()
     def logprobs(self, packs: Sequence[PackedBatch]) -> list[torch.Tensor]:
@@ -260,6 +267,7 @@ def build(
     dtype: torch.dtype = torch.float32,
     watch: TokenWatch | None = None,
     reference: MegatronReference | None = None,
+    idle_steps: int = 0,
     clock: Clock | None = None,
     families: dict[str, Family] = FAMILIES,
 ) -> MegatronBackend:
@@ -270,22 +278,22 @@ def build(
     `policy_loss` has it. reference: what the loss holds the policy to, or learns from; one that follows the policy is
     part of the state. Raises ConfigError for a model that has no mapping.
     """
-    settings, chunks, weights = place(model, families, megatron, dtype, ranks)
-    gradients = DistributedDataParallelConfig(**gradient_settings(megatron))
-    wrapped = [DistributedDataParallel(settings, gradients, chunk) for chunk in chunks]
+    placed = place(model, families, megatron, dtype, ranks)
+    wrapped = with_gradients(placed, megatron)
     objective = partial(policy_loss, algorithm=algorithm, temperature=temperature, watch=watch)
     return MegatronBackend(
         wrapped,
-        weights,
+        placed.weights,
         objective,
         optimizer,
         total_steps,
         ranks=ranks,
-        policy=MegatronPolicy(weights, ranks, dtype, model.config.hidden_size),
+        policy=MegatronPolicy(placed.weights, ranks, dtype, model.config.hidden_size),
         adamw=MegatronAdamW(wrapped, optimizer, distributed=megatron.distributed_optimizer, dtype=dtype),
         temperature=temperature,
         uses_start=algorithm.uses_start,
         referred=reference if algorithm.kl_in_loss or algorithm.loss in TEACHER_LOSSES else None,
         average=reference if isinstance(reference, AveragedReference) else None,
+        idle_steps=idle_steps,
         clock=clock,
     )

@@ -46,6 +46,8 @@ FINAL_NORM = Row("decoder.final_layernorm.weight", ("model.norm.weight",), WHOLE
 OUTPUT = Row("output_layer.weight", ("lm_head.weight",), VOCABULARY)
 TIED_OUTPUT = Row("output_layer.weight", EMBEDDING.tensors, VOCABULARY)
 """Of a last stage that is not the first: the embedding again."""
+VALUE = Row("output_layer.weight", ("score.weight",), WHOLE)
+"""Of a critic, in the place of an output layer."""
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 ATTENTION = (

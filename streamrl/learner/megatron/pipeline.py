@@ -97,10 +97,27 @@ def logprobs_of(
     chunks: Sequence[nn.Module], packs: Sequence[PackedBatch], ranks: MegatronRanks, temperature: float
 ) -> list[torch.Tensor]:
     """Collective. float32 [K] for each pack, on the CPU of each rank: log-probs of its targets."""
+    return _of_targets(chunks, packs, ranks, temperature, lambda found: found[0])
+
+
+@torch.no_grad()
+def values_of(chunks: Sequence[nn.Module], packs: Sequence[PackedBatch], ranks: MegatronRanks) -> list[torch.Tensor]:
+    """Collective. float32 [K] for each pack, on the CPU of each rank: values of its targets."""
+    return _of_targets(chunks, packs, ranks, 1.0, lambda found: found)
+
+
+def _of_targets(
+    chunks: Sequence[nn.Module],
+    packs: Sequence[PackedBatch],
+    ranks: MegatronRanks,
+    temperature: float,
+    number_K: Callable[[Any], torch.Tensor],
+) -> list[torch.Tensor]:
+    """number_K: of what the last chunk gives."""
 
     def loss_of(chunk: nn.Module, pack: PackedBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs_K, _ = chunk(pack, temperature)
-        return logprobs_K.sum(), logprobs_K
+        found_K = number_K(chunk(pack, temperature))
+        return found_K.sum(), found_K
 
     given = on_device(packs, chunks, ranks)
     results = run_packs(chunks, given, loss_of, forward=hidden_by(temperature), backward=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from streamrl.config.estimates.megatron import MegatronLayout
 from streamrl.errors import ConfigError
 from streamrl.learner.megatron.cuts import Cut
-from streamrl.learner.megatron.families import EMBEDDING, FINAL_NORM, OUTPUT, TIED_OUTPUT, Family, Row
+from streamrl.learner.megatron.families import EMBEDDING, FINAL_NORM, OUTPUT, TIED_OUTPUT, VALUE, Family, Row
 
 LAYER = "model.layers.{layer}."
 """What stands before the Hugging Face names of a layer."""
@@ -38,13 +38,14 @@ class Entry:
 def make_plan(
     family: Family, names: Sequence[str], layout: MegatronLayout, *, num_layers: int, num_experts: int = 0
 ) -> tuple[Entry, ...]:
-    """names: all parameters of the Hugging Face model; a tied output layer is none. Raises ConfigError for those that
-    the family's rows have no place for."""
-    tied = OUTPUT.tensors[0] not in names
+    """names: all parameters of the Hugging Face model; a tied output layer is none, and a critic has `VALUE` instead.
+    Raises ConfigError for those that the family's rows have no place for."""
+    head = VALUE if VALUE.tensors[0] in names else OUTPUT
+    tied = head.tensors[0] not in names
     last = (layout.pipeline - 1, layout.virtual - 1)
     entries = [_outside(EMBEDDING, (0, 0)), _outside(FINAL_NORM, last)]
     if not tied:
-        entries.append(_outside(OUTPUT, last))
+        entries.append(_outside(head, last))
     elif layout.pipeline > 1:
         entries.append(_outside(TIED_OUTPUT, last, exported=False))
     for layer in range(num_layers):

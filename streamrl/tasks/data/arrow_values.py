@@ -17,7 +17,8 @@ def arrow_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     A time that Python cannot hold is Arrow's text for it; a text that is not UTF-8 has half surrogates in the place of
     its bad bytes. Of a list or a record that has one of these inside, None is left."""
     try:
-        return batch.to_pylist()
+        rows: list[dict[str, Any]] = batch.to_pylist()
+        return rows
     except _NO_PYTHON_VALUE:
         columns = {name: _values(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -25,7 +26,8 @@ def arrow_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 def _values(column: pa.Array) -> list[Any]:
     try:
-        return column.to_pylist()
+        values: list[Any] = column.to_pylist()
+        return values
     except _NO_PYTHON_VALUE:
         return [_value(scalar) for scalar in column]
 
@@ -40,7 +42,7 @@ def _value(scalar: Any) -> Any:
 
 
 def _is_text(scalar: Any) -> bool:
-    return pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type)
+    return bool(pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type))
 
 
 def _written(scalar: Any) -> str | None:

@@ -212,7 +212,7 @@ def _text(path: Path) -> IO[bytes]:
 
 def _open(path: Path) -> io.BufferedReader:
     """The bytes of a file, as they were before a compression that its name says. zstd and lz4 by Arrow."""
-    return io.BufferedReader(pa.input_stream(str(path), compression="detect"), CHUNK)  # type: ignore
+    return io.BufferedReader(pa.input_stream(str(path), compression="detect"), CHUNK)
 
 
 def _refuse_pointer(path: Path) -> None:

@@ -1,6 +1,7 @@
 """A run that stands still says for whom it waits, shows where its processes are, and goes on when it can."""
 
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -84,6 +85,21 @@ def test_the_stacks_of_processes_on_other_nodes_are_in_the_same_file(
     assert len(others) == 2
     for part in ("node", "rollout-"):
         assert all(f"==== {part}" in other for other in others), part
+
+
+@pytest.mark.long
+def test_a_rank_of_fsdp_that_hangs_is_named_by_the_one_that_waited(tmp_path: Path, streamrl_path: Path) -> None:
+    prepare(tmp_path)
+    ranks = ("--learner.num_workers", "2", "--rollout.replicas", "1", "--deadlines.step_s", "10")
+    with live_run(tmp_path, streamrl_path, "hangs", *SCRIPTED, *ENDLESS, *ranks) as run:
+        run.until_step(4)
+        run.actors("LearnerRank")[-1].send_signal(signal.SIGSTOP)
+        code, err = run.end()
+    assert code == 4, err
+    told = re.search(r"learner-(\d): .* took longer than 10 s.*; the others wait for learner-(\d): no answer", err)
+    assert told is not None, err
+    assert told[1] != told[2]
+    assert "in forward_backward of step" in err or "in wait of step" in err
 
 
 def _first(texts: list[str], words: str) -> str:

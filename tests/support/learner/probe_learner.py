@@ -106,8 +106,8 @@ def replayed(config: Config, folder: Path) -> tuple[bool, bool]:
         return result.routes is not None, core._policy.module.replays_routes
 
 
-def with_experts(config: Config, folder: Path) -> Config:
-    """With a small model that has experts, which is made for it."""
+def with_experts(config: Config, folder: Path, **sizes_of: Any) -> Config:
+    """With a small model that has experts, which is made for it. sizes_of: what it has otherwise."""
     made = folder / "experts"
     prepare_model_folder(ModelConfig(preset="tiny-qwen3"), 0, made)
     small = AutoConfig.from_pretrained(made)
@@ -115,7 +115,9 @@ def with_experts(config: Config, folder: Path) -> Config:
     sizes = {name: getattr(small, name) for name in names}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_hidden_layers": 2}
     torch.manual_seed(0)
-    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts, max_position_embeddings=64)).save_pretrained(made)
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts, max_position_embeddings=64, **sizes_of)).save_pretrained(
+        made
+    )
     return msgspec.structs.replace(config, model=ModelConfig(path=str(made), preset=None))
 
 

@@ -23,6 +23,7 @@ from streamrl.config import Config
 from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import LearnerConfig, MegatronConfig, OptimizerConfig
 from streamrl.config.schema.run import ModelConfig, QueueConfig
+from streamrl.learner.checkpoint.digest import tensor_digest
 from streamrl.models.load import prepare_model_folder
 from streamrl.observability.timeline import StepTimer
 from streamrl.services.learner.core import LearnerCore
@@ -31,6 +32,7 @@ from streamrl.services.run.folder import RunFolder
 STEPS = 3
 HELD = AlgorithmConfig(kl_coef=0.5, kl_in="reward", kl_estimator="k1")
 """Rewards of rows pay for the distance from where the run began."""
+VALUED = AlgorithmConfig(advantage="gae")
 RUNS: dict[str, dict[str, Any]] = {
     "fsdp": {},
     "tensor": {"backend": "megatron", "megatron": MegatronConfig(tensor_parallel=2)},
@@ -42,16 +44,29 @@ RUNS: dict[str, dict[str, Any]] = {
         "megatron": MegatronConfig(pipeline_parallel=2),
         "algorithm": HELD,
     },
+    "fsdp_critic": {"algorithm": VALUED},
+    "pipeline_critic": {
+        "backend": "megatron",
+        "megatron": MegatronConfig(pipeline_parallel=2),
+        "algorithm": VALUED,
+    },
     "tensor_held": {"backend": "megatron", "megatron": MegatronConfig(tensor_parallel=2), "algorithm": HELD},
 }
+CHAIN: dict[str, dict[str, Any]] = {
+    "tensor": RUNS["tensor"],
+    "pipeline": RUNS["pipeline"],
+    "alone": {"num_workers": 1, "backend": "megatron", "megatron": MegatronConfig(distributed_optimizer=False)},
+}
+"""One run with a critic, that each of these layouts goes on with in turn."""
 
 
-def config_of(folder: Path, run: str) -> Config:
+def config_of(folder: Path, run: str, settings: dict[str, Any] | None = None) -> Config:
+    optimizer = OptimizerConfig(lr=1e-3, warmup_steps=0, eps=1e-6)
     return Config(
         name=run,
         model=ModelConfig(path=str(folder / "model")),
         learner=LearnerConfig(
-            num_workers=2, steps=10, optimizer=OptimizerConfig(lr=1e-3, warmup_steps=0, eps=1e-6), **RUNS[run]
+            **{"num_workers": 2, "steps": 10, "optimizer": optimizer, **(RUNS[run] if settings is None else settings)}
         ),
         queue=QueueConfig(durability="memory", segment_bytes=2**20),
     )
@@ -60,8 +75,8 @@ def config_of(folder: Path, run: str) -> Config:
 def prepare(folder: Path) -> None:
     """What the ranks of all runs find."""
     prepare_model_folder(ModelConfig(preset="tiny-qwen3"), 0, folder / "model")
-    for run in RUNS:
-        config = config_of(folder, run)
+    for run in (*RUNS, "chain"):
+        config = config_of(folder, run, RUNS.get(run, {}))
         (folder / run).mkdir()
         RunFolder.create(folder / run, run)
         (folder / run / "frames").write_bytes(pickle.dumps(asyncio.run(write_rows(config, folder / run, 2))))
@@ -91,6 +106,34 @@ def learned(folder: Path, run: str, store: str, rank: int, go_on: str) -> dict[s
     return found
 
 
+def chained(folder: Path, store: str, rank: int) -> dict[str, Any]:
+    """Of each layout the step that it went on from, the digest of each tensor as it was loaded and as it was saved, and
+    the metrics of its two steps. A layout of one rank leaves the others out. Last, all steps by the first layout."""
+    frames = pickle.loads((folder / "chain" / "frames").read_bytes())
+    found: dict[str, Any] = {}
+    layouts = {**CHAIN, "never_left": {**CHAIN["tensor"], "steps": 10}}
+    for name, settings in layouts.items():
+        if rank >= settings.get("num_workers", 2):
+            continue
+        config = config_of(folder, "chain", {**settings, "algorithm": VALUED})
+        core = LearnerCore(RunFolder.open(folder / "chain"), config, rank, Path(f"{store}.chain.{name}"))
+        built = core.build(resume=name != "never_left")
+        step, loaded = core.step, digests_of(core)
+        count = 2 if name in CHAIN else 2 * len(CHAIN)
+        metrics = [one_step(core, frames, step + number) for number in range(count)]
+        saved = digests_of(core)
+        if name in CHAIN:
+            core.save()
+        core.close()
+        found[name] = {"from": built.get("checkpoint"), "loaded": loaded, "saved": saved, "metrics": metrics}
+    return found
+
+
+def digests_of(core: LearnerCore) -> dict[str, str]:
+    """Of weights and moments of the policy and the critic, whole."""
+    return {name: tensor_digest(whole) for name, whole in core._state_tensors()}
+
+
 def one_step(core: LearnerCore, frames: list[Any], step: int) -> dict[str, float]:
     timer = StepTimer(SystemClock(), ("read", "pack", "forward_backward", "optimizer"))
     return core.train(core.plan(lease(step, frames) if core._rank == 0 else None), timer)
@@ -101,8 +144,10 @@ def main(store: str, rank: str, world: str, folder: str, out: str) -> None:
     warnings.simplefilter("ignore")
     elsewhere = {"fsdp": "tensor", "tensor": "pipeline", "pipeline": "data", "data": "fsdp"}
     elsewhere |= {"fsdp_held": "tensor_held", "tensor_held": "pipeline_held", "pipeline_held": "fsdp_held"}
+    elsewhere |= {"fsdp_critic": "pipeline_critic", "pipeline_critic": "fsdp_critic"}
     with cuda_is_cpu():
         found = {run: learned(Path(folder), run, store, int(rank), elsewhere[run]) for run in RUNS}
+        found["chain"] = chained(Path(folder), store, int(rank))
     Path(out).write_text(json.dumps(found), encoding="utf-8")
 
 

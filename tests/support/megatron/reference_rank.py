@@ -37,9 +37,9 @@ LAYOUTS = {"tensor": TENSOR, "pipeline": PIPELINE, "data": DATA}
 CPU = torch.device("cpu")
 
 
-def other_model() -> PreTrainedModel:
+def other_model(family: str = "qwen3") -> PreTrainedModel:
     """The policy's, moved a little."""
-    model = small_model("qwen3")
+    model = small_model(family)
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

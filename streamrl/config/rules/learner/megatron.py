@@ -6,9 +6,9 @@ What a model's sizes decide is in `estimates.megatron`.
 from collections.abc import Iterator
 
 from streamrl.config.estimates.megatron import ranks_fit
+from streamrl.config.estimates.sizes import optimizers
 from streamrl.config.problems import Problem
-from streamrl.config.rules.learner.critic import ADVANTAGE, unused_keys
-from streamrl.config.schema.learner import LearnerConfig
+from streamrl.config.rules.learner.critic import unused_keys
 from streamrl.config.schema.run import Config
 from streamrl.config.toml_text import quoted
 
@@ -71,20 +71,13 @@ def what_is_of_fsdp(config: Config) -> Iterator[Problem]:
 def what_megatron_cannot_yet(config: Config) -> Iterator[Problem]:
     """Each of these is there under the other backend."""
     if config.learner.backend == "megatron":
-        yield from _other_models(config.learner)
-        if config.learner.optimizer.kind != "adamw":
-            what = f'"megatron" keeps moments in float32; set "adamw", or {_OTHERWISE}'
-            yield _of_backend("learner.optimizer.kind", what, config.learner.optimizer.kind)
+        for table, optimizer in optimizers(config).items():
+            if optimizer.kind != "adamw":
+                what = f'"megatron" keeps moments in float32; set "adamw", or {_OTHERWISE}'
+                yield _of_backend(f"{table}.kind", what, optimizer.kind)
         if config.learner.lora.rank:
             what = f'adapters are not trained under "megatron" yet; set 0, or {_OTHERWISE}'
             yield _of_backend("learner.lora.rank", what, config.learner.lora.rank)
-
-
-def _other_models(learner: LearnerConfig) -> Iterator[Problem]:
-    algorithm = learner.algorithm
-    if algorithm.has_auxiliary_model:
-        what = f'it takes a model beside the policy, which there is none of under "megatron" yet; {_OTHERWISE}'
-        yield _of_backend(ADVANTAGE, what, algorithm.advantage)
 
 
 def _problem(key: str, what: str, given: object, involves: tuple[str, ...] = ()) -> Problem:

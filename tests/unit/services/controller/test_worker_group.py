@@ -4,6 +4,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from support.runs.probe_parts import Handle
 
 from streamrl.config import Config
 from streamrl.config.schema.learner import LearnerConfig
-from streamrl.errors import ComponentError, DataError, NonFiniteError, ProcessDiedError
+from streamrl.errors import ComponentError, DataError, DeadlineError, NonFiniteError, ProcessDiedError
 from streamrl.learner.batch.balance import split_rows
 from streamrl.learner.parallel.dispatch import Dispatch, DispatchTable
+from streamrl.learner.parallel.late_ranks import Progress
 from streamrl.learner.parallel.rank_mesh import RankMesh
 from streamrl.services.controller.learners import LEARNER_CALLS, Learners
 from streamrl.services.controller.parts import Parts
@@ -154,6 +156,29 @@ async def test_an_error_of_ours_stays_as_ray_gives_it() -> None:
     with pytest.raises(NonFiniteError) as caught:
         await group_of(ended, raised(NonFiniteError("learner step 3: the loss is nan"))).call("run")
     assert isinstance(caught.value, ray.exceptions.RayTaskError)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+async def test_a_deadline_names_the_rank_that_the_others_waited_for(late: int) -> None:
+    """The rank that hangs neither ends its call nor raises."""
+    waits = Progress(3, "forward_backward", "distributed/c10d.py:1 all_reduce", waits=True)
+    hangs = Progress(3, "read", "segments/reader.py:81 read")
+    over = DeadlineError(f"learner-{1 - late}: step 3 took longer than 10 s")
+
+    def handle(rank: int) -> SimpleNamespace:
+        async def progress() -> Progress:
+            return hangs if rank == late else waits
+
+        return SimpleNamespace(run=Rank(never if rank == late else raised(over)), progress=Rank(progress))
+
+    handles: list[Any] = [handle(0), handle(1)]
+    group = WorkerGroup(LEARNER_CALLS, RankMesh.of(2, 1), handles, 0.0, progress="progress")
+    with pytest.raises(DeadlineError) as caught:
+        await group.call("run")
+    assert str(caught.value).startswith(
+        f"learner-{1 - late}: step 3 took longer than 10 s; the others wait for learner-{late} in read of step 3 at "
+        "segments/reader.py:81 read"
+    )
 
 
 async def test_the_death_of_a_rank_is_told_before_the_error_that_it_caused_in_another() -> None:

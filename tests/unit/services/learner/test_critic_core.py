@@ -46,7 +46,7 @@ def config_of(*, steps: int = 6, critic: CriticConfig | None = None, warmup: War
 
 
 def critic_weights(core: LearnerCore) -> dict[str, torch.Tensor]:
-    return {name: whole.clone() for name, whole in core._auxiliary._model.iter_weights()}
+    return {name: whole.clone() for name, whole in core._auxiliary._backend.policy.iter_weights()}
 
 
 def policy_weights(core: LearnerCore) -> dict[str, torch.Tensor]:
@@ -70,7 +70,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         train(core, written, range(3))
         core.save()
         later = train(core, written, range(3, 6))
-        return Trained(folder, written, later, [core.weight_digest(), core._auxiliary._model.weight_digest()])
+        return Trained(folder, written, later, [core.weight_digest(), core._auxiliary._backend.policy.weight_digest()])
 
 
 def critic_passes(folder: Path, execution: ExecutionConfig) -> int:
@@ -79,7 +79,7 @@ def critic_passes(folder: Path, execution: ExecutionConfig) -> int:
     config = replace(config, learner=replace(config.learner, execution=execution))
     with built(config, folder) as core:
         passes: list[None] = []
-        layer = core._auxiliary._model.module.model.layers[0]
+        layer = core._auxiliary._backend.policy.module.model.layers[0]
         layer.self_attn.o_proj.register_forward_hook(lambda *_: passes.append(None))
         train(core, rows_in(config, folder), range(1))
         return len(passes)
@@ -110,7 +110,7 @@ def test_a_resumed_learner_with_a_critic_goes_on_to_the_bit(trained: Trained) ->
     with built(config_of(), trained.folder) as core:
         again = train(core, trained.written, range(3, 6))
         assert again == trained.later
-        assert [core.weight_digest(), core._auxiliary._model.weight_digest()] == trained.digests
+        assert [core.weight_digest(), core._auxiliary._backend.policy.weight_digest()] == trained.digests
     assert trained.later[-1]["critic/loss"] < trained.later[0]["critic/loss"]
 
 

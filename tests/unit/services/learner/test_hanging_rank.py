@@ -42,12 +42,15 @@ async def test_a_rank_that_hangs_before_the_plan_ends_the_step_at_its_deadline(t
     queue = Handle(lease=lambda step: lease(step, frames))
     rank = LearnerRank(0, str(folder), plain, str(store), queue, Handle(publish=lambda data, pin: ([], {})))
     threads = torch.get_num_threads()
+    timer = rank._timer = StepTimer(SystemClock(), PHASES)
     try:
         await rank.build(Handle(report=lambda _: None, published=lambda _: None))
         with pytest.raises(
             ComponentError, match=r"learner-0: handing out the plan of step 0, .* took longer than 15 s"
         ):
-            await rank._step(StepTimer(SystemClock(), PHASES))
+            await rank._step(timer)
+        progress = await rank.progress()
+        assert (progress.phase, progress.step, progress.waits) == ("wait", 0, True)
     finally:
         hanging.communicate()
         await rank.close()

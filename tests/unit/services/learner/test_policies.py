@@ -23,9 +23,9 @@ def test_a_reference_whose_layers_are_not_shared_out_evenly_is_refused_with_the_
     write_model(tmp_path, layers=3)
     said = "does not fit the layout of the policy: learner.megatron.pipeline_parallel: the model's 3 layers"
     with pytest.raises(ConfigError, match=said):
-        require_layout(CONFIG, tmp_path)
+        require_layout(CONFIG, tmp_path, "learner.algorithm.reference.path")
 
 
 def test_a_reference_with_as_many_layers_for_each_stage_is_taken(tmp_path: Path) -> None:
     write_model(tmp_path, layers=2)
-    require_layout(CONFIG, tmp_path)
+    require_layout(CONFIG, tmp_path, "learner.algorithm.reference.path")

@@ -46,7 +46,7 @@ def config_of(*, algorithm: AlgorithmConfig | None = None, warmup: WarmupConfig 
 
 def weights(core: LearnerCore) -> dict[str, dict[str, torch.Tensor]]:
     """Of the policy and of the implicit reward model."""
-    models = {"policy": core._policy, "prime": core._auxiliary._model}
+    models = {"policy": core._policy, "prime": core._auxiliary._backend.policy}
     return {name: {key: whole.clone() for key, whole in model.iter_weights()} for name, model in models.items()}
 
 
@@ -68,7 +68,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         first = train(core, written, range(3))
         core.save()
         later = train(core, written, range(3, 6))
-        return Trained(folder, written, first, later, [core.weight_digest(), core._auxiliary._model.weight_digest()])
+        return Trained(
+            folder, written, first, later, [core.weight_digest(), core._auxiliary._backend.policy.weight_digest()]
+        )
 
 
 def test_a_checkpoint_holds_policy_and_model_with_their_moments_and_not_the_reference(trained: Trained) -> None:
@@ -89,7 +91,7 @@ def test_a_resumed_learner_with_an_implicit_reward_model_goes_on_to_the_bit(trai
     with built(config_of(), trained.folder) as core:
         again = train(core, trained.written, range(3, 6))
         assert again == trained.later
-        assert [core.weight_digest(), core._auxiliary._model.weight_digest()] == trained.digests
+        assert [core.weight_digest(), core._auxiliary._backend.policy.weight_digest()] == trained.digests
 
 
 def test_it_learns_from_what_it_is_given_and_tells(trained: Trained) -> None:

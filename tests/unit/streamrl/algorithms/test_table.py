@@ -4,6 +4,7 @@ as the learner trains it."""
 import json
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -26,8 +27,8 @@ from streamrl.config.schema.algorithm import AlgorithmConfig, ReferenceConfig
 from streamrl.config.schema.fields import leaves, literals
 from streamrl.config.schema.run import ModelConfig
 from streamrl.learner.auxiliary.auxiliary import step_of_both
-from streamrl.learner.auxiliary.critic import Critic
-from streamrl.learner.auxiliary.kl_penalty import TokenDivergences
+from streamrl.learner.auxiliary.kl_penalty import TokenDivergences, referred
+from streamrl.learner.auxiliary.on_fsdp import critic_on_fsdp
 from streamrl.learner.batch.mini_batches import MiniBatch
 from streamrl.learner.batch.rows import row_targets
 from streamrl.learner.batch.scored_batch import Part
@@ -234,11 +235,10 @@ def test_a_step_with_a_critic_and_tokens_that_pay_is_that_of_the_learner(group: 
     config = config_of(critic(length_alpha=2.0), advantage="gae", **paid)
     rows, answers = a_batch()
     learner, backend = Learner(config, policy := make_policy(0), make_policy(2)), backend_of(config, group)
-    divergences = TokenDivergences(
-        FrozenPolicy(lambda: make_policy(2).model, group, torch.float32), "k1", 0.5, 1, group
-    )
+    frozen = FrozenPolicy(lambda: make_policy(2).model, group, torch.float32)
+    divergences = TokenDivergences(partial(referred, frozen, temperature=1, group=group), "k1", 0.5, group)
     model = ShardedCritic(decoder_of(make_policy(0).model), group, torch.float32)
-    judge = Critic(model, config.learner.critic, config.learner.steps, divergences=divergences)
+    judge = critic_on_fsdp(model, config.learner.critic, config.learner.steps, divergences=divergences)
     mini_batches = [MiniBatch([packs], total) for packs, total in learner.cut(rows, judged(rows, answers), 0)]
     theirs = step_of_both(backend, judge, mini_batches, [[Part(rows, np.arange(rows.num_rows))]], 1)
     mine = learner.step(rows, answers.cut_off_N, 0)

@@ -99,7 +99,7 @@ def test_invariant_12_a_log_prob_of_the_reference_that_is_not_finite_names_its_r
     written = rows_in(config, tmp_path)
     with built(config, tmp_path) as core:
         before = core.weight_digest()
-        spoil_where(core._held.sharded().module, token)
+        spoil_where(core._referred_at.args[0].sharded().module, token)
         whose = rf"^learner step 1[,:] {what} in group {group}, sample {sample}, of rollout-0 under .* 0\b"
         with pytest.raises(NonFiniteError, match=whose):
             train(core, written, range(1))
@@ -123,8 +123,8 @@ def test_an_update_of_the_critic_that_is_not_finite_is_not_said_to_have_left_the
     config = config_of(AlgorithmConfig(advantage="gae"))
     written = rows_in(config, tmp_path)
     with built(config, tmp_path) as core:
-        before, values = core.weight_digest(), core._auxiliary._model.weight_digest()
-        spoil_gradients(core._auxiliary._model.module)
+        before, values = core.weight_digest(), core._auxiliary._backend.policy.weight_digest()
+        spoil_gradients(core._auxiliary._backend.policy.module)
         with pytest.raises(NonFiniteError, match="grad/norm = nan; this update was not applied") as caught:
             train(core, written, range(1))
         assert "nothing" not in str(caught.value)
@@ -132,4 +132,4 @@ def test_an_update_of_the_critic_that_is_not_finite_is_not_said_to_have_left_the
             caught.value
         )
         assert core.weight_digest() != before
-        assert core._auxiliary._model.weight_digest() == values
+        assert core._auxiliary._backend.policy.weight_digest() == values

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
+from peft import PeftModel
 from safetensors import safe_open
-from support.learner.probe_learner import built, change
+from support.learner.probe_learner import built, change, with_experts
+from transformers import AutoModelForCausalLM
 
 from streamrl.config import dump
 from streamrl.config.schema.learner import LearnerConfig, LoraConfig, OptimizerConfig
@@ -60,6 +63,33 @@ def test_an_export_has_the_bytes_of_the_version(tmp_path: Path, dtype: str, rank
     (run.path / "config.toml").write_text(dump(config))
     assert export_newest(run, tmp_path / "later") == 1
     assert exported(tmp_path / "later") == version != before
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft reads it
+def test_adapters_that_peft_would_put_on_the_experts_are_refused_and_others_read_back(tmp_path: Path) -> None:
+    """Of a model whose first layer is dense. peft takes the names of its MLP for those of the other layer's experts."""
+    for name, targets in {"all": None, "attention": ("q_proj", "o_proj")}.items():
+        lora = LoraConfig(rank=4, targets=targets)
+        config = replace(
+            config_of("float32", 4), learner=LearnerConfig(optimizer=OptimizerConfig(lr=0.1, warmup_steps=0), lora=lora)
+        )
+        config = with_experts(config, tmp_path, mlp_only_layers=[0])
+        with built(config, tmp_path / name) as core:
+            change(core)
+            core.save()
+        (tmp_path / name / "config.toml").write_text(dump(config))
+    with pytest.raises(ConfigError, match=r"adapters on gate_proj, up_proj, down_proj, .*'qwen3_moe'.*format hf"):
+        export_newest(RunFolder.open(tmp_path / "all"), tmp_path / "refused", "peft")
+    assert not (tmp_path / "refused").exists()
+    for layout in ("hf", "peft"):
+        export_newest(RunFolder.open(tmp_path / "attention"), tmp_path / layout, layout)  # type: ignore[arg-type]
+    ids = torch.arange(5)[None]
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")(ids, use_cache=False).logits
+    base = AutoModelForCausalLM.from_pretrained(str(config.model.path))
+    plain = base(ids, use_cache=False).logits
+    read = PeftModel.from_pretrained(base, tmp_path / "peft")(ids, use_cache=False).logits
+    assert (whole - plain).abs().max() > 1e-3
+    assert (whole - read).abs().max() < 1e-5
 
 
 def test_an_export_to_an_address_is_the_same_folder_there(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from support.megatron.published import PUBLISHED
 from streamrl.config import Config
 from streamrl.config.estimates.megatron_memory import DEVICE_BYTES, RankMemory, rank_memory
 from streamrl.config.estimates.model_facts import ModelFacts, facts_of
+from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import LearnerConfig, MegatronConfig
 from streamrl.config.schema.run import ModelConfig
 
@@ -58,6 +59,15 @@ def test_a_tied_matrix_is_on_both_ends_of_a_pipeline_and_once_without_one(pipeli
     config, parameters = PUBLISHED["0.6B"]
     found = sum(one.parameters for one in stages("0.6B", pipeline, pipeline_parallel=pipeline))
     assert found == parameters + (pipeline - 1) * config["vocab_size"] * config["hidden_size"]
+
+
+def test_a_critic_is_counted_as_a_second_model() -> None:
+    learner = LearnerConfig(backend="megatron", num_workers=1, algorithm=AlgorithmConfig(advantage="gae"))
+    (both,) = rank_memory(Config(model=ModelConfig(path="m", dtype="bfloat16"), learner=learner), facts("8B"))
+    (alone,) = stages("8B", 1)
+    assert both == alone._replace(
+        weights=2 * alone.weights, gradients=2 * alone.gradients, optimizer=2 * alone.optimizer
+    )
 
 
 def test_bytes_of_a_parameter_by_format_and_by_who_has_its_moments() -> None:

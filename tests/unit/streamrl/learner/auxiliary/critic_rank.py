@@ -8,6 +8,7 @@ nothing. Last, a value of a row of the last rank becomes NaN. OUT gets what each
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from streamrl.config.schema.learner import CriticConfig, OptimizerConfig
 from streamrl.errors import NonFiniteError
 from streamrl.learner.auxiliary.auxiliary import step_of_both
 from streamrl.learner.auxiliary.critic import Critic
-from streamrl.learner.auxiliary.kl_penalty import TokenDivergences
+from streamrl.learner.auxiliary.kl_penalty import TokenDivergences, referred
+from streamrl.learner.auxiliary.on_fsdp import critic_on_fsdp
 from streamrl.learner.batch.balance import split_rows
 from streamrl.learner.batch.mini_batch_cut import mini_batch_of
 from streamrl.learner.batch.mini_batches import MiniBatch
@@ -55,8 +57,9 @@ def make_both(group: LearnerGroup, paid: float = 0.0, **sizes: int) -> tuple[Fsd
     )
     model = ShardedCritic(decoder_of(make_model(**sizes)), group, torch.float32)
     reference = FrozenPolicy(lambda: make_model(hidden_size=32), group, torch.float32)
-    divergences = TokenDivergences(reference, "k3", paid, 0.9, group) if paid else None
-    return policy, Critic(model, CRITIC, TOTAL_STEPS, divergences=divergences), model
+    asked = partial(referred, reference, temperature=0.9, group=group)
+    divergences = TokenDivergences(asked, "k3", paid, group) if paid else None
+    return policy, critic_on_fsdp(model, CRITIC, TOTAL_STEPS, divergences=divergences), model
 
 
 def cut_of(

@@ -18,7 +18,7 @@ from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import PrimeConfig
 from streamrl.errors import NonFiniteError
 from streamrl.learner.auxiliary.auxiliary import step_of_both
-from streamrl.learner.auxiliary.prime import ImplicitRewardModel
+from streamrl.learner.auxiliary.on_fsdp import implicit_rewards_on_fsdp
 from streamrl.learner.checkpoint.digest import weight_digest
 from streamrl.learner.fsdp import FsdpBackend, on_policy
 from streamrl.learner.model.sharding import ShardedPolicy
@@ -45,7 +45,7 @@ class Rank:
             temperature=0.9,
         )
         reference = FrozenPolicy(lambda: make_model(**sizes, tied=False), group, torch.float32)
-        self.auxiliary = ImplicitRewardModel(self.model, reference, PRIME, TOTAL_STEPS)
+        self.auxiliary = implicit_rewards_on_fsdp(self.model, reference, PRIME, TOTAL_STEPS)
 
     def train(self, shares: int) -> list[dict[str, float]]:
         metrics = []

@@ -3,6 +3,7 @@ resumes, and values that are not finite."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import CriticConfig, OptimizerConfig
 from streamrl.errors import DataError, NonFiniteError
 from streamrl.learner.auxiliary.auxiliary import step_of_both
-from streamrl.learner.auxiliary.critic import Critic
-from streamrl.learner.auxiliary.kl_penalty import TokenDivergences
+from streamrl.learner.auxiliary.kl_penalty import TokenDivergences, referred
+from streamrl.learner.auxiliary.on_fsdp import critic_on_fsdp
 from streamrl.learner.batch.mini_batch_cut import mini_batch_of
 from streamrl.learner.batch.mini_batches import MiniBatch
 from streamrl.learner.batch.packing import pack
@@ -67,8 +68,9 @@ class Both:
         divergences = None
         if paid is not None:
             reference = FrozenPolicy(other_model, group, torch.float32)
-            divergences = TokenDivergences(reference, *paid, TEMPERATURE, group)
-        self.critic = Critic(self.model, critic, STEPS, divergences=divergences)
+            asked = partial(referred, reference, temperature=TEMPERATURE, group=group)
+            divergences = TokenDivergences(asked, *paid, group)
+        self.critic = critic_on_fsdp(self.model, critic, STEPS, divergences=divergences)
 
     def step(self, rows: RolloutRows, mini_batches: int = 1, epochs: int = 1) -> dict[str, float]:
         cut, parts = cut_of(rows, mini_batches)

@@ -17,7 +17,7 @@ from streamrl.config.schema.algorithm import AlgorithmConfig
 from streamrl.config.schema.learner import OptimizerConfig, PrimeConfig
 from streamrl.errors import DataError, NonFiniteError
 from streamrl.learner.auxiliary.auxiliary import step_of_both
-from streamrl.learner.auxiliary.prime import ImplicitRewardModel
+from streamrl.learner.auxiliary.on_fsdp import implicit_rewards_on_fsdp
 from streamrl.learner.batch.mini_batch_cut import mini_batch_of
 from streamrl.learner.batch.mini_batches import MiniBatch
 from streamrl.learner.batch.packing import pack
@@ -69,7 +69,7 @@ class Both:
         )
         self.model = ShardedPolicy(make_model(tied=tied), group, torch.float32)
         reference = FrozenPolicy(lambda: make_reference(distance, tied), group, torch.float32)
-        self.auxiliary = ImplicitRewardModel(self.model, reference, prime, STEPS)
+        self.auxiliary = implicit_rewards_on_fsdp(self.model, reference, prime, STEPS)
 
     def step(self, rows: RolloutRows, mini_batches: int = 1, epochs: int = 1) -> dict[str, float]:
         return step_of_both(self.policy, self.auxiliary, *cut_of(rows, mini_batches), epochs)

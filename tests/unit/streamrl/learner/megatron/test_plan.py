@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 from streamrl.config.estimates.megatron import MegatronLayout
 from streamrl.config.known import MEGATRON_TYPES
 from streamrl.errors import ConfigError
+from streamrl.learner.megatron.cuts import WHOLE
 from streamrl.learner.megatron.families import FAMILIES, Family, family_of
 from streamrl.learner.megatron.plan import Entry, canonical, make_plan
 
@@ -38,6 +39,16 @@ def test_each_tensor_goes_out_from_one_place(kind: str, layout: MegatronLayout, 
     assert len(places) == len(set(places))
     loads_twice = [entry.tensors for entry in plan if not entry.exported]
     assert loads_twice == ([("model.embed_tokens.weight",)] if tied and layout.pipeline > 1 else [])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_critic_has_a_head_for_values_in_the_last_stage_alone(tied: bool) -> None:
+    model = small_model("qwen3", tie_word_embeddings=tied)
+    names = [name for name, _ in model.named_parameters() if name != "lm_head.weight"] + ["score.weight"]
+    plan = make_plan(family_of(model.config), names, MegatronLayout(2, pipeline=2), num_layers=4)
+    assert sorted(name for entry in plan for name in entry.tensors) == sorted(names)
+    (head,) = (entry for entry in plan if entry.tensors == ("score.weight",))
+    assert (head.stage, head.places, head.cut) == (1, ("0.output_layer.weight",), WHOLE)
 
 
 def test_layers_take_turns_over_interleaved_stages() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from streamrl.learner.megatron.vocabulary import OwnRows, spread_logprobs
+from streamrl.learner.megatron.chunks.vocabulary import OwnRows, spread_logprobs
 from streamrl.learner.parallel.process_group import open_group
 
 TOKENS, HIDDEN, VOCAB = 23, 16, 67

@@ -1,6 +1,5 @@
-"""One chunk of a model's layers on megatron-core, with what is before the first and behind the last.
+"""One chunk of a model's layers on megatron-core, with what is before the first. Heads are subclasses'.
 
-Guarantees: a pack in, and out of the last chunk log-probs and entropy of its targets, as `PolicyModel` gives them.
 Where tokens are spread over the tensor ranks, a pack has a multiple of their number.
 """
 
@@ -12,18 +11,13 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
-from megatron.core.tensor_parallel.mappings import (
-    copy_to_tensor_model_parallel_region,
-    gather_from_sequence_parallel_region,
-)
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from transformers import PretrainedConfig
 
 from streamrl.learner.batch.packing import PackedBatch
-from streamrl.learner.megatron.attention import PackedAttention, PackLayout, RmsNorm
+from streamrl.learner.megatron.chunks.attention import PackedAttention, PackLayout, RmsNorm
 from streamrl.learner.megatron.ranks import MegatronRanks
-from streamrl.learner.megatron.vocabulary import OwnRows, spread_logprobs
 
 Rotary = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """A Hugging Face model's rotary embedding: (any tensor of the dtype and device, positions) to cos and sin."""
@@ -48,8 +42,9 @@ def layer_specs(config: TransformerConfig, count: int, device: torch.device) -> 
     return TransformerBlockSubmodules(layer_specs=[spec] * count, layer_norm=RmsNorm)
 
 
-class PolicyChunk(GPTModel):
-    """See the module. `number` counts the chunks of this rank. padding: the token whose embedding learns nothing."""
+class Chunk(GPTModel):
+    """See the module. `number` counts the chunks of this rank. padding: the token whose embedding learns nothing. tied:
+    whether the output layer is the embedding."""
 
     def __init__(
         self,
@@ -60,43 +55,32 @@ class PolicyChunk(GPTModel):
         *,
         rotary: Rotary,
         padding: int | None,
+        tied: bool,
     ) -> None:
-        layout, stage, device = ranks.layout, ranks.stage, ranks.group.device
+        layout, stage = ranks.layout, ranks.stage
         layers = layout.layers(config.num_layers, stage, number)
         super().__init__(
             config=config,
-            transformer_layer_spec=layer_specs(config, len(layers), device),
+            transformer_layer_spec=layer_specs(config, len(layers), ranks.group.device),
             vocab_size=layout.padded_vocabulary(model.vocab_size),
             max_sequence_length=model.max_position_embeddings,
             pre_process=stage == 0 and number == 0,
             post_process=stage == layout.pipeline - 1 and number == layout.virtual - 1,
-            share_embeddings_and_output_weights=model.tie_word_embeddings,
+            share_embeddings_and_output_weights=tied,
             position_embedding_type="none",
             vp_stage=number if layout.virtual > 1 else None,
         )
         self._padding = padding
         self._tensor_rank = ranks.tensor_rank
         self._rotary = (rotary,)  # in a tuple, so that it is no module of this one
-        each = layout.padded_vocabulary(model.vocab_size) // layout.tensor
-        self._rows = OwnRows(
-            first=ranks.tensor_rank * each,
-            count=layout.own_vocabulary(model.vocab_size, ranks.tensor_rank),
-            group=ranks.gatherers.tensor if layout.tensor > 1 else None,
-        )
 
-    def forward(
-        self, pack: PackedBatch, temperature: float, entropy_gradient: bool = False
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Of the last chunk (logprobs_K, entropy_K); of another one hidden states, [T, 1, H]."""
+    def hidden(self, pack: PackedBatch) -> torch.Tensor:
+        """[T, 1, H] behind this chunk's layers, or this rank's part of T."""
         cos, sin = self._rotary[0](self._like(), pack.position_ids[None])
         layout = PackLayout(qkv_format="sbhd", layout=pack.layout, cos=cos[0], sin=sin[0])
-        first = None
-        if self.pre_process:
-            first = self._embedded(pack)
-        hidden = self.decoder(hidden_states=first, attention_mask=None, packed_seq_params=layout)
-        if not self.post_process:
-            return hidden
-        return self._logprobs(hidden, pack, temperature, entropy_gradient)
+        first = self._embedded(pack) if self.pre_process else None
+        hidden: torch.Tensor = self.decoder(hidden_states=first, attention_mask=None, packed_seq_params=layout)
+        return hidden
 
     def _embedded(self, pack: PackedBatch) -> torch.Tensor:
         """[T, 1, H], or this rank's part of T."""
@@ -110,15 +94,3 @@ class PolicyChunk(GPTModel):
 
     def _like(self) -> torch.Tensor:
         return torch.empty(0, dtype=self.config.params_dtype, device=next(self.parameters()).device)
-
-    def _logprobs(
-        self, hidden: torch.Tensor, pack: PackedBatch, temperature: float, entropy_gradient: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        tied = self.share_embeddings_and_output_weights
-        weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
-        # Behind either, each rank has the gradient of its own rows: summed over the ranks on the way back.
-        if self.config.sequence_parallel:
-            hidden_KH = gather_from_sequence_parallel_region(hidden)[pack.predictors, 0]
-        else:
-            hidden_KH = copy_to_tensor_model_parallel_region(hidden[pack.predictors, 0])
-        return spread_logprobs(hidden_KH, weight, pack.targets, temperature, self._rows, entropy_gradient)

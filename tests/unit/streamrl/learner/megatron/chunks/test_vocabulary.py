@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.learner.rank_processes import run_ranks
 
-from streamrl.learner.megatron.vocabulary import OwnRows, spread_logprobs
+from streamrl.learner.megatron.chunks.vocabulary import OwnRows, spread_logprobs
 
 PROGRAM = Path(__file__).with_name("vocabulary_rank.py")
 

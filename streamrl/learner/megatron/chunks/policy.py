@@ -1,0 +1,55 @@
+"""A chunk of a policy.
+
+Guarantees: a pack in, and out of the last chunk log-probs and entropy of its targets, as `PolicyModel` gives them.
+"""
+
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+from megatron.core.transformer import TransformerConfig
+from transformers import PretrainedConfig
+
+from streamrl.learner.batch.packing import PackedBatch
+from streamrl.learner.megatron.chunks.chunk import Chunk
+from streamrl.learner.megatron.chunks.vocabulary import OwnRows, spread_logprobs
+from streamrl.learner.megatron.ranks import MegatronRanks
+
+
+class PolicyChunk(Chunk):
+    """See the module."""
+
+    def __init__(
+        self, config: TransformerConfig, model: PretrainedConfig, ranks: MegatronRanks, number: int, **own: Any
+    ) -> None:
+        """own: `rotary` and `padding`, as `Chunk` has them."""
+        super().__init__(config, model, ranks, number, tied=model.tie_word_embeddings, **own)
+        layout = ranks.layout
+        each = layout.padded_vocabulary(model.vocab_size) // layout.tensor
+        self._rows = OwnRows(
+            first=ranks.tensor_rank * each,
+            count=layout.own_vocabulary(model.vocab_size, ranks.tensor_rank),
+            group=ranks.gatherers.tensor if layout.tensor > 1 else None,
+        )
+
+    def forward(
+        self, pack: PackedBatch, temperature: float, entropy_gradient: bool = False
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Of the last chunk (logprobs_K, entropy_K); of another one hidden states, [T, 1, H]."""
+        hidden = self.hidden(pack)
+        return self._logprobs(hidden, pack, temperature, entropy_gradient) if self.post_process else hidden
+
+    def _logprobs(
+        self, hidden: torch.Tensor, pack: PackedBatch, temperature: float, entropy_gradient: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        tied = self.share_embeddings_and_output_weights
+        weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+        # Behind either, each rank has the gradient of its own rows: summed over the ranks on the way back.
+        if self.config.sequence_parallel:
+            hidden_KH = gather_from_sequence_parallel_region(hidden)[pack.predictors, 0]
+        else:
+            hidden_KH = copy_to_tensor_model_parallel_region(hidden[pack.predictors, 0])
+        return spread_logprobs(hidden_KH, weight, pack.targets, temperature, self._rows, entropy_gradient)
