@@ -97,10 +97,10 @@ test-storage: $(VENV)/.installed-dev .venvs/storage/.installed
 	OMP_NUM_THREADS=1 .venvs/storage/bin/python $(PYTEST) tests/storage --durations=5
 
 test-processors: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/processors -n 2 --durations=3
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/processors -n auto --maxprocesses 4 --durations=3
 
 test-machines: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/machines -n 2 --durations=3
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/machines -n auto --maxprocesses 4 --durations=3
 
 test-faults: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/faults $(ARGS)
