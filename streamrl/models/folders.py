@@ -61,7 +61,10 @@ def checked_folder(folder: Path) -> Path:
     if not config:
         raise ConfigError(f"model folder {folder} has no config.json")
     if "auto_map" in config:
-        raise ConfigError(f"the model in {folder} brings its own Python code, which streamrl does not run")
+        raise ConfigError(
+            f"the model in {folder} brings its own Python code, which streamrl does not run; where transformers knows "
+            "its model_type by itself, take auto_map out of config.json"
+        )
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"model folder {folder} has no .safetensors file; other weight formats are not read")
     return folder

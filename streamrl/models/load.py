@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -76,7 +77,7 @@ def _load(kind: Any, folder: Path, dtype: str) -> PreTrainedModel:
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-    except (ValueError, OSError, KeyError, RuntimeError, SafetensorError) as error:
+    except (ValueError, OSError, KeyError, RuntimeError, ImportError, SafetensorError, StrictDataclassError) as error:
         raise ConfigError(f"model folder {folder} cannot be loaded: {error}") from error
     _refuse_incomplete(folder, info)
     loaded: PreTrainedModel = model.eval()

@@ -54,5 +54,7 @@ def _tensors(folder: Path, shapes: Shapes) -> dict[str, torch.Tensor]:
             names = list(file.keys())
             if not shapes.keys() >= set(names):
                 raise ConfigError(f"{path} has other weights")
+            if found.keys() & set(names):
+                raise ConfigError(f"{path} has weights that another file has, too")
             found |= {name: file.get_tensor(name) for name in names}
     return found

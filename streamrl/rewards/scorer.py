@@ -21,6 +21,8 @@ from streamrl.types import Score
 
 RESERVED = ("prompt", "finish_reason", "completion_ids")  # what streamrl passes beside the payload
 RESERVED_COLUMNS = ("completions", "prompts", "finish_reasons", "completion_ids")
+TRL_LOGGERS = ("log_extra", "log_metric")
+"""Functions that TRL gives a reward to note things by. Here a reward notes by what it returns."""
 MESSAGES = "messages"
 """Key of a payload whose prompt is a conversation; TRL's signature then gets conversations, as there."""
 
@@ -149,7 +151,8 @@ class Scorer:
         columns["prompts"] = [payload.get(MESSAGES, item.prompt) for item, payload in pairs]
         columns["finish_reasons"] = [item.finish_reason for item in items]
         columns["completion_ids"] = [_token_ids(item) for item in items] if self._signature.wants_ids else []
-        return self._signature.select({**columns, **self._options})
+        named = {name: _unheard for name in TRL_LOGGERS if name in self._signature.accepted}
+        return self._signature.select({**columns, **named, **self._options})
 
     def _verl_columns(self, items: Sequence[RewardItem], payloads: list[dict[str, Any]]) -> Arguments:
         rows = [verl_arguments(item.completion, payload) for item, payload in zip(items, payloads, strict=True)]
@@ -165,6 +168,10 @@ class Scorer:
             for index, result in zip(waiting, results, strict=True):
                 outcomes[index] = result
         return outcomes
+
+
+def _unheard(name: str, value: object) -> None:
+    """In the place of TRL's loggers."""
 
 
 def _payload(item: RewardItem, reserved: tuple[str, ...]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def _hangs_on(problem: Problem, wrong: set[str]) -> bool:
 
 def _read_layer(file: str, problems: list[Problem]) -> Layer | None:
     try:
-        tree, lines = parse_toml(find_configuration(file).read_bytes().decode())
+        tree, lines = parse_toml(find_configuration(file).read_bytes().decode("utf-8-sig"))
     except OSError as error:
         problems.append(Problem(key="", what=f"cannot read it: {error.strerror}{unknown_name(file)}", file=file))
     except UnicodeDecodeError as error:

@@ -10,6 +10,7 @@ from streamrl.config.schema.run import Config, TaskConfig
 from streamrl.config.toml_text import quoted
 
 COLUMN_ROLES = ("prompt", "answer", "system", "tools", "demonstration")
+_MOST_WEIGHT = 1_000_000
 _SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -34,6 +35,9 @@ def _weights(config: Config) -> Iterator[Problem]:
     if weights and len(weights) != count:
         what = f"one weight for each address of data.train: {count}"
         yield Problem(key="data.weights", what=what, given=quoted(weights), involves=("data.train",))
+    if weights and max(weights) > _MOST_WEIGHT * min(weights):
+        what = f"one is more than {_MOST_WEIGHT:,} times another, whose prompts would hardly ever have a turn"
+        yield Problem(key="data.weights", what=what, given=quoted(weights), allowed="numbers nearer to each other")
 
 
 def _columns(config: Config) -> Iterator[Problem]:

@@ -117,6 +117,12 @@ def test_windows_line_ends_and_a_missing_last_newline_are_fine(tmp_path):
         load(path)
 
 
+def test_a_byte_order_mark_as_windows_editors_write_it_is_fine(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('seed = 3\n[model]\npreset = "tiny-qwen3"\n', encoding="utf-8-sig")
+    assert load_args(str(path), []).seed == 3
+
+
 def test_each_key_is_found_on_the_line_of_its_statement():
     text = '# a\na = 1\n\n[b]\nc = [\n 1,\n]\nd = {e = 2}\n"f.g" = """\n[x]\n"""\n'
     text += "[b.h.i]\nj = 1\n[b.h]\nk.l = 1\n"

@@ -1,5 +1,6 @@
 """Rewards that are written, or return, what nobody expects: each is scored, or fails alone and says why."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -82,3 +83,12 @@ def test_a_class_whose_objects_are_called_is_a_reward(tmp_path: Path, monkeypatc
         resolve_reward("classes_of_rewards:Needs")
     with pytest.raises(ConfigError, match="'classes_of_rewards:text' is a str, not a function"):
         resolve_reward("classes_of_rewards:text")
+
+
+def test_a_function_that_notes_things_by_trls_loggers_is_scored() -> None:
+    def reward(completions: list[str], log_extra: Callable[..., None], log_metric: Callable[..., None]) -> list[float]:
+        log_extra("texts", completions)
+        log_metric("count", len(completions))
+        return [1.0 for _ in completions]
+
+    assert score_of(reward).reward == 1.0
