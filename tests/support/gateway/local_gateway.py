@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 import ray
 import torch
-from support.gateway.local_ingress import LocalIngress, local_ingress
+from support.ingress.local_ingress import LocalIngress, local_ingress
 from support.learner.probe_learner import open_run
 from support.runs.local_owner import LocalOwner, local_owner
 from support.runs.probe_parts import Handle

@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.gateway.agent_sessions import call, gateway_of, ids_of, reward
 from support.gateway.local_gateway import ENDLESS, Direct, LocalGateway, events, local_gateway, until
-from support.gateway.local_ingress import LocalIngress, local_ingress
+from support.ingress.local_ingress import LocalIngress, local_ingress
 
 from streamrl.config.schema.run import GatewayConfig
 from streamrl.services.gateway.ingress import desk
