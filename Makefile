@@ -11,6 +11,7 @@
 #   make test-megatron       the tests of the learner on megatron-core, whose ranks compute on the CPU there
 #   make test-trackers       the trackers' published packages, each told a recorded run; nothing of it goes out
 #   make test-storage        checkpoints, exports and weights in a local S3 server, and a run that goes on from it alone
+#   make test-serve          the gateway on Ray Serve: on one node, on three, and the gateway's tests through an ingress
 #   make test-processors     the promises of equal bits as other processors would keep them, in child processes
 #   make test-machines       three steps of a run under odd environments, limits, shells and namespaces
 #   make test-faults         the long fault tests: parts killed, crash points, damage, full disks; KILLS=500 for more
@@ -40,7 +41,7 @@ PYTEST ?= -m pytest
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 QUICKSTART := $(if $(SEED),--seed $(SEED) --name quickstart-seed$(SEED)) $(ARGS)
 
-.PHONY: quickstart quickstart-megatron test test-long test-low-bit test-kernels test-environments test-clients test-megatron test-trackers test-storage test-processors test-machines test-faults test-service engines test-engines test-page test-deploy deploy-files bubblewrap check fmt docs benchmarks-page clean
+.PHONY: quickstart quickstart-megatron test test-long test-low-bit test-kernels test-environments test-clients test-megatron test-trackers test-storage test-serve test-processors test-machines test-faults test-service engines test-engines test-page test-deploy deploy-files bubblewrap check fmt docs benchmarks-page clean
 .PHONY: bench bench-quickstart bench-engine bench-queue bench-weights bench-learner bench-algorithms bench-learning bench-page bench-e2e bench-service bench-data bench-sandbox bench-gpu
 
 quickstart: $(VENV)/.installed
@@ -95,6 +96,13 @@ test-trackers: $(VENV)/.installed-dev .venvs/trackers/.installed
 # A local S3 server, with s3fs before it, above streamrl's own environment.
 test-storage: $(VENV)/.installed-dev .venvs/storage/.installed
 	OMP_NUM_THREADS=1 .venvs/storage/bin/python $(PYTEST) tests/storage --durations=5
+
+# Serve comes with Ray. The gateway's own tests are those of an ingress, too; these ask most of what is passed on.
+test-serve: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/serve --durations=3
+	STREAMRL_TESTS_THROUGH_INGRESS=1 OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) -n 2 --dist loadfile \
+	  tests/unit/services/gateway/test_weights.py tests/unit/streamrl/gateway/sessions/test_agents.py \
+	  tests/unit/streamrl/gateway/vllm
 
 test-processors: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/processors -n auto --maxprocesses 4 --durations=3

@@ -47,7 +47,7 @@ def up(
     Raises ConfigError, RunFolderError or ResourceError before anything starts, and what the run failed with.
     """
     if is_new(config):  # else it may be this run, up already, that has the port; then it is looked for below
-        require_free(config.gateway)
+        require_free(config)
     prepared = prepare_data(config)
     if not as_json:
         notes = [*model_lines(config)[1:], *(told(prepared.meta) if prepared is not None else [])]
@@ -62,7 +62,7 @@ def up(
         print_summary(run, as_json=as_json)
         return 0
     remove_leftovers(run)
-    require_free(config.gateway)  # of the run before nothing is left
+    require_free(config)  # of the run before nothing is left
     if claimed.state is not RunState.NEW and not as_json:
         print(f"resuming run {run.name} ({claimed.state}), launch {run.incarnation}")
     launched = launch(claimed, detach=detach, command=command)

@@ -40,7 +40,7 @@ from streamrl.services.actors.observe import Observer, write_trace
 from streamrl.services.actors.short_call import short_call
 from streamrl.services.controller.books import RunBook
 from streamrl.services.controller.evaluator import Evaluator
-from streamrl.services.controller.gateway_keeper import GatewayKeeper
+from streamrl.services.controller.gateway_keeper import GatewayKeeper, Words
 from streamrl.services.controller.health.disk_watch import DiskWatch
 from streamrl.services.controller.health.quarantine_notices import report_quarantined
 from streamrl.services.controller.health.stall_monitor import StallMonitor, part_statuses
@@ -152,6 +152,10 @@ class Controller:
     async def published(self, version: Version) -> None:
         """A version that is to be evaluated was published, pinned for it."""
         self._evaluator.due(Version(*version))
+
+    async def gateway_words(self, after: int) -> Words:
+        """As `GatewayKeeper.words`. Called by ingresses."""
+        return await self._gateway.words(after)
 
     # ---- called by the actor of this node, in a run that has other nodes
 
@@ -344,7 +348,7 @@ class Controller:
         longest_prompt = await self._supervision.ready()
         this = ray.get_runtime_context().current_actor
         make = partial(self._parts.gateway, this, self._queue, self._store, self._nodes.home)
-        await self._gateway.keep(make, longest_prompt)
+        await self._gateway.keep(make, longest_prompt, this)
 
     async def _replica_statuses(self) -> list[dict[str, Any]]:
         statuses = await asyncio.gather(*(short_call(handle.status.remote()) for handle in self._pool.serving))

@@ -14,16 +14,21 @@ from urllib.parse import urlsplit
 import ray
 from ray.actor import ActorHandle
 
+from streamrl.buffers.queue.signals import Signal
 from streamrl.config import Config
 from streamrl.errors import DeadlineError, ProcessDiedError, StreamRLError
 from streamrl.services.actors.deadline import within
 from streamrl.services.actors.restarts import RestartBudget, back_off_s
+from streamrl.services.gateway.ingress.keeper import ServeKeeper
 from streamrl.services.run.awaited import GATEWAY_READY
 from streamrl.services.run.folder import RunFolder
 from streamrl.services.run.gateway_address import url_of
 from streamrl.services.run.gateway_tokens import write_tokens
 
 NAME = "gateway"
+Words = tuple[int, ActorHandle | None, dict[str, ActorHandle]]
+HOLD_S = 30.0
+"""For which a question for words is held: who asked may be gone, and takes a place for calls."""
 COST = "answers that it was streaming broke off; prompts that were submitted go on"
 
 
@@ -49,11 +54,13 @@ class GatewayKeeper:
         self._explain = explain
         self._pause = pause
         self._sessions = itertools.count()
-        self._words = itertools.count()
+        self._number = 0
+        self._changed = Signal()
         self._serving: dict[str, ActorHandle] = {}
         self._handle: ActorHandle | None = None
         self._port = _port_before(run) or config.gateway.port
         self._served = 0
+        self._serve = ServeKeeper(config, report)
 
     def serves(self, name: str, replica: ActorHandle) -> None:
         """A replica serves from now on, or soon."""
@@ -67,11 +74,28 @@ class GatewayKeeper:
 
     def status(self) -> dict[str, Any]:
         """For `streamrl status`; nothing in a run without a gateway."""
-        return {NAME: {"url": self._url(), "started": self._served}} if self._served else {}
+        if not self._served:
+            return {}
+        return {NAME: {"url": self._url(), "started": self._served, **self._serve.status()}}
 
-    async def keep(self, make: Callable[[], ActorHandle], longest_prompt: int) -> None:
-        """Have a gateway for as long as the run lasts. make: starts its process."""
+    async def words(self, after: int) -> Words:
+        """For ingresses: (number, the gateway, the replicas that serve), as soon as the number is above `after`, or as
+        they are after `HOLD_S`. The gateway is None while there is none."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HOLD_S):
+                while self._number <= after:
+                    await self._changed.wait()
+        return self._number, self._handle, dict(self._serving)
+
+    async def keep(
+        self, make: Callable[[], ActorHandle], longest_prompt: int, controller: ActorHandle | None = None
+    ) -> None:
+        """Have a gateway for as long as the run lasts, and its application in Ray Serve if it is to have one. make:
+        starts its process. controller: whom ingresses ask for words."""
         write_tokens(self._run)
+        await asyncio.gather(self._keep(make, longest_prompt), self._serve.keep(controller))
+
+    async def _keep(self, make: Callable[[], ActorHandle], longest_prompt: int) -> None:
         number = await self._one(make(), longest_prompt)
         while number is not None:
             await self._pause(back_off_s(number))
@@ -79,8 +103,8 @@ class GatewayKeeper:
         await asyncio.Event().wait()
 
     def closing(self) -> list[Any]:
-        """One call for what runs."""
-        return [] if self._handle is None else [self._handle.close.remote()]
+        """A call for each thing that runs."""
+        return [self._serve.close(), *([] if self._handle is None else [self._handle.close.remote()])]
 
     async def _one(self, handle: ActorHandle, longest_prompt: int) -> int | None:
         """One gateway, to its end. The number of the restart that follows, None when there may be none."""
@@ -96,6 +120,7 @@ class GatewayKeeper:
             return None
         except (ray.exceptions.RayError, DeadlineError) as error:
             self._handle = None
+            self._report_serving()
             death = await self._explain(NAME, error, COST)
             ray.kill(handle)
             return self._restart(death, error)
@@ -123,8 +148,10 @@ class GatewayKeeper:
         return number
 
     def _report_serving(self) -> None:
+        self._number += 1
+        self._changed.notify()
         if self._handle is not None:
-            self._handle.serve.remote(next(self._words), dict(self._serving))
+            self._handle.serve.remote(self._number, dict(self._serving))
 
     def _notice(self, text: str) -> None:
         self._report("notice", {"text": text})

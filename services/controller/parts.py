@@ -30,8 +30,8 @@ from streamrl.services.weights.run_node import RunNodeActor
 
 # Ray starts it again, for as long as its node is up, and calls it again: all its calls may be made twice.
 _COMES_BACK = {"max_restarts": -1, "max_task_retries": -1}
-# Each replica has a call or two that wait there: with no place left for one more, nothing would be handed in, and all
-# would wait for ever. A place costs nothing until it is taken.
+# Each replica, and at the gateway each ingress, has a call or two that wait there: with no place left for one more,
+# nothing would be handed in, and all would wait for ever. A place costs nothing until it is taken.
 _ALL_WAIT_THERE = {"max_concurrency": 4096}
 
 
@@ -80,7 +80,7 @@ class Parts:
         from streamrl.services.gateway.actor import GatewayActor
 
         told = self._run_folder, self._data, controller, queue, store, home
-        return self._make("gateway", GatewayActor, 1, *told)
+        return self._make("gateway", GatewayActor, 1, *told, **_ALL_WAIT_THERE)
 
     def run_node(self, controller: ActorHandle, queue: ActorHandle, store: ActorHandle) -> ActorHandle:
         told = self._keep(self._run_folder, self._data, controller, queue, store)

@@ -5,7 +5,6 @@ keeper starts another on the same port. It is no Ray Serve deployment (`docs/arc
 """
 
 import asyncio
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,9 +29,12 @@ from streamrl.services.actors.observe import Observer
 from streamrl.services.gateway.answering import Answering
 from streamrl.services.gateway.app import make_app
 from streamrl.services.gateway.controls import ControlService
+from streamrl.services.gateway.engine_limits import engine_limits
 from streamrl.services.gateway.gateway_services import GatewayServices
 from streamrl.services.gateway.guard import PATIENCE, Guard, Patience
 from streamrl.services.gateway.heads import BoundedHeads
+from streamrl.services.gateway.ingress.desk import RelayDesk
+from streamrl.services.gateway.ingress.messages import IngressFacts, News, Order
 from streamrl.services.gateway.page.routes import add_page
 from streamrl.services.gateway.page.watch import RunWatch
 from streamrl.services.gateway.path_prefix import PathPrefix
@@ -48,14 +50,12 @@ from streamrl.services.queue.trajectory_log import TrajectoryLog
 from streamrl.services.run.folder import RunFolder
 from streamrl.services.run.gateway_address import listen
 from streamrl.services.run.layout import model_folder
-from streamrl.types import MOST_TOP_LOGPROBS
 
 KEEP_ALIVE_S = 30
 CLOSE_S = 1.0
 """What requests under way have to end when the run does."""
-SERVERS: Final = ("vllm", "sglang")
-TOP_LOGPROBS: Final[Mapping[str, int]] = dict.fromkeys(("torch", *SERVERS), MOST_TOP_LOGPROBS)
-"""By engine, the tokens that it tells in the place of each, at most; 0 of those that are not here."""
+FILE_BYTES: Final = 2**26
+"""Of one small file of the model's folder, which ingresses are told of."""
 
 
 class GatewayActor:
@@ -96,6 +96,7 @@ class GatewayActor:
         self._watch = RunWatch(self._run, config, self._status)
         app = make_app(self._services(longest_prompt, counts))
         add_page(app, self._watch)
+        self._desk = RelayDesk(app, counts)
         guard = Guard(
             app,
             Doorkeeper(self._run.key(), config.gateway.names),
@@ -126,6 +127,7 @@ class GatewayActor:
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
+            await self._desk.close()
             await self._pool.close()
             await self._versions.close()
             await self._prompts.ends.close()
@@ -140,19 +142,34 @@ class GatewayActor:
         self._server.should_exit = True
         await self._watch.end()
 
+    # ---- called by ingresses, the further gateways of the run
+
+    async def ingress_facts(self) -> IngressFacts:
+        """What one needs to know to answer clients."""
+        folder = model_folder(self._run.path, self._config)
+        files = await asyncio.to_thread(_small_files, folder)
+        return IngressFacts(self._run.key(), self._run.name, self._created, self._longest_row, files)
+
+    async def relay_orders(self, ingress: str, orders: list[Order]) -> None:
+        """What an ingress passes on (`RelayDesk.take`)."""
+        self._desk.take(ingress, orders)
+
+    async def relay_news(self, ingress: str) -> list[News]:
+        """What came of it; waits for some, a second at most."""
+        return await self._desk.news(ingress)
+
+    # ---- inside
+
+    @property
+    def _created(self) -> int:
+        return self._run.record.created_ns // 10**9
+
     def _services(self, longest_prompt: int, counts: GatewayCounts) -> GatewayServices:
         config = self._config
         folder = model_folder(self._run.path, config)
         tokenizer = load_tokenizer(folder)
-        limits = Limits(
-            model=self._run.name,
-            context=longest_row(config, longest_prompt),
-            max_completions=config.gateway.max_completions,
-            vocab_size=tokenizer.vocab_size,
-            top_logprobs=TOP_LOGPROBS.get(config.rollout.engine, 0),
-            follows_grammars=follows_grammars(config.rollout.engine, tokenizer),
-            adjusts_logits=config.rollout.engine == "torch",
-        )
+        self._longest_row = longest_row(config, longest_prompt)
+        limits = engine_limits(config, self._run.name, self._longest_row, tokenizer)
         self._rows = GatewayRows(self._run.path, tokenizer, self._home, config.deadlines.step_s)
         parsers = config.gateway.tool_call_parser, config.gateway.reasoning_parser
         return GatewayServices(
@@ -163,7 +180,7 @@ class GatewayActor:
             answering=Answering(self._pool, tokenizer, config.deadlines.rollout_s, counts.sampled),
             counts=counts,
             status=self._status,
-            created=self._run.record.created_ns // 10**9,
+            created=self._created,
             prompts=self._prompt_service(tokenizer, longest_prompt),
             controls=ControlService(self._run.path),
             versions=self._versions,
@@ -208,12 +225,6 @@ class GatewayActor:
         self._observer.log.warning("notice", text=text)
 
 
-def follows_grammars(engine: str, tokenizer: TextTokenizer) -> bool:
-    """Whether an engine does over these tokens. Servers read none that have no bytes of their own, such as the letters
-    of the small presets; the torch engine does."""
-    return engine == "torch" or (engine in SERVERS and not tokenizer.is_plain())
-
-
 def server_settings(gateway: GatewayConfig, app: Any, head_s: float) -> uvicorn.Config:
     """What the HTTP server is told. head_s: see `BoundedHeads`. It writes no access log: that would be as long as the
     run has requests."""
@@ -231,3 +242,10 @@ def server_settings(gateway: GatewayConfig, app: Any, head_s: float) -> uvicorn.
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(CLOSE_S),
     )
+
+
+def _small_files(folder: Path) -> dict[str, bytes]:
+    """Of a model's folder what tokenizer and chat template are made of, by name: no weights, and no table of them."""
+    found = (path for path in folder.iterdir() if path.suffix in (".json", ".jinja", ".txt", ".model"))
+    wanted = (path for path in found if path.is_file() and not path.name.endswith(".index.json"))
+    return {path.name: path.read_bytes() for path in wanted if path.stat().st_size <= FILE_BYTES}

@@ -30,7 +30,7 @@ from streamrl.services.gateway.dialects.anthropic import add_anthropic
 from streamrl.services.gateway.dialects.openai import add_openai
 from streamrl.services.gateway.dialects.responses import add_responses
 from streamrl.services.gateway.dialects.vllm import add_vllm
-from streamrl.services.gateway.gateway_services import GatewayServices
+from streamrl.services.gateway.gateway_services import GatewayServices, ModelServices
 from streamrl.services.gateway.refusals import ANYBODY, REFUSALS
 from streamrl.services.gateway.training.prompts import PromptStream
 from streamrl.services.gateway.training.samples import MOST
@@ -90,8 +90,8 @@ class GatewayApp(FastAPI):
         return spec
 
 
-def make_app(services: GatewayServices) -> FastAPI:
-    """The application, without its guard."""
+def make_model_app(services: ModelServices) -> FastAPI:
+    """The part of the application that needs replicas and tokenizer alone (`streamrl.gateway.anywhere`)."""
     app = GatewayApp(
         title="streamrl gateway",
         description="Completions of a model while it is trained. Send `Authorization: Bearer` with the run's token.",
@@ -102,9 +102,16 @@ def make_app(services: GatewayServices) -> FastAPI:
     _add_refusals(app)
     _add_health(app, services)
     add_openai(app, services)
-    add_responses(app, services)
     add_anthropic(app, services)
     add_vllm(app, services)
+    return app
+
+
+def make_app(services: GatewayServices) -> FastAPI:
+    """The application, without its guard."""
+    app = make_model_app(services)
+    add_responses(app, services)
+    _add_docs(app)
     _add_prompts(app, services)
     _add_trajectories(app, services.trajectories)
     _add_sessions(app, services.sessions, services.session_token)
@@ -212,7 +219,7 @@ def _add_weights(app: FastAPI, services: GatewayServices) -> None:
         return await services.weights.open(version)
 
 
-def _add_health(app: FastAPI, services: GatewayServices) -> None:
+def _add_health(app: FastAPI, services: ModelServices) -> None:
     @app.get("/healthz", responses=ANYBODY)
     async def healthz() -> Response:
         """The gateway answers."""
@@ -225,6 +232,8 @@ def _add_health(app: FastAPI, services: GatewayServices) -> None:
             raise Refusal(503, "no_replica", "no replica serves yet; ask again soon")
         return _json({"status": "ready"})
 
+
+def _add_docs(app: FastAPI) -> None:
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
         """The routes for people, without scripts: a page with a token must load nothing from elsewhere."""

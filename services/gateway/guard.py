@@ -84,7 +84,7 @@ class Guard:
         if (refusal := self._doorkeeper.refusal(*said, needed)) is not None:
             raise refusal
         if needed is None:
-            await self._app(scope, _whole(b"", receive), send)
+            await self._app(scope, whole_body(b"", receive), send)
             return
         if (session := self._doorkeeper.session_of(said[2])) is not None:
             scope = _of_session(scope, session)
@@ -98,7 +98,7 @@ class Guard:
             else:
                 body = await self._body(headers, receive)
                 check_nesting(body)
-                await self._app(scope, _whole(body, receive), send)
+                await self._app(scope, whole_body(body, receive), send)
         finally:
             self._running -= 1
 
@@ -169,7 +169,7 @@ def _headers(scope: Scope) -> dict[str, str]:
     return found
 
 
-def _whole(body: bytes, receive: Receive) -> Receive:
+def whole_body(body: bytes, receive: Receive) -> Receive:
     """Receives a body that is here already, then what the connection says: that the client went away."""
     given = False
 

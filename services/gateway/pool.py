@@ -27,7 +27,7 @@ from streamrl.gateway.refusal import Refusal
 from streamrl.gateway.routing import Routes
 from streamrl.gateway.token_updates import TokenUpdate
 from streamrl.services.actors.deaths import cause_of
-from streamrl.services.rollout.client_requests import PREFIX
+from streamrl.services.rollout.client_requests import GATEWAY, PREFIX
 from streamrl.types import GenerationRequest, Version
 
 CONVERSATIONS: Final = 4096
@@ -70,7 +70,7 @@ class _Channel:
 
 class Pool:
     """See the module. session: the gateway's number. patience_s: how long a request whose replica died waits for
-    another. tell: takes what belongs into a log.
+    another. tell: takes what belongs into a log. name: of the gateway, another one for each of a run.
 
     Example:
         pool.serve({"rollout-0": handle})
@@ -79,7 +79,8 @@ class Pool:
         pool.leave(asked)
     """
 
-    def __init__(self, session: int, patience_s: float, tell: Callable[[str], None]) -> None:
+    def __init__(self, session: int, patience_s: float, tell: Callable[[str], None], name: str = GATEWAY) -> None:
+        self._name = name
         self._tell = tell
         self._session = session
         self._patience_s = patience_s
@@ -119,7 +120,7 @@ class Pool:
 
     def prefix(self) -> str:
         """What the ids of one client's requests begin with; another one each time."""
-        return f"{PREFIX}{self._session}/{next(self._numbers)}"
+        return f"{PREFIX}{self._name}/{self._session}/{next(self._numbers)}"
 
     def serve(self, replicas: Mapping[str, ActorHandle]) -> None:
         """These replicas serve now, and no others. A replica that was replaced has another handle."""
@@ -214,7 +215,7 @@ class Pool:
 
     async def _listen(self, channel: _Channel) -> None:
         while True:
-            version, news = await channel.handle.client_updates.remote(self._session)
+            version, news = await channel.handle.client_updates.remote(self._session, self._name)
             channel.version = Version(*version)
             self._house()
             for one in news:
@@ -225,7 +226,7 @@ class Pool:
             await channel.some.wait()
             channel.some.clear()
             (begin, channel.begin), (abort, channel.abort) = (channel.begin, []), (channel.abort, [])
-            await channel.handle.order_client_requests.remote(self._session, begin, abort)
+            await channel.handle.order_client_requests.remote(self._session, begin, abort, self._name)
 
     def _on_update(self, name: str, news: TokenUpdate) -> None:
         asked = self._asked.get(news.request_id)

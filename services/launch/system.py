@@ -82,7 +82,11 @@ async def start_system(run: RunFolder, config: Config) -> RaySystem:
     """Start the controller of a run. Ray must be up. Raises ResourceError where no node could ever have a replica."""
     await asyncio.to_thread(require_possible, config)
     actor = ray.remote(Controller).options(
-        num_cpus=0, max_concurrency=64, runtime_env={"env_vars": variables(1, import_path())}, **this_node()
+        # A call of each ingress waits there.
+        num_cpus=0,
+        max_concurrency=1024,
+        runtime_env={"env_vars": variables(1, import_path())},
+        **this_node(),
     )
     handle: Any = actor.remote(str(run.path), msgspec.to_builtins(config))
     return RaySystem(handle, DeathMonitor(run, log_shares(config).reports, SystemClock()))

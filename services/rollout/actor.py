@@ -42,7 +42,7 @@ from streamrl.services.actors.deadline import within, within_or_paused
 from streamrl.services.actors.named_tasks import run_all
 from streamrl.services.actors.observe import Observer
 from streamrl.services.actors.process_environment import extend_import_path, import_path
-from streamrl.services.rollout.client_requests import ClientRequests
+from streamrl.services.rollout.client_requests import GATEWAY, ClientRequests
 from streamrl.services.rollout.completions import CompletionLog
 from streamrl.services.rollout.engine_status import engine_status
 from streamrl.services.rollout.engine_thread import EngineThread
@@ -262,14 +262,17 @@ class RolloutReplica:
         """Wait until requests may be given to it."""
         await self._routable.wait()
 
-    async def order_client_requests(self, session: int, requests: list[GenerationRequest], aborted: list[str]) -> None:
-        """Answer some requests beside the stream, and abort others. session: of the gateway, a new one each time."""
-        self._client_requests.order(session, requests, aborted)
+    async def order_client_requests(
+        self, session: int, requests: list[GenerationRequest], aborted: list[str], gateway: str = GATEWAY
+    ) -> None:
+        """Answer some requests beside the stream, and abort others. session: of the gateway, a new one each time.
+        gateway: its name."""
+        self._client_requests.order(session, requests, aborted, gateway)
 
-    async def client_updates(self, session: int) -> tuple[Version, list[TokenUpdate]]:
-        """The version that serves, and what the requests of the session have sampled since this was asked last; waits
+    async def client_updates(self, session: int, gateway: str = GATEWAY) -> tuple[Version, list[TokenUpdate]]:
+        """The version that serves, and what the requests of the gateway have sampled since this was asked last; waits
         for some, a second at most."""
-        news = await self._client_requests.updates(session)
+        news = await self._client_requests.updates(session, gateway)
         assert self._state.version is not None, "it was routable"
         return self._state.version, news
 

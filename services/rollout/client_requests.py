@@ -1,14 +1,15 @@
 """Requests of clients at a replica, which its engine answers beside the stream.
 
 They are outside admission and the books: the queue knows nothing of them, no seed of the training is touched, and what
-they sample is told to the gateway alone. The gateway asks for news with a call that waits; one is answered each
-`TELL_S`, with all that came meanwhile. A gateway that asks no more for `SILENCE_S` is gone, and its requests are
-aborted; so they are when its successor, of a later session, asks. One event loop uses this; it knows neither Ray nor
-HTTP.
+they sample is told to the gateway that asked alone. A run may have several gateways, each with a name of its own. A
+gateway asks for news with a call that waits; one is answered each `TELL_S`, with all that came meanwhile. A gateway
+that asks no more for `SILENCE_S` is gone, and its requests are aborted; so they are when its successor, of its name and
+a later session, asks. One event loop uses this; it knows neither Ray nor HTTP.
 """
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,16 +21,39 @@ from streamrl.types import FinishReason, GenerationRequest, GenerationResult, Pa
 
 PREFIX = "guest/"
 """Of the ids of their requests: no rollout's and no evaluation's begins so."""
+GATEWAY = "gateway"
+"""The name of the gateway that every run with clients has."""
 TELL_S = 0.05
 """From one message to the next, at least: one costs about the same with a token as with many."""
 WAIT_S = 1.0
 """Seconds after which a question for news is answered with none."""
 SILENCE_S = 5.0
 """Seconds without a question after which a gateway is gone."""
+MOST_GATEWAYS = 1024
+"""That are remembered; beyond them the one that asked first is forgotten if it is gone."""
+
+
+@dataclass(slots=True, eq=False)
+class _Caller:
+    """One gateway. session: the number of the newest of its name. untold: what it has not heard."""
+
+    name: str
+    session: int = -1
+    running: set[str] = field(default_factory=set)
+    untold: list[TokenUpdate] = field(default_factory=list)
+    some: asyncio.Event = field(default_factory=asyncio.Event)
+    silence: asyncio.TimerHandle | None = None
+    next_message: float = 0.0
+
+    def still(self) -> None:
+        if self.silence is not None:
+            self.silence.cancel()
+            self.silence = None
 
 
 class ClientRequests:
-    """The client requests of one replica. session: the number of a gateway, higher for each that is started.
+    """The client requests of one replica. session: the number of a gateway, higher for each of its name that is
+    started. gateway: its name; the requests of two gateways have different ids.
 
     Example:
         client_requests = ClientRequests("rollout-0", thread)
@@ -41,46 +65,45 @@ class ClientRequests:
     def __init__(self, name: str, thread: EngineThread) -> None:
         self._name = name
         self._thread = thread
-        self._session = -1
-        self._running: set[str] = set()
-        self._untold: list[TokenUpdate] = []
-        self._some = asyncio.Event()
-        self._silence: asyncio.TimerHandle | None = None
-        self._next_message = 0.0
+        self._callers: dict[str, _Caller] = {}
+        self._running: dict[str, _Caller] = {}
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def order(self, session: int, requests: Sequence[GenerationRequest], aborted: Sequence[str]) -> None:
+    def order(
+        self, session: int, requests: Sequence[GenerationRequest], aborted: Sequence[str], gateway: str = GATEWAY
+    ) -> None:
         """Submit some requests, and abort others, of which no more news come."""
-        self._greet(session)
+        caller = self._greet(session, gateway)
         # In the order in which the engine is told: the reports of its thread are of what it has.
-        gone = [request_id for request_id in aborted if request_id in self._running]
-        self._leave(gone)
+        gone = [request_id for request_id in aborted if request_id in caller.running]
+        self._leave(caller, gone)
         if requests:
             ids = [request.request_id for request in requests]
-            self._running.update(ids)
+            caller.running.update(ids)
+            self._running.update(dict.fromkeys(ids, caller))
             self._thread.watch(add=ids)
             self._thread.submit(requests)
 
-    async def updates(self, session: int) -> list[TokenUpdate]:
+    async def updates(self, session: int, gateway: str = GATEWAY) -> list[TokenUpdate]:
         """What came since the last question; waits for some, `WAIT_S` at most."""
-        self._greet(session)
-        self._still()
+        caller = self._greet(session, gateway)
+        caller.still()
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(WAIT_S):
-                await self._some.wait()
-                await asyncio.sleep(self._next_message - loop.time())
+                await caller.some.wait()
+                await asyncio.sleep(caller.next_message - loop.time())
         except TimeoutError:
             pass
         finally:
-            self._listen()
-        self._next_message = loop.time() + TELL_S
-        if session < self._session:
+            self._listen(caller)
+        caller.next_message = loop.time() + TELL_S
+        if session < caller.session:
             return []
-        news, self._untold = self._untold, []
-        self._some.clear()
+        news, caller.untold = caller.untold, []
+        caller.some.clear()
         return news
 
     def take(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
@@ -89,10 +112,10 @@ class ClientRequests:
         for result in results:
             if not result.request_id.startswith(PREFIX):
                 others.append(result)
-            elif result.request_id in self._running:
-                self._running.discard(result.request_id)
+            elif (caller := self._running.pop(result.request_id, None)) is not None:
+                caller.running.discard(result.request_id)
                 self._thread.watch(drop=[result.request_id])
-                self._deliver(final_update(finite(result, self._name)))
+                _deliver(caller, final_update(finite(result, self._name)))
         return others
 
     def take_pieces(self, pieces: Sequence[PartialTokens]) -> list[PartialTokens]:
@@ -101,53 +124,61 @@ class ClientRequests:
         for piece in pieces:
             if not piece.request_id.startswith(PREFIX):
                 others.append(piece)
-            elif piece.request_id in self._running:
-                self._take_piece(piece)
+            elif (caller := self._running.get(piece.request_id)) is not None:
+                self._take_piece(caller, piece)
         return others
 
-    def _take_piece(self, piece: PartialTokens) -> None:
+    def _take_piece(self, caller: _Caller, piece: PartialTokens) -> None:
         if np.isfinite(piece.logprobs).all():
-            self._deliver(update_of(piece))
+            _deliver(caller, update_of(piece))
             return
         # As of rollouts, such a number leaves the replica nowhere; no token behind it is worth sampling.
-        self._deliver(
-            TokenUpdate(piece.request_id, 0, [], [], [], FinishReason.ERROR.value, "a log-prob is not finite")
-        )
-        self._leave([piece.request_id])
+        end = TokenUpdate(piece.request_id, 0, [], [], [], FinishReason.ERROR.value, "a log-prob is not finite")
+        _deliver(caller, end)
+        self._leave(caller, [piece.request_id])
 
     def close(self) -> None:
         """Nobody is told anything more."""
-        self._still()
+        for caller in self._callers.values():
+            caller.still()
 
-    def _deliver(self, news: TokenUpdate) -> None:
-        self._untold.append(news)
-        self._some.set()
-
-    def _greet(self, session: int) -> None:
+    def _greet(self, session: int, gateway: str) -> _Caller:
         """The gateway of a later session follows one that is dead: nobody wants what that one asked for."""
-        if session < self._session:
-            raise FencedError(f"{self._name}: gateway {session} asks, but gateway {self._session} has replaced it")
-        if session > self._session:
-            self._leave(list(self._running))
-            self._session = session
-            self._untold.clear()
-            self._listen()
+        caller = self._callers.get(gateway) or self._new(gateway)
+        if session < caller.session:
+            raise FencedError(f"{self._name}: {gateway} {session} asks, but {gateway} {caller.session} has replaced it")
+        if session > caller.session:
+            self._leave(caller, list(caller.running))
+            caller.session = session
+            caller.untold.clear()
+            self._listen(caller)
+        return caller
 
-    def _listen(self) -> None:
-        self._still()
-        self._silence = asyncio.get_running_loop().call_later(SILENCE_S, self._silent)
+    def _new(self, gateway: str) -> _Caller:
+        first = next(iter(self._callers.values()), None)
+        if len(self._callers) >= MOST_GATEWAYS and first is not None and first.silence is None and not first.running:
+            del self._callers[first.name]
+        caller = self._callers[gateway] = _Caller(gateway)
+        return caller
 
-    def _still(self) -> None:
-        if self._silence is not None:
-            self._silence.cancel()
-            self._silence = None
+    def _listen(self, caller: _Caller) -> None:
+        caller.still()
+        caller.silence = asyncio.get_running_loop().call_later(SILENCE_S, self._silent, caller)
 
-    def _silent(self) -> None:
-        self._leave(list(self._running))
-        self._untold.clear()
+    def _silent(self, caller: _Caller) -> None:
+        caller.silence = None
+        self._leave(caller, list(caller.running))
+        caller.untold.clear()
 
-    def _leave(self, ids: Sequence[str]) -> None:
+    def _leave(self, caller: _Caller, ids: Sequence[str]) -> None:
         if ids:
-            self._running.difference_update(ids)
+            caller.running.difference_update(ids)
+            for request_id in ids:
+                self._running.pop(request_id, None)
             self._thread.watch(drop=ids)
             self._thread.abort(ids)
+
+
+def _deliver(caller: _Caller, news: TokenUpdate) -> None:
+    caller.untold.append(news)
+    caller.some.set()

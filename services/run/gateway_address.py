@@ -3,7 +3,7 @@
 import socket
 import ssl
 
-from streamrl.config.schema.run import GatewayConfig
+from streamrl.config.schema.run import Config, GatewayConfig
 from streamrl.errors import ConfigError, ResourceError
 
 
@@ -32,12 +32,20 @@ def listen(gateway: GatewayConfig, port: int, unread_s: float) -> socket.socket:
     return listener
 
 
-def require_free(gateway: GatewayConfig) -> None:
+def require_free(config: Config) -> None:
     """Raises ResourceError as `listen` does, for what a user has set. To be asked before anything starts: the gateway
-    itself is the last part that does.
+    itself is the last part that does, and Ray Serve says of a port that is taken only that it does not get on. On a
+    cluster the port of Serve may be Serve's.
     """
+    gateway = config.gateway
     if gateway.enabled and gateway.port:
         listen(gateway, gateway.port, unread_s=1.0).close()
+    if gateway.serve.enabled and config.ray.address == "local":
+        try:
+            listen(gateway, gateway.serve.port, unread_s=1.0).close()
+        except ResourceError as error:
+            what = f"Ray Serve cannot listen on {gateway.host}:{gateway.serve.port}"
+            raise ResourceError(f"{what}; set gateway.serve.port to a free one") from error
 
 
 def check_certificate(gateway: GatewayConfig) -> None:

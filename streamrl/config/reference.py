@@ -18,12 +18,13 @@ from streamrl.config.schema import observe as observe_tables
 from streamrl.config.schema import rollout as rollout_tables
 from streamrl.config.schema import run as schema
 from streamrl.config.schema import sandbox as sandbox_tables
+from streamrl.config.schema import serve as serve_tables
 from streamrl.config.schema.table import Table
 from streamrl.config.toml_text import toml_value
 
 TABLE_MODULES: Final = (
     *(schema, algorithm_tables, data_tables, environment_tables, learner_tables),
-    *(observe_tables, rollout_tables, sandbox_tables),
+    *(observe_tables, rollout_tables, sandbox_tables, serve_tables),
 )
 """Where the tables are written down."""
 

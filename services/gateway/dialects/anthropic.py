@@ -12,11 +12,11 @@ from streamrl.gateway.refusal import json_bytes
 from streamrl.gateway.sessions.session_body import session_of
 from streamrl.services.gateway.answering import answer, head_of
 from streamrl.services.gateway.dialects.openai import SEED_BITS
-from streamrl.services.gateway.gateway_services import GatewayServices
+from streamrl.services.gateway.gateway_services import ModelServices
 from streamrl.services.gateway.refusals import REFUSALS, STREAMS
 
 
-def add_anthropic(app: FastAPI, services: GatewayServices) -> None:
+def add_anthropic(app: FastAPI, services: ModelServices) -> None:
     @app.post("/v1/messages", responses=STREAMS)
     async def message(body: MessagesRequest, request: Request) -> Response:
         """The next turn of a conversation, as Anthropic's clients ask for it."""

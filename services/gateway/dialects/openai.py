@@ -12,13 +12,13 @@ from streamrl.gateway.openai.bodies import ChatRequest, CompletionRequest
 from streamrl.gateway.refusal import Refusal, json_bytes
 from streamrl.gateway.sessions.session_body import session_of
 from streamrl.services.gateway.answering import answer, head_of
-from streamrl.services.gateway.gateway_services import GatewayServices
+from streamrl.services.gateway.gateway_services import ModelServices
 from streamrl.services.gateway.refusals import REFUSALS, STREAMS
 
 SEED_BITS: Final = 62
 
 
-def add_openai(app: FastAPI, services: GatewayServices) -> None:
+def add_openai(app: FastAPI, services: ModelServices) -> None:
     model = services.limits.model
 
     @app.get("/v1/models", responses=REFUSALS)

@@ -12,11 +12,11 @@ from streamrl.gateway.vllm.generate import GenerateForm, GenerateRequest
 from streamrl.gateway.vllm.tokenize import DetokenizeRequest, TokenizeRequest, detokenized, tokenized
 from streamrl.services.gateway.answering import answer, head_of
 from streamrl.services.gateway.dialects.openai import SEED_BITS
-from streamrl.services.gateway.gateway_services import GatewayServices
+from streamrl.services.gateway.gateway_services import ModelServices
 from streamrl.services.gateway.refusals import REFUSALS, STREAMS
 
 
-def add_vllm(app: FastAPI, services: GatewayServices) -> None:
+def add_vllm(app: FastAPI, services: ModelServices) -> None:
     limits, tokenizer = services.limits, services.tokenizer
 
     @app.post("/inference/v1/generate", responses=STREAMS)

@@ -45,6 +45,32 @@ def gateway_tls(config: Config) -> Iterator[Problem]:
             yield Problem(key=f"gateway.{one}", what=what, given=quoted(given), involves=(f"gateway.{other}",))
 
 
+def gateway_serve(config: Config) -> Iterator[Problem]:
+    """Serve is for a run with a gateway, and for users who know what it opens."""
+    gateway, serve = config.gateway, config.gateway.serve
+    key = "gateway.serve.replicas"
+    given = quoted(serve.replicas)
+    if serve.max_replicas is not None and serve.max_replicas < serve.replicas:
+        what = f"fewer than the {serve.replicas} of {key}, its minimum; raise it"
+        yield Problem(key="gateway.serve.max_replicas", what=what, given=quoted(serve.max_replicas), involves=(key,))
+    if not serve.enabled:
+        if serve.max_replicas is not None:
+            what = f"autoscaling begins with a replica; set {key} = 1 or more"
+            yield Problem(
+                key="gateway.serve.max_replicas", what=what, given=quoted(serve.max_replicas), involves=(key,)
+            )
+        return
+    if not gateway.enabled:
+        what = "Ray Serve has clients reach the gateway, which this run has not; set gateway.enabled = true"
+        yield Problem(key=key, what=what, given=given, involves=("gateway.enabled",))
+    if config.ray.address == "local" and not gateway.insecure_bind:
+        what = (
+            "Ray Serve opens a port on every interface for each replica, and reads bodies without bound; set "
+            "gateway.insecure_bind = true if that is meant, or run on a cluster with Ray's token (ray.address)"
+        )
+        yield Problem(key=key, what=what, given=given, involves=("gateway.insecure_bind", "ray.address"))
+
+
 def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
@@ -53,4 +79,4 @@ def _is_address(host: str) -> bool:
     return True
 
 
-GATEWAY_RULES = (gateway_host, gateway_path_prefix, gateway_tls)
+GATEWAY_RULES = (gateway_host, gateway_path_prefix, gateway_serve, gateway_tls)

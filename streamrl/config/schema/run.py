@@ -16,6 +16,7 @@ from streamrl.config.schema.learner import LearnerConfig
 from streamrl.config.schema.observe import ObserveConfig
 from streamrl.config.schema.rollout import RolloutConfig
 from streamrl.config.schema.sandbox import SandboxConfig
+from streamrl.config.schema.serve import ServeConfig
 from streamrl.config.schema.streams import Share
 from streamrl.config.schema.table import Fraction, Name, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
 
@@ -293,6 +294,7 @@ class GatewayConfig(Table, frozen=True):
     block of `thinking`, an item of `reasoning`. `think`: between `<think>` and `</think>` at the beginning of an
     answer, as Qwen, DeepSeek and GLM write them. `mistral`: between `[THINK]` and `[/THINK]` there. `openai_gptoss`: in
     the channel `analysis`, as gpt-oss writes them."""
+    serve: ServeConfig = field(default_factory=ServeConfig)
     stream_weights: dict[str, float] | None = None
     """Groups that each stream of prompts gets for each one of a stream of weight 1, while both have prompts. `train` is
     the run's own data, which may have 0; a client names its stream, `clients` where it does not."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,6 +14,7 @@ import aiohttp
 import msgspec
 import ray
 import torch
+from support.ingress.local_ingress import LocalIngress, local_ingress
 from support.learner.probe_learner import open_run
 from support.runs.local_owner import LocalOwner, local_owner
 from support.runs.probe_parts import Handle
@@ -43,6 +45,9 @@ TEMPLATE = (
 )
 """In the letters of the tiny model."""
 NO_TOOLS = "{% for message in messages %}{{ message.content }}={% endfor %}"
+THROUGH_INGRESS = "STREAMRL_TESTS_THROUGH_INGRESS"
+"""Where it is set, clients talk to an ingress of each run, not to its own server: so the tests of the one are those of
+the other."""
 ENDLESS: dict[str, Any] = {"most": 10**6, "latency_steps": 10**5, "step_s": 0.002}
 """Completions that do not end while a test lasts."""
 
@@ -87,7 +92,8 @@ class _Remote:
 @dataclass
 class LocalGateway:
     """url: of the running server. replicas: by name, with the handles that the gateway has. works: what a run that
-    trains does all the time; none of it ends while the run lasts. make: another gateway of the run."""
+    trains does all the time; none of it ends while the run lasts. make: another gateway of the run.
+    config: of the run. home: the gateway's own handle. ingress: that its clients talk to, if it is not the gateway."""
 
     url: str
     run: RunFolder
@@ -98,13 +104,16 @@ class LocalGateway:
     publisher: ShmPublisher
     store: Direct
     make: Callable[[], GatewayActor]
+    config: Config
+    home: Direct
+    ingress: LocalIngress | None = None
     queue: Direct | None = None
     owner: LocalOwner | None = None
     works: list["asyncio.Task[None]"] = field(default_factory=list)
 
     @property
     def port(self) -> int:
-        return self.actor._socket.getsockname()[1]
+        return self.actor._socket.getsockname()[1] if self.ingress is None else self.ingress.port
 
     def token(self, scope: Scope | None = None) -> str:
         return token_path(self.run, scope).read_text()
@@ -231,14 +240,35 @@ async def local_gateway(
         stack.push_async_callback(_end, actor, serving)
         http = await stack.enter_async_context(aiohttp.ClientSession())
         handles = {name: Direct(replica) for name, replica in started.items()}
-        url = f"http://127.0.0.1:{port}"
-        local = LocalGateway(url, run, actor, started, handles, http, publisher, told[-1], make, queue, owner, works)
+        url, home, ingress = f"http://127.0.0.1:{port}", Direct(actor), None
+        if os.environ.get(THROUGH_INGRESS):
+            serving_now = handles if ready else {}
+            ingress = await stack.enter_async_context(local_ingress(config, home, serving_now, patience=patience))
+            url = ingress.url
+        local = LocalGateway(
+            url,
+            run,
+            actor,
+            started,
+            handles,
+            http,
+            publisher,
+            told[-1],
+            make,
+            config,
+            home,
+            ingress,
+            queue,
+            owner,
+            works,
+        )
         if ready:
             await local.take_up(1)
             for replica in started.values() if trains else ():
                 works.append(_runs(stack, replica.run()))
             await actor.serve(0, handles)
-            await until(lambda: len(actor._pool._routes) == replicas)
+            pools = [actor._pool, *([] if ingress is None else [ingress.ingress._pool])]
+            await until(lambda: all(len(pool._routes) == replicas for pool in pools))
         yield local
     release()
 

@@ -24,6 +24,7 @@ from streamrl.services.actors.restarts import RestartBudget
 from streamrl.services.controller.gateway_keeper import GatewayKeeper
 from streamrl.services.controller.health.death_monitor import DeathMonitor
 from streamrl.services.gateway.actor import GatewayActor, server_settings
+from streamrl.services.gateway.ingress.options import deployment_options, http_options
 from streamrl.services.gateway.training.prompts import PromptService
 from streamrl.services.run.gateway_address import listen
 
@@ -47,6 +48,11 @@ def asks_for_port(config: Config, folder: Path) -> int:
 
 def faults(config: Config, folder: Path) -> list[str]:
     return [problem.key for problem in check_rules(config)]
+
+
+def serve_options(config: Config, folder: Path) -> Any:
+    """What Ray Serve is told of the run's application, and of its proxies."""
+    return deployment_options(config), http_options(config)
 
 
 def certificate(config: Config, folder: Path) -> Any:

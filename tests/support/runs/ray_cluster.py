@@ -74,6 +74,10 @@ class RayCluster:
         """All that runs on a node."""
         return [one for raylet in self._raylets[node] for one in (raylet, *_below(raylet))]
 
+    def everything(self) -> list[psutil.Process]:
+        """All that runs on any node."""
+        return _below(self._process)
+
     def actor(self, name: str) -> psutil.Process:
         """The process of the only actor of a class, on whichever node."""
         (found,) = (one for one in _below(self._process) if _title(one).startswith(f"ray::{name}"))

@@ -109,3 +109,36 @@ async def test_steps_that_were_trained_while_it_served_forgive_its_deaths(tmp_pa
     assert failed is None
     assert len(parts.starts) == 10
     assert parts.pauses == [0] * 9
+
+
+async def test_ingresses_hear_of_each_change_and_of_a_gateway_that_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "kill", lambda handle: None)  # there is no Ray
+    run, config = open_run(Config(), tmp_path / "run"), Config(gateway=GatewayConfig(enabled=True))
+    explain, paused = DeathMonitor(run, 10_000, VirtualClock()).explain, asyncio.Event()
+    parts: Any = Fates(iter([(7001, DEATH), (7001, None)]))
+    keeper = GatewayKeeper(
+        run,
+        config,
+        RestartBudget(),
+        lambda: 0,
+        lambda *_: None,
+        explain,
+        lambda _: paused.wait(),  # type: ignore[arg-type]
+    )
+    before = await keeper.words(-1)
+    asked = asyncio.ensure_future(keeper.words(before[0]))
+    await asyncio.sleep(0)
+    assert not asked.done()
+    keeper.serves("rollout-0", Handle())
+    number, home, replicas = await asked
+    assert (before[1:], home, list(replicas)) == ((None, {}), None, ["rollout-0"])
+    keeping = asyncio.ensure_future(keeper.keep(parts.gateway, 7))
+    while home is not None or not keeper.status():  # it has served, and is gone
+        number, home, _ = await keeper.words(number)
+    paused.set()
+    while home is None:
+        number, home, _ = await keeper.words(number)
+    assert keeper.status()["gateway"]["started"] == 2
+    keeping.cancel()

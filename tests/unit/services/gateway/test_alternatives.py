@@ -53,10 +53,12 @@ class Telling:
 
     async def open_client_requests(self) -> None: ...
 
-    async def client_updates(self, session: int) -> tuple[tuple[int, int], list[TokenUpdate]]:
+    async def client_updates(self, session: int, gateway: str) -> tuple[tuple[int, int], list[TokenUpdate]]:
         return (0, 1), await self.news.get()
 
-    async def order_client_requests(self, session: int, begin: list[GenerationRequest], abort: list[str]) -> None:
+    async def order_client_requests(
+        self, session: int, begin: list[GenerationRequest], abort: list[str], gateway: str
+    ) -> None:
         self.asked += begin
         for request in begin:
             first, whole = self._told(request)

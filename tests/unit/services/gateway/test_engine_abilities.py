@@ -7,7 +7,7 @@ from support.engines.bytewise_model import write_bytewise_model
 from streamrl.config.schema.run import ModelConfig
 from streamrl.models.load import prepare_model_folder
 from streamrl.models.tokenizer import load_tokenizer
-from streamrl.services.gateway.actor import follows_grammars
+from streamrl.services.gateway.engine_limits import follows_grammars
 
 
 def test_servers_follow_grammars_over_bytes_and_the_torch_engine_over_letters_too(tmp_path: Path) -> None:

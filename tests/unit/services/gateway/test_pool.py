@@ -27,13 +27,15 @@ class Replica:
 
     async def _open_client_requests(self) -> None: ...
 
-    async def _client_updates(self, session: int) -> tuple[Version, list[TokenUpdate]]:
+    async def _client_updates(self, session: int, gateway: str) -> tuple[Version, list[TokenUpdate]]:
         told = await self.news.get()
         if isinstance(told, Exception):
             raise told
         return self.version, told
 
-    async def _order_client_requests(self, session: int, begin: list[GenerationRequest], abort: list[str]) -> None:
+    async def _order_client_requests(
+        self, session: int, begin: list[GenerationRequest], abort: list[str], gateway: str
+    ) -> None:
         self.asked += begin
 
 

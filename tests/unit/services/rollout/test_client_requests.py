@@ -52,8 +52,9 @@ async def test_the_first_news_are_told_at_once_and_the_next_ones_not_before_thei
         replica, clock = gateway.replicas["rollout-0"], asyncio.get_running_loop()
         await replica.order_client_requests(1, requests("a"), [])
         told = [(await replica.client_updates(1))[1]]
-        assert replica._client_requests._next_message > clock.time() + 3000
-        replica._client_requests._next_message = due = clock.time() + 0.2
+        caller = replica._client_requests._callers["gateway"]
+        assert caller.next_message > clock.time() + 3000
+        caller.next_message = due = clock.time() + 0.2
         told.append((await replica.client_updates(1))[1])
         assert clock.time() >= due
         assert [len(one) > 0 for one in told] == [True, True]
@@ -67,11 +68,46 @@ async def test_a_later_gateway_ends_what_an_earlier_one_asked_for_and_fences_it(
         replica = gateway.replicas["rollout-0"]
         await replica.order_client_requests(1, requests("old"), [])
         await replica.order_client_requests(2, requests("new"), [])
-        assert replica._client_requests._running == {"guest/new"}
+        assert set(replica._client_requests._running) == {"guest/new"}
         with pytest.raises(FencedError, match="gateway 2 has replaced it"):
             await replica.order_client_requests(1, requests("late"), [])
         await replica.order_client_requests(2, [], ["guest/new"])
         await gateway.idle()
+
+
+async def test_each_of_several_gateways_hears_of_its_own_requests_alone_and_ends_no_others(tmp_path: Path) -> None:
+    async with local_gateway(tmp_path, ready=False, most=100, latency_steps=80, step_s=0.002) as gateway:
+        await gateway.take_up(1)
+        replica = gateway.replicas["rollout-0"]
+        await replica.order_client_requests(3, requests("a", most=20), [])
+        await replica.order_client_requests(0, requests("b", most=20), [], "ingress-1")
+        told: dict[str, list[str]] = {"gateway": [], "ingress-1": []}
+        for name, session in (("gateway", 3), ("ingress-1", 0)):
+            while not told[name] or told[name][-1] == "":
+                _, news = await replica.client_updates(session, name)
+                told[name] += [one.request_id if one.finish_reason else "" for one in news]
+        assert [[name for name in names if name] for names in told.values()] == [["guest/a"], ["guest/b"]]
+        await replica.order_client_requests(3, requests("c"), [])
+        await replica.order_client_requests(0, requests("d"), [], "ingress-1")
+        await replica.order_client_requests(4, [], [])
+        assert set(replica._client_requests._running) == {"guest/d"}
+        await replica.order_client_requests(0, [], ["guest/d"], "ingress-1")
+        await gateway.idle()
+
+
+async def test_gateways_that_are_gone_are_forgotten_where_there_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_requests, "SILENCE_S", 0.05)
+    monkeypatch.setattr(client_requests, "MOST_GATEWAYS", 2)
+    async with local_gateway(tmp_path, ready=False, **ENDLESS) as gateway:
+        replica = gateway.replicas["rollout-0"]
+        known = replica._client_requests._callers
+        await replica.order_client_requests(0, [], [], "first")
+        await replica.order_client_requests(0, [], [], "second")
+        await until(lambda: all(caller.silence is None for caller in known.values()))
+        await replica.order_client_requests(0, [], [], "third")
+        assert list(known) == ["second", "third"]
 
 
 async def test_a_gateway_that_asks_no_more_is_gone_and_its_slots_are_free(

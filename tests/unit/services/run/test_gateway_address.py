@@ -13,8 +13,10 @@ import aiohttp
 import pytest
 from support.gateway.local_gateway import local_gateway
 
-from streamrl.config.schema.run import GatewayConfig
-from streamrl.services.run.gateway_address import listen, url_of
+from streamrl.config.schema.run import Config, GatewayConfig, RayConfig
+from streamrl.config.schema.serve import ServeConfig
+from streamrl.errors import ResourceError
+from streamrl.services.run.gateway_address import listen, require_free, url_of
 
 CLIENT = """
 import asyncio, os, sys, streamrl
@@ -41,6 +43,18 @@ async def test_what_is_written_to_a_client_is_sent_at_once(host: str) -> None:
         assert await seen == 1
         writer.close()
         await writer.wait_closed()
+
+
+def test_a_port_of_ray_serve_that_is_taken_is_told_before_anything_starts() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        gateway = GatewayConfig(enabled=True, serve=ServeConfig(replicas=1, port=port))
+        with pytest.raises(ResourceError, match=rf"Ray Serve cannot listen on 127.0.0.1:{port}; set gateway.serve"):
+            require_free(Config(gateway=gateway))
+        # There it may be a Serve that runs already.
+        require_free(Config(gateway=gateway, ray=RayConfig(address="head:6379")))
 
 
 @pytest.fixture

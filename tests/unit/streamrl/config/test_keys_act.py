@@ -716,6 +716,13 @@ KEYS: dict[str, Key] = {
     "gateway.session_bytes": Key(gateway.remembered, 3000, 2**20),
     "gateway.tool_call_parser": Key(gateway.forms_read, "auto", "mistral"),
     "gateway.reasoning_parser": Key(gateway.forms_read, "none", "think"),
+    "gateway.serve.replicas": Key(gateway.serve_options, 1, 2),
+    "gateway.serve.max_replicas": Key(gateway.serve_options, 3, 4, {"gateway.serve.replicas": 1}),
+    "gateway.serve.target_ongoing_requests": Key(
+        gateway.serve_options, 1.0, 2.0, {"gateway.serve.replicas": 1, "gateway.serve.max_replicas": 3}
+    ),
+    "gateway.serve.replicas_per_node": Key(gateway.serve_options, 1, 2),
+    "gateway.serve.port": Key(gateway.serve_options, 8000, 8001),
     "gateway.stream_weights": Key(gateway.shared, {"agents": 1.0}, {"agents": 3.0}),
     "gateway.stream_priorities": Key(gateway.shared, {"agents": 0}, {"agents": 1}),
     "ray.address": Key(too_little, "local", "10.0.0.1:6379"),
