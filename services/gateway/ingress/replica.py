@@ -27,7 +27,13 @@ class IngressReplica:
     """See the module. controller: of the run. application: its name in Serve. prefix: that Serve leaves before each
     path, "" for none."""
 
-    async def __init__(self, config: dict[str, Any], controller: ActorHandle, application: str, prefix: str) -> None:
+    _ingress: Ingress
+    _following: asyncio.Task[None]
+
+    # Serve awaits it.
+    async def __init__(  # type: ignore[misc]
+        self, config: dict[str, Any], controller: ActorHandle, application: str, prefix: str
+    ) -> None:
         self._controller = controller
         self._application = application
         self._prefix = prefix
