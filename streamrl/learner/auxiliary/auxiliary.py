@@ -87,7 +87,8 @@ class AuxiliaryModel(ABC):
     def step_batch(self, mini_batches: Sequence[MiniBatch], epochs: int = 1) -> dict[str, float]:
         """Collective. The model's updates of one step, as `LearnerBackend.step_batch`, on what `add_advantages` gave.
 
-        Returns the metrics of its objective, `<name>/grad_norm`, `<name>/lr` and the seconds of `time/optimizer`.
+        Returns the metrics of its objective, `<name>/grad_norm`, `<name>/lr` and the seconds of `time/optimizer`. What
+        else there is of it, as of its routers, is behind its name, too.
         """
         try:
             metrics = self._backend.step_batch(mini_batches, epochs)
@@ -95,8 +96,7 @@ class AuxiliaryModel(ABC):
             whose = f"of the {self.called}, behind the policy's of this step; its rate is {self._rate}"
             raise NonFiniteError(f"{error} ({whose})") from error
         del metrics["time/forward_backward"]
-        renamed = {"grad/norm": f"{self.name}/grad_norm", "learner/lr": f"{self.name}/lr"}
-        return {renamed.get(name, name): value for name, value in metrics.items()}
+        return {self._own_name(name): value for name, value in metrics.items()}
 
     def state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Collective. As `LearnerBackend.state_tensors`, each name behind the auxiliary model's."""
@@ -115,6 +115,12 @@ class AuxiliaryModel(ABC):
                 "one: it is of a run with another advantage"
             )
         self._backend.load_state(lambda name: tensor(f"{self.name}/{name}"), extra)
+
+    def _own_name(self, metric: str) -> str:
+        if metric == "time/optimizer" or metric.startswith(f"{self.name}/"):
+            return metric
+        renamed = {"grad/norm": "grad_norm", "learner/lr": "lr"}
+        return f"{self.name}/{renamed.get(metric, metric)}"
 
     def _require_finite(self, judged: Iterable[ScoredTokens]) -> None:
         """Collective, as `require_finite_tokens`."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from support.learner.routed import routed_model, routed_rows
 from support.learner.slow_ppo import SlowRow
 from support.learner.slow_prime import SlowPrime
 from support.learner.turns import make_model, make_turns
@@ -211,3 +212,20 @@ def test_rows_on_which_nothing_is_trained_leave_a_step_without_rewards(group: Le
     metrics = Both(group).step(nothing)
     assert metrics["prime/loss"] == metrics["prime/row_reward_abs_max"] == 0.0
     assert not {"prime/accuracy", "prime/reward_mean"} & set(metrics)
+
+
+def test_figures_of_routers_are_the_policys_and_those_of_the_reward_models_are_behind_its_name(
+    group: LearnerGroup,
+) -> None:
+    rows = routed_rows(routed_model())
+    mini_batches, parts = cut_of(rows, 1)
+    settings = {"optimizer": OPTIMIZER, "algorithm": ALGORITHM, "total_steps": STEPS, "temperature": TEMPERATURE}
+    policy = on_policy(ShardedPolicy(routed_model(), group, torch.float32), **settings)
+    reference = FrozenPolicy(lambda: routed_model(undecided=True), group, torch.float32)
+    judge = ShardedPolicy(routed_model(undecided=True), group, torch.float32)
+    both = step_of_both(policy, implicit_rewards_on_fsdp(judge, reference, PRIME, STEPS), mini_batches, parts, 1)
+    alone = on_policy(ShardedPolicy(routed_model(), group, torch.float32), **settings).step_batch(mini_batches)
+    figures = {name for name in alone if name.startswith("router/")}
+    assert figures
+    assert {name: both[name] for name in figures} == {name: alone[name] for name in figures}
+    assert both["prime/router/entropy"] > both["router/entropy"]
