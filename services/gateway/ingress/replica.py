@@ -27,16 +27,15 @@ class IngressReplica:
     """See the module. controller: of the run. application: its name in Serve. prefix: that Serve leaves before each
     path, "" for none."""
 
-    _ingress: Ingress
-    _following: asyncio.Task[None]
-
-    # Serve awaits it.
-    async def __init__(  # type: ignore[misc]
-        self, config: dict[str, Any], controller: ActorHandle, application: str, prefix: str
-    ) -> None:
+    def __init__(self, config: dict[str, Any], controller: ActorHandle, application: str, prefix: str) -> None:
+        self._config = config
         self._controller = controller
         self._application = application
         self._prefix = prefix
+        self._following: asyncio.Task[None] | None = None
+
+    async def __serve_build_asgi_app__(self) -> App:
+        """Called by Serve, once: what it has answer requests."""
         try:
             number, home, replicas = await self._words(FIRST)
             while home is None:
@@ -46,25 +45,23 @@ class IngressReplica:
             await self._end()
             raise
         name = f"ingress-{secrets.token_hex(6)}"
-        self._ingress = Ingress(name, msgspec.convert(config, Config), facts, _notice)
-        self._ingress.serve(home, replicas)
-        self._following = asyncio.create_task(self._follow(number), name="words of the controller")
-
-    def __serve_build_asgi_app__(self) -> App:
-        return PathPrefix(self._ingress, self._prefix) if self._prefix else self._ingress
+        ingress = Ingress(name, msgspec.convert(self._config, Config), facts, _notice)
+        ingress.serve(home, replicas)
+        self._following = asyncio.create_task(self._follow(ingress, number), name="words of the controller")
+        return PathPrefix(ingress, self._prefix) if self._prefix else ingress
 
     def check_health(self) -> None:
         """Called by Serve, which starts another replica when this raises."""
-        if self._following.done() and not self._following.cancelled():
+        if self._following is not None and self._following.done() and not self._following.cancelled():
             raise RuntimeError("this replica hears of its run no more")
 
-    async def _follow(self, number: int) -> None:
+    async def _follow(self, ingress: Ingress, number: int) -> None:
         try:
             while True:
                 number, home, replicas = await self._words(number)
-                self._ingress.serve(home, replicas)
+                ingress.serve(home, replicas)
         except ray.exceptions.RayError:
-            self._ingress.serve(None, {})
+            ingress.serve(None, {})
             await self._end()
             await asyncio.Event().wait()  # for Serve to end this process
 
