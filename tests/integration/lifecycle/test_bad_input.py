@@ -228,9 +228,10 @@ def on_a_small_disk(folder: Path, command: str, place: Path) -> "subprocess.Comp
     return subprocess.run(shell, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_no_key_names_a_port_of_ours_but_the_gateways_so_no_other_can_be_in_use() -> None:
+def test_no_key_names_a_port_of_ours_but_those_of_the_gateway_so_no_other_can_be_in_use() -> None:
     """Every listener of a local run is a Unix socket or bound to port 0; `test_ray_session_isolation` reads them."""
-    assert [leaf.name for leaf in fields.leaves() if "port" in leaf.name.split(".")[-1].split("_")] == ["gateway.port"]
+    ports = [leaf.name for leaf in fields.leaves() if "port" in leaf.name.split(".")[-1].split("_")]
+    assert ports == ["gateway.port", "gateway.serve.port"]
 
 
 def test_a_port_of_the_gateway_that_is_taken_is_named_with_the_way_out(terminal: Terminal) -> None:
