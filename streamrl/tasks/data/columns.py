@@ -94,7 +94,8 @@ def item_of(row: Mapping[str, Any], names: Mapping[str, str], *, filled: bool = 
     answer = _answer(row, names)
     if answer is None and ending is not None:
         answer = ending
-    if answer is not None:
+    # A column that was named is the only one: where it has nothing, another of the usual name is no answer.
+    if answer is not None or "answer" in names:
         payload["answer"] = plain(answer)
     if not isinstance(prompt, str):
         payload["messages"] = prompt

@@ -103,6 +103,12 @@ def test_columns_with_other_names_and_inside_of_records() -> None:
     assert item_of({"meta": json.dumps(row["meta"])}, {"prompt": "meta.task.ask"}).prompt == "2+2?"
 
 
+@pytest.mark.parametrize("gold", [{}, {"gold": None}], ids=["not there", "null"])
+def test_a_column_that_is_named_for_answers_has_no_stand_in(gold: dict[str, Any]) -> None:
+    row = {"prompt": "2+2=", "answer": "of another matter", **gold}
+    assert item_of(row, {"answer": "gold"}).payload["answer"] is None
+
+
 def test_tools_and_arguments_of_the_template_may_be_in_the_row() -> None:
     tool = {"type": "function", "function": {"name": "add"}}
     row = {"prompt": [USER], "tools": json.dumps([tool]), "chat_template_kwargs": {"enable_thinking": False}}
