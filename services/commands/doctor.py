@@ -20,7 +20,8 @@ from streamrl.errors import ComponentError, ConfigError
 from streamrl.evaluation import held_out_prompts
 from streamrl.learner.batch.packing import pack
 from streamrl.learner.model.policy import PREFIX, PolicyModel
-from streamrl.models.load import DTYPES, load_model, prepare_model_folder
+from streamrl.models.dtypes import DTYPES
+from streamrl.models.load import load_model, prepare_model_folder
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.tasks.load import load_task
 from streamrl.tasks.prompts import prompt_ids

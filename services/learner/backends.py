@@ -30,7 +30,8 @@ from streamrl.learner.parallel.rank_mesh import RowRank
 from streamrl.learner.references.averaged import AveragedPolicy
 from streamrl.learner.references.frozen import FrozenPolicy
 from streamrl.learner.token_watch import TokenWatch
-from streamrl.models.load import DTYPES, load_model
+from streamrl.models.dtypes import DTYPES
+from streamrl.models.load import load_model
 from streamrl.services.learner.policies import make_policy, make_reference, reference_folder, require_layout
 
 if TYPE_CHECKING:

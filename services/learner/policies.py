@@ -13,7 +13,8 @@ from streamrl.learner.model.sharding import ShardedPolicy
 from streamrl.learner.parallel.process_group import LearnerGroup
 from streamrl.learner.references.averaged import AveragedPolicy
 from streamrl.learner.references.frozen import FrozenPolicy
-from streamrl.models.load import DTYPES, load_model
+from streamrl.models.dtypes import DTYPES
+from streamrl.models.load import load_model
 from streamrl.models.vocabulary import require_same_vocabulary
 from streamrl.services.run.layout import model_folder, start_folder
 

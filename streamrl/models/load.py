@@ -25,8 +25,8 @@ from transformers.utils import logging as transformers_logging
 from streamrl.config.estimates.model_presets import Preset, find_preset
 from streamrl.config.schema.run import ModelConfig
 from streamrl.errors import ConfigError
+from streamrl.models.dtypes import DTYPES
 from streamrl.models.folders import checked_folder, read_mark, write_folder
-from streamrl.models.plain_weights import DTYPES as DTYPES
 from streamrl.models.tokenizer import load_tokenizer, write_preset_tokenizer
 
 

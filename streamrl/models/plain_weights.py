@@ -13,9 +13,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PretrainedConfig
 
 from streamrl.errors import ConfigError
+from streamrl.models.dtypes import DTYPES
 from streamrl.models.folders import checked_folder
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 Shapes = Mapping[str, tuple[int, ...]]
 

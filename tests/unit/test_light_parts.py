@@ -37,3 +37,9 @@ def test_an_engine_of_the_common_families_imports_no_model_of_transformers() -> 
     )
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == "[]"
+
+
+def test_an_export_of_all_weights_has_no_use_for_transformers() -> None:
+    script = "import sys, streamrl.services.commands.exchange.export; sys.exit(str('transformers' in sys.modules))"
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "False"

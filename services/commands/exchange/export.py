@@ -16,8 +16,8 @@ from streamrl.config.estimates.model_facts import read_folder
 from streamrl.errors import ConfigError, DataError
 from streamrl.learner.checkpoint.checkpoint import CheckpointInfo, find_newest
 from streamrl.models.adapter_names import NAMES_OF_EXPERTS
+from streamrl.models.dtypes import DTYPES
 from streamrl.models.export import export_hf
-from streamrl.models.load import DTYPES, load_model
 from streamrl.models.merge import merge
 from streamrl.services.commands.exchange.readiness import nothing_yet
 from streamrl.services.run.folder import RunFolder
@@ -65,6 +65,9 @@ def _trained(found: CheckpointInfo) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _merged(found: CheckpointInfo, config: Config, source: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights that a replica would serve: those in `source`, with the adapters of the checkpoint."""
+    # Here and not above: it takes a second, which an export of all weights has no use for.
+    from streamrl.models.load import load_model
+
     base = [(name, param.detach()) for name, param in load_model(source, config.model.dtype).named_parameters()]
     trained_on = found.extra["backend"]["adapters"]["base"]
     if weights_digest(base) != trained_on:

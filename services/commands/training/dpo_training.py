@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from streamrl.learner.supervised.dpo_training import DpoTraining, trainer
+from streamrl.models.dtypes import DTYPES
 from streamrl.models.export import export_hf
 from streamrl.models.folders import require_ours
-from streamrl.models.load import DTYPES, load_model
+from streamrl.models.load import load_model
 from streamrl.services.commands.printed import print_facts
 from streamrl.services.commands.training.pair_training import Sides, run_and_print, settings_of, source_of
 

@@ -17,7 +17,7 @@ from streamrl.engines.build import UNPUBLISHED
 from streamrl.engines.server.build import build_server_engine
 from streamrl.engines.server.engine import ServerEngine
 from streamrl.engines.server.process.place import ServerPlace
-from streamrl.models.load import DTYPES
+from streamrl.models.dtypes import DTYPES
 from streamrl.types import (
     FinishReason,
     FloatArray,

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import DynamicCache, PreTrainedModel
 
 from streamrl.config.schema.run import ModelConfig
-from streamrl.models.load import DTYPES, load_model, prepare_model_folder
+from streamrl.models.dtypes import DTYPES
+from streamrl.models.load import load_model, prepare_model_folder
 from streamrl.types import FloatArray
 
 CONTEXT = 512
