@@ -49,13 +49,12 @@ REWARDS = ((7 * np.arange(GROUPS * GROUP_SIZE)) % 5) / 4.0
 
 
 class Learned(NamedTuple):
-    """What three steps left: forward passes of the model, loss, digest of the weights, checkpoints, threads."""
+    """What three steps left: forward passes of the model, loss, digest of the weights, checkpoints."""
 
     passes: int
     loss: float
     digest: str
     checkpoints: list[str]
-    threads: int
 
 
 def open_run(config: Config, folder: Path) -> RunFolder:
@@ -88,7 +87,13 @@ def learn(config: Config, folder: Path, frames: int = 1) -> Learned:
             metrics = core.train(core.plan(lease(step, written)), timer)
             core.save()
         names = sorted(path.name for path in (folder / "checkpoints").iterdir() if path.is_dir())
-        return Learned(len(passes), metrics["loss/policy"], core.weight_digest(), names, torch.get_num_threads())
+        return Learned(len(passes), metrics["loss/policy"], core.weight_digest(), names)
+
+
+def threads_of(config: Config, folder: Path) -> int:
+    """Threads that torch computes by in a process that has built a learner."""
+    with built(config, folder):
+        return torch.get_num_threads()
 
 
 def balanced(config: Config, folder: Path) -> Learned:

@@ -529,7 +529,7 @@ KEYS: dict[str, Key] = {
     "learner.late": Key(settings_of, "wait", "drop"),
     "learner.device": Key(device_of, "cpu", "cuda"),
     "learner.gpu_share": Key(gpus_asked, 1.0, 0.5, {"learner.device": "cuda"}),
-    "learner.threads": Key(learner.learn, 1, 2),
+    "learner.threads": Key(learner.threads_of, 1, 2),
     "learner.micro_batch_tokens": Key(learner.learn, 32, 4096),
     "learner.router_replay": Key(learner.replayed, False, True),
     "learner.router_aux_loss_coef": Key(learner.balanced, 0.0, 1.0, RATE),
