@@ -3,7 +3,8 @@
 Guarantees: what an ingress passes on is answered as if its client had come here, all of it by this process, so that a
 session, a response that is named later, and a stream of prompts are each in one place. An answer waits for its client:
 no more of it is sent while `WINDOW` bytes are on the way. Of an ingress that asks for no news for `SILENCE_S` all
-requests end; should it ask again, the number of its visit tells it so. It knows neither Ray nor sockets, and refuses nobody: the ingress has done that.
+requests end; should it ask again, the number of its visit tells it so. It knows neither Ray nor sockets, and refuses
+nobody: the ingress has done that.
 """
 
 import asyncio

@@ -2,7 +2,8 @@
 
 Guarantees: what is passed on is answered by one gateway, or refused; an answer that was begun and cannot be ended is
 broken off, never ended as if it were whole. When the gateway dies, those who wait are told, and its successor is asked
-from then on; so they are when it has given them up, since this process stood still for too long. Knows nothing of HTTP but ASGI's messages.
+from then on; so they are when it has given them up, since this process stood still for too long. Knows nothing of HTTP
+but ASGI's messages.
 """
 
 import asyncio
