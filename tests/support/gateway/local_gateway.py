@@ -148,6 +148,12 @@ class LocalGateway:
         for replica in self.replicas.values():
             await replica._take_up(manifest)
 
+    async def end_queue(self) -> None:
+        """Close the queue, and wait for what works for it: a closed queue ends that, but not at once."""
+        assert self.queue is not None
+        await self.queue.close.remote()
+        await asyncio.wait(self.works)
+
     async def idle(self) -> None:
         """Wait until no replica has a guest, and its engine nothing to do."""
         for replica in self.replicas.values():
