@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.own_children import own_children
 from support.repository import TESTS
 from support.trackers.recorded import tracked
 from support.trackers.stand_in import calls, stand_in
@@ -133,7 +134,7 @@ def test_a_tracker_that_is_closed_while_it_starts_is_ended(make: Make) -> None:
     hub = make("hang at the start", start_s=LONG_S)
     hub.close()
     assert hub.status()["wandb"]["state"] == "dropped"
-    assert psutil.Process().children(recursive=True) == []
+    assert own_children() == []
 
 
 def test_of_a_slow_tracker_the_oldest_lines_are_left_out_and_the_end_is_kept(make: Make, tmp_path: Path) -> None:
