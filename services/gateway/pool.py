@@ -3,7 +3,8 @@
 Each replica has one channel of two loops. `_listen` asks it for news, one call at a time (waits: the replica; unblocked
 by: its engine, or a second). `_send` tells it what is to be begun and aborted, all that has gathered in one call
 (waits: requests). A channel ends when its replica dies or leaves; another replica goes on behind what had come of what
-it still owes. A client sees of that who sampled which token, and nothing else.
+it still owes. So one does, or the same, with what a replica gave up while this process stood still. A client sees of
+that who sampled which token, and nothing else.
 
 Guarantees: only a replica that has acknowledged a version is asked; every request that was begun ends in news, in a
 Refusal, or in `leave`; versions never go back within a completion, so it waits for a replica that serves the newest of
@@ -25,7 +26,7 @@ from ray.actor import ActorHandle
 from streamrl.gateway.received import ReceivedTokens
 from streamrl.gateway.refusal import Refusal
 from streamrl.gateway.routing import Routes
-from streamrl.gateway.token_updates import TokenUpdate
+from streamrl.gateway.token_updates import GIVEN_UP, TokenUpdate
 from streamrl.services.actors.deaths import cause_of
 from streamrl.services.rollout.client_requests import GATEWAY, PREFIX
 from streamrl.types import GenerationRequest, Version
@@ -220,6 +221,8 @@ class Pool:
             self._house()
             for one in news:
                 self._on_update(channel.name, one)
+            if given_up := sum(one.finish_reason == GIVEN_UP for one in news):
+                self._tell(f"{channel.name} was not asked for too long and gave up {given_up} requests; they go on")
 
     async def _send(self, channel: _Channel) -> None:
         while True:
@@ -231,6 +234,10 @@ class Pool:
     def _on_update(self, name: str, news: TokenUpdate) -> None:
         asked = self._asked.get(news.request_id)
         if asked is None or asked.channel != name:
+            return
+        if news.finish_reason == GIVEN_UP:
+            self._routes.paid(name, asked.owed)
+            self._go_on(asked)
             return
         if news.finish_reason:
             del self._asked[news.request_id]
@@ -262,8 +269,12 @@ class Pool:
         if not self.ready:
             self._some_serve.clear()
         for one in [one for one in self._asked.values() if one.channel == channel.name]:
-            if not self._moves(one):
-                self._wait(one)
+            self._go_on(one)
+
+    def _go_on(self, one: Begun) -> None:
+        """Have another replica go on with it, or the same, as soon as one can."""
+        if not self._moves(one):
+            self._wait(one)
 
     def _moves(self, one: Begun) -> bool:
         """Whether there is a replica to go on with it, which then does."""

@@ -4,7 +4,8 @@ They are outside admission and the books: the queue knows nothing of them, no se
 they sample is told to the gateway that asked alone. A run may have several gateways, each with a name of its own. A
 gateway asks for news with a call that waits; one is answered each `TELL_S`, with all that came meanwhile. A gateway
 that asks no more for `SILENCE_S` is gone, and its requests are aborted; so they are when its successor, of its name and
-a later session, asks. One event loop uses this; it knows neither Ray nor HTTP.
+a later session, asks. One that only stood still hears of each that it was given up, when it asks again. One event loop
+uses this; it knows neither Ray nor HTTP.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from streamrl.errors import FencedError
-from streamrl.gateway.token_updates import TokenUpdate, final_update, update_of
+from streamrl.gateway.token_updates import TokenUpdate, final_update, given_up, update_of
 from streamrl.services.rollout.engine_thread import EngineThread
 from streamrl.services.rollout.rows import finite
 from streamrl.types import FinishReason, GenerationRequest, GenerationResult, PartialTokens
@@ -35,11 +36,13 @@ MOST_GATEWAYS = 1024
 
 @dataclass(slots=True, eq=False)
 class _Caller:
-    """One gateway. session: the number of the newest of its name. untold: what it has not heard."""
+    """One gateway. session: the number of the newest of its name. given_up: those that run of which it is told nothing
+    but that. untold: what it has not heard."""
 
     name: str
     session: int = -1
     running: set[str] = field(default_factory=set)
+    given_up: set[str] = field(default_factory=set)
     untold: list[TokenUpdate] = field(default_factory=list)
     some: asyncio.Event = field(default_factory=asyncio.Event)
     silence: asyncio.TimerHandle | None = None
@@ -115,8 +118,14 @@ class ClientRequests:
             elif (caller := self._running.pop(result.request_id, None)) is not None:
                 caller.running.discard(result.request_id)
                 self._thread.watch(drop=[result.request_id])
-                _deliver(caller, final_update(finite(result, self._name)))
+                _deliver(caller, self._end_of(caller, result))
         return others
+
+    def _end_of(self, caller: _Caller, result: GenerationResult) -> TokenUpdate:
+        if result.request_id not in caller.given_up:
+            return final_update(finite(result, self._name))
+        caller.given_up.remove(result.request_id)
+        return given_up(result.request_id)
 
     def take_pieces(self, pieces: Sequence[PartialTokens]) -> list[PartialTokens]:
         """The same of what running requests sampled."""
@@ -124,7 +133,7 @@ class ClientRequests:
         for piece in pieces:
             if not piece.request_id.startswith(PREFIX):
                 others.append(piece)
-            elif (caller := self._running.get(piece.request_id)) is not None:
+            elif (caller := self._running.get(piece.request_id)) and piece.request_id not in caller.given_up:
                 self._take_piece(caller, piece)
         return others
 
@@ -166,13 +175,20 @@ class ClientRequests:
         caller.silence = asyncio.get_running_loop().call_later(SILENCE_S, self._silent, caller)
 
     def _silent(self, caller: _Caller) -> None:
+        """What it has not heard is let go, whole answers too: it may never ask again. What runs is told as given up
+        when the engine has ended it, for the gateway may send it again at once, under the same id."""
         caller.silence = None
-        self._leave(caller, list(caller.running))
-        caller.untold.clear()
+        ended = {news.request_id: None for news in caller.untold if news.request_id not in caller.running}
+        caller.untold = [given_up(request_id) for request_id in ended]
+        if runs := caller.running - caller.given_up:
+            caller.given_up |= runs
+            self._thread.watch(drop=runs)
+            self._thread.abort(list(runs))
 
     def _leave(self, caller: _Caller, ids: Sequence[str]) -> None:
         if ids:
             caller.running.difference_update(ids)
+            caller.given_up.difference_update(ids)
             for request_id in ids:
                 self._running.pop(request_id, None)
             self._thread.watch(drop=ids)

@@ -6,12 +6,16 @@ import msgspec
 
 from streamrl.types import GenerationResult, PartialTokens, PromptLogprobs, TopLogprobs, VersionSpan
 
+GIVEN_UP = "given_up"
+"""In the place of a reason to finish: a replica gave up what its gateway did not ask about for too long."""
+
 
 class TokenUpdate(msgspec.Struct, frozen=True, array_like=True):
     """Further tokens of one request, from its token `start` on, or its end.
 
     spans: (start, incarnation, step) of the versions that sampled them, `start` counted from the first sampled token.
-    finish_reason: "" as long as it goes on; else as `streamrl.types.FinishReason`. error: text with reason "error".
+    finish_reason: "" as long as it goes on; else as `streamrl.types.FinishReason`, or `GIVEN_UP`. error: text with
+    reason "error".
     top_logprobs: in the places of these tokens, where they were asked for. prompt: as `streamrl.types.PartialTokens`.
     """
 
@@ -40,6 +44,11 @@ def final_update(result: GenerationResult) -> TokenUpdate:
     spans = _plain(result.version_spans)
     ended, top_logprobs, prompt = (result.finish_reason.value, result.error), result.top_logprobs, result.prompt
     return TokenUpdate(result.request_id, 0, ids, logprobs, spans, *ended, top_logprobs, prompt)
+
+
+def given_up(request_id: str) -> TokenUpdate:
+    """Nothing more comes of a request, and what was not told of it before is gone."""
+    return TokenUpdate(request_id, 0, [], [], [], GIVEN_UP)
 
 
 def _plain(spans: Sequence[VersionSpan]) -> list[tuple[int, int, int]]:

@@ -81,6 +81,21 @@ class Direct:
             death.cancel()
 
 
+class Held(Direct):
+    """A handle by which no call of `method` comes through while `lets` is not set, as of a caller that stands still."""
+
+    def __init__(self, actor: Any, method: str) -> None:
+        super().__init__(actor)
+        self._method = method
+        self.lets = asyncio.Event()
+        self.lets.set()
+
+    async def _called(self, name: str, args: tuple[Any, ...]) -> Any:
+        if name == self._method:
+            await self.lets.wait()
+        return await super()._called(name, args)
+
+
 class _Remote:
     def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
         self._call = call

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from streamrl.gateway.token_updates import TokenUpdate
+from streamrl.gateway.token_updates import TokenUpdate, given_up
 from streamrl.services.gateway.pool import Begun, Pool, Replaced
 from streamrl.types import GenerationRequest, SamplingParams, Version
 
@@ -127,6 +127,24 @@ async def test_what_was_shown_ends_when_nobody_goes_on_with_it_in_time() -> None
     refusal = await one.updates.get()
     assert (refusal.status, refusal.code) == (502, "replica_died")
     assert pool.running == 0
+    await pool.close()
+
+
+async def test_what_a_replica_gave_up_goes_on_behind_what_had_come() -> None:
+    told: list[str] = []
+    pool, replica = Pool(0, 60.0, told.append), Replica(Version(0, 3))
+    pool.serve({"rollout-0": replica})
+    await turns()
+    one = await begun(pool, replica, shown=True)
+    replica.news.put_nowait([given_up("r"), given_up("of somebody who left")])
+    await turns()
+    _, again = replica.asked
+    assert (again.request_id, again.so_far.token_ids.tolist()) == ("r", [5, 6])
+    assert (one.owed, pool._routes._owed) == (7, {"rollout-0": 7})
+    assert told == ["rollout-0 was not asked for too long and gave up 2 requests; they go on"]
+    replica.news.put_nowait([TokenUpdate("r", 0, [5, 6, 2], [-1.0, -0.5, -0.1], [(0, 0, 3)], "stop")])
+    await turns()
+    assert (await one.updates.get()).finish_reason == "stop"
     await pool.close()
 
 

@@ -8,6 +8,7 @@ import pytest
 from support.gateway.local_gateway import ENDLESS, LocalGateway, local_gateway, until
 
 from streamrl.errors import FencedError
+from streamrl.gateway.token_updates import GIVEN_UP
 from streamrl.services.rollout import client_requests
 from streamrl.types import GenerationRequest, SamplingParams
 
@@ -120,6 +121,32 @@ async def test_a_gateway_that_asks_no_more_is_gone_and_its_slots_are_free(
         await replica.order_client_requests(1, requests("a", "b"), [])
         assert len(replica._client_requests) == 2
         await until(lambda: not len(replica._client_requests))
+        await gateway.idle()
+
+
+async def test_a_gateway_that_asks_again_hears_what_was_given_up_whether_it_ran_or_had_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_requests, "SILENCE_S", 3600.0)
+    async with local_gateway(tmp_path, ready=False, most=100, latency_steps=80, step_s=0.002) as gateway:
+        await gateway.take_up(1)
+        replica = gateway.replicas["rollout-0"]
+        await replica.order_client_requests(1, requests("whole", most=60), [])
+        await until(lambda: not len(replica._client_requests))
+        monkeypatch.setattr(client_requests, "SILENCE_S", 0.05)
+        await replica.order_client_requests(1, requests("running", most=60), [])
+        caller = replica._client_requests._callers["gateway"]
+        caller.still()
+        replica._client_requests._listen(caller)
+        await until(lambda: caller.silence is None)
+        monkeypatch.setattr(client_requests, "SILENCE_S", 3600.0)
+        told: dict[str, tuple[str, list[int]]] = {}
+        while len(told) < 2:
+            _, news = await replica.client_updates(1)
+            told |= {one.request_id: (one.finish_reason, one.token_ids) for one in news}
+        assert told == {"guest/whole": (GIVEN_UP, []), "guest/running": (GIVEN_UP, [])}
+        await replica.order_client_requests(1, requests("running", most=60), [])  # as a gateway does that goes on
+        assert (await tokens_of(gateway, 1, until_end={"guest/running"}))["guest/running"]
         await gateway.idle()
 
 
