@@ -31,7 +31,7 @@ from streamrl.services.gateway.dialects.openai import add_openai
 from streamrl.services.gateway.dialects.responses import add_responses
 from streamrl.services.gateway.dialects.vllm import add_vllm
 from streamrl.services.gateway.gateway_services import GatewayServices, ModelServices
-from streamrl.services.gateway.refusals import ANYBODY, REFUSALS
+from streamrl.services.gateway.refusals import ANYBODY, FAULT_SCHEMAS, REFUSALS
 from streamrl.services.gateway.training.prompts import PromptStream
 from streamrl.services.gateway.training.samples import MOST
 from streamrl.services.gateway.training.sessions import SessionService
@@ -74,17 +74,13 @@ class GatewayApp(FastAPI):
     """Its specification is made when it is asked for: to make it takes longer than all else of a start."""
 
     def openapi(self) -> dict[str, Any]:
-        """Two things that the framework says otherwise: a wrong body is answered by 400 and not by 422; refusals are
-        JSON, whatever else a route answers in."""
+        """What the framework says otherwise, or not: a wrong body is answered by 400, not 422; how a refusal looks."""
         if self.openapi_schema is not None:
             return self.openapi_schema
         spec = super().openapi()
         for operation in (one for path in spec["paths"].values() for one in path.values()):
             operation["responses"].pop("422", None)
-            for status, told in operation["responses"].items():
-                if status != "200":
-                    (schema,) = told["content"].values()
-                    told["content"] = {"application/json": schema}
+        spec["components"]["schemas"].update(FAULT_SCHEMAS)
         for name in ("HTTPValidationError", "ValidationError"):
             spec["components"]["schemas"].pop(name, None)
         return spec

@@ -4,6 +4,8 @@ Which pairs are held out is fixed by a digest of their text, so every run and ev
 ones, and a larger share holds out a superset of a smaller one.
 """
 
+from functools import cached_property
+
 import xxhash
 
 from streamrl.errors import ConfigError
@@ -25,22 +27,25 @@ class ArithmeticTask:
     """Of the sum of two 99s; see `streamrl.tasks.prompts.longest_text`."""
 
     def __init__(self, held_out: float = 0.1) -> None:
-        by_digest = sorted(range(SIDE * SIDE), key=lambda pair: (_digest(pair), pair))
-        count = round(held_out * len(by_digest))
-        if not 0 <= count < len(by_digest):
+        self.num_held_out = round(held_out * SIDE**2)
+        self.num_train = SIDE**2 - self.num_held_out
+        if not 0 <= self.num_held_out < SIDE**2:
             raise ConfigError(
                 f"task {self.name!r}: held_out = {held_out} leaves no pair to train on; give a share below 1"
             )
-        self._held_out = by_digest[:count]
-        self._train = sorted(by_digest[count:])
 
-    @property
-    def num_train(self) -> int:
-        return len(self._train)
+    @cached_property
+    def _by_digest(self) -> list[int]:
+        # When it is asked for: most processes of a run ask for no prompt.
+        return sorted(range(SIDE**2), key=lambda pair: (_digest(pair), pair))
 
-    @property
-    def num_held_out(self) -> int:
-        return len(self._held_out)
+    @cached_property
+    def _held_out(self) -> list[int]:
+        return self._by_digest[: self.num_held_out]
+
+    @cached_property
+    def _train(self) -> list[int]:
+        return sorted(self._by_digest[self.num_held_out :])
 
     def train(self, index: int) -> Prompt:
         return self._prompt(self._item(self._train, index))
