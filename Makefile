@@ -53,8 +53,7 @@ quickstart-megatron: $(VENV)/.installed-dev .venvs/megatron/.installed
 
 test: $(VENV)/.installed-dev
 	PYTHONPATH=tests $(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/unit -m 'not long' -n auto --maxprocesses 4 --dist loadfile --durations=10
-	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/integration -m 'not long' -n auto --maxprocesses 4 --dist loadfile --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/integration tests/unit -m 'not long' -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=10
 
 test-long: export FAULT_SCALE ?= 0.02
 test-long: export KILLS ?= 1

@@ -18,7 +18,7 @@ from streamrl.config import load
 from streamrl.reference import Reference
 from streamrl.services.run.folder import RunFolder
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 STEPS = 8
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
@@ -120,7 +120,6 @@ CURRICULUM = (
 )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("curriculum", [(), CURRICULUM])
 def test_invariant_4_a_run_on_files_that_was_killed_is_bit_equal_to_the_loop_that_never_was(
     streamrl,
@@ -154,7 +153,6 @@ def test_invariant_4_a_run_on_files_that_was_killed_is_bit_equal_to_the_loop_tha
     assert len(digests) == STEPS
 
 
-@pytest.mark.long
 def test_a_run_whose_reward_was_wrong_is_scored_again_and_goes_on_with_the_right_one(
     streamrl, files: Path, streamrl_path: Path, user_folder: Path
 ) -> None:

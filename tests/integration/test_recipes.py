@@ -123,7 +123,8 @@ def test_a_recipe_is_right_but_for_its_model(name: str, place: Path) -> None:
     load_args(ROOT / "configs" / f"{name}.toml", [*given, *teacher])
 
 
-@pytest.mark.parametrize("name", ["gsm8k-grpo", *(pytest.param(name, marks=pytest.mark.long) for name in RECIPES[1:])])
+@pytest.mark.long
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_runs_three_steps_with_a_small_model_of_its_family(name: str, place: Path) -> None:
     if name == "gsm8k-lora":
         pytest.importorskip("peft")

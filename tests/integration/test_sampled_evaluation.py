@@ -7,7 +7,7 @@ import pytest
 from support.runs.finished_run import run
 from support.runs.live_run import live_run, prepare
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 KEYS = ("--learner.steps", "400", "--rollout.replicas", "1", "--eval.every", "400", "--eval.max_items", "6")
 
 

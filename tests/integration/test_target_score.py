@@ -4,7 +4,7 @@ import pytest
 
 from streamrl.learner.checkpoint.checkpoint import find_newest
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 AIMS = ("--eval.every", "3", "--eval.target_score", "0.01", "--learner.steps", "500")
 
@@ -21,7 +21,6 @@ def test_a_run_ends_finished_once_a_version_has_the_score_it_aims_at(train) -> N
     assert (again.code, again.summary()) == (0, summary)
 
 
-@pytest.mark.long
 def test_two_ranks_end_at_the_same_step(train) -> None:
     run = train("aimed-by-two", *AIMS, "--learner.num_workers", "2")
     assert run.code == 0, run.output

@@ -9,7 +9,7 @@ import pytest
 from support.runs.finished_run import Finished
 from support.trackers.stand_in import calls, stand_in
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 STEPS = 12
 TRACKED = ("--observe.trackers", '["wandb", "tensorboard"]', "--observe.names", "verl", "--deadlines.tracker_s", "10")

@@ -151,6 +151,7 @@ def test_a_slow_learner_bounds_the_run(learned: Explained) -> None:
     assert figures["time/forward_backward"] > 0.5 * figures["time/step"]
 
 
+@pytest.mark.long
 def test_one_biased_replica_is_named_and_it_is_the_one_whose_rows_say_other_log_probs(learned: Explained) -> None:
     figures = learned.figures("drifting replica")
     assert figures.keys() == {"mismatch/rollout-1/kl", "peers_median"}
@@ -161,6 +162,7 @@ def test_one_biased_replica_is_named_and_it_is_the_one_whose_rows_say_other_log_
     assert told[1]["told"] - told[0]["told"] == pytest.approx(-5.0, abs=0.1)
 
 
+@pytest.mark.long
 def test_nothing_is_found_in_a_run_that_has_it_not(judged: Explained, learned: Explained) -> None:
     amiss = {"bound by reward", "constant reward", "zero variance", "no gradient", "truncated"}
     assert judged.findings.keys() == amiss

@@ -11,7 +11,7 @@ from support.engines.calling_model import prepare_calling_model
 from support.queue.completion_rows import rows_of
 from support.runs.finished_run import Finished, run
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 STEPS, GROUPS, GROUP_SIZE, STALENESS, MOST_TURNS = 24, 8, 4, 2, 40
 RUN = f"""
@@ -83,7 +83,6 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return done
 
 
-@pytest.mark.long
 def test_what_is_trained_has_the_lengths_of_what_was_asked(walked: Finished) -> None:
     """One of all trained episodes, and of all rows: by the row, which is stronger than by the histogram."""
     rows = list(rows_of(walked.folder))

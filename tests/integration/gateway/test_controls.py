@@ -16,7 +16,7 @@ from streamrl.errors import RequestError
 from streamrl.types import Version
 from streamrl.weights.tensors import weights_digest
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 RUN = (
     *("--rollout.engine", "scripted", "--rollout.replicas", "1", "--eval.every", "100000"),

@@ -10,7 +10,7 @@ from support.runs.finished_run import Finished
 
 import streamrl as api
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 
 def test_the_first_request_after_it_is_answered(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.runs.live_run import LIMIT_S, STREAMRL
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def pipe_that_nobody_reads() -> Iterator[int]:
     ("output", "why"),
     [
         (full_disk, "No space left on device"),
-        pytest.param(pipe_that_nobody_reads, "Broken pipe", marks=pytest.mark.long),
+        (pipe_that_nobody_reads, "Broken pipe"),
     ],
 )
 def test_a_run_ends_well_and_one_line_says_why_nothing_is_shown(output, why: str, user_folder: Path) -> None:

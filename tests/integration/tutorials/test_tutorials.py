@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.runs.tutorials import Tutorial, type_in
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 FEW_WARM = "--warmup.max_steps 5 --eval.max_items 8"
 FEW = f"--learner.steps 2 --learner.groups_per_step 4 {FEW_WARM}"
@@ -45,7 +45,6 @@ def test_own_data(tmp_path: Path) -> None:
     assert trained(tmp_path, "questions")["steps"] == 2
 
 
-@pytest.mark.long
 def test_own_reward(tmp_path: Path) -> None:
     printed = follow("own-reward", tmp_path)
     assert "{'reward': 1.0, 'right': 1.0, 'length': 1.0, 'ended': 1.0}" in printed
@@ -53,7 +52,6 @@ def test_own_reward(tmp_path: Path) -> None:
     assert trained(tmp_path, "rewarded")["steps"] == 2
 
 
-@pytest.mark.long
 def test_own_model(tmp_path: Path) -> None:
     printed = follow("own-model", tmp_path)
     assert '"model_type": "llama"' in printed
@@ -61,7 +59,6 @@ def test_own_model(tmp_path: Path) -> None:
     assert (tmp_path / "trained/model.safetensors").stat().st_size > 1_000_000
 
 
-@pytest.mark.long
 def test_an_agent(tmp_path: Path) -> None:
     instead = {FEW: FEW_WARM, "pip install openai": "python -c 'import openai'", "agent.py 320": "agent.py 32"}
     printed = follow("agent", tmp_path, instead)

@@ -30,9 +30,10 @@ def run(folder: Path, *tests: str, arguments: tuple[str, ...] = ()) -> tuple[int
     # What a worker of pytest tells its children is not for a run of its own.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, once_more.__file__, "-p", "no:schemathesis", *arguments, "test_it.py"],
+        [sys.executable, once_more.__file__, *arguments, "test_it.py"],
         cwd=folder,
-        env={**environment, "UNSTEADY": str(noted)},
+        # No other plugin than that of its workers: to load them takes longer than all else.
+        env={**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist", "UNSTEADY": str(noted)},
         capture_output=True,
         text=True,
         check=False,

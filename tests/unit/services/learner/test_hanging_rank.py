@@ -28,6 +28,7 @@ def started(store: Path, folder: Path, config: Config) -> subprocess.Popen[bytes
     return subprocess.Popen(command, stdin=subprocess.PIPE)
 
 
+@pytest.mark.long
 async def test_a_rank_that_hangs_before_the_plan_ends_the_step_at_its_deadline(tmp_path: Path) -> None:
     config = Config(
         model=ModelConfig(preset="tiny-qwen3"),

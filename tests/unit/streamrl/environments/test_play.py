@@ -135,6 +135,7 @@ def test_what_reset_is_given() -> None:
     assert row_of('{"prompt":"mine"}', "1+1=") == {"prompt": "mine"}
 
 
+@pytest.mark.long
 async def test_of_many_that_share_a_process_only_those_that_end_it_fail(played) -> None:
     play = await played("Bad")
     rows = [{"how": "dies" if place % 8 == 3 else "waits"} for place in range(24)]

@@ -215,7 +215,7 @@ async def test_closing_ends_those_that_join_and_those_that_leave(folder: Folder)
         assert scoring.exception() is not None
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", [0, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 2))])
 async def test_whatever_is_asked_in_whatever_order_each_item_is_scored_once(folder: Folder, attempt: int) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -238,6 +238,7 @@ async def test_whatever_is_asked_in_whatever_order_each_item_is_scored_once(fold
     assert pool.lost == 0
 
 
+@pytest.mark.long
 async def test_items_that_kill_their_child_meanwhile_fail_alone(folder: Folder) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

@@ -53,6 +53,7 @@ def test_a_push_has_the_model_its_card_and_the_curve(run: RunFolder, hub: StandI
     assert hub.private[REPO]
 
 
+@pytest.mark.long
 def test_pushing_again_goes_into_the_same_repository(run: RunFolder, hub: StandInHub, tmp_path: Path) -> None:
     for _ in range(2):
         done = streamrl(run, tmp_path, hub.url, "--push", REPO, "--to", str(tmp_path / "out"))
@@ -127,6 +128,7 @@ def test_bad_input_is_one_message_before_anything_is_written(
     assert hub.repos == {}
 
 
+@pytest.mark.long
 def test_a_hub_that_breaks_in_the_middle_loses_nothing(run: RunFolder, tmp_path: Path) -> None:
     with serving(StandInHub(breaks_at="/commit/")) as hub:
         out = tmp_path / "out"

@@ -148,6 +148,7 @@ def test_a_model_that_learned_nothing_rewards_no_token_and_leaves_the_outcomes(g
     assert after.count_nonzero() > 0
 
 
+@pytest.mark.long
 def test_it_learns_which_rows_are_right(group: LearnerGroup) -> None:
     both, rows = Both(group), make_turns(4, step=0, group_size=4)
     rows = replace(rows, rewards=np.round(rows.rewards - 0.01))
