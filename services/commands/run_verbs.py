@@ -16,8 +16,8 @@ from streamrl.services.inspect.why import explain
 from streamrl.services.launch import watcher
 from streamrl.services.launch.start import remove_leftovers
 from streamrl.services.run import run_lock
-from streamrl.services.run.control_client import ControlClient, OwnerGoneError
-from streamrl.services.run.control_socket import LOOK_S
+from streamrl.services.run.control.client import ControlClient, OwnerGoneError
+from streamrl.services.run.control.listener import LOOK_S
 from streamrl.services.run.ending import first_cause
 from streamrl.services.run.folder import RunFolder, RunState
 from streamrl.services.run.read_logs import FOLLOW_S, Tail, last_lines, log_files, readable

@@ -24,7 +24,7 @@ from streamrl.services.launch.prepared_data import prepare_data, told
 from streamrl.services.launch.start import OWNER_COMMAND, Launched, launch, remove_leftovers
 from streamrl.services.run import run_lock
 from streamrl.services.run.awaited import Awaited
-from streamrl.services.run.control_client import ControlClient
+from streamrl.services.run.control.client import ControlClient
 from streamrl.services.run.ending import EXIT_INTERRUPTED, EXIT_TERMINATED, failure_of
 from streamrl.services.run.folder import RunFolder, RunState
 from streamrl.services.run.gateway_address import require_free

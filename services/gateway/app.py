@@ -37,7 +37,7 @@ from streamrl.services.gateway.training.samples import MOST
 from streamrl.services.gateway.training.sessions import SessionService
 from streamrl.services.gateway.training.trajectories import TrajectoryService
 from streamrl.services.gateway.weights import WeightsStream
-from streamrl.services.run.control import finite
+from streamrl.services.run.control.server import finite
 from streamrl.services.run.scaling import AUTO
 
 PageSize = Annotated[int, Field(ge=1, le=MOST)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from streamrl.errors import ComponentError, ConfigError, DeadlineError, ResourceError, RunFolderError
 from streamrl.gateway.refusal import Refusal, invalid
-from streamrl.services.run.control_client import ControlClient
+from streamrl.services.run.control.client import ControlClient
 from streamrl.services.run.folder import RunFolder
 from streamrl.services.run.scaling import KEYS
 

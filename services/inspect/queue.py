@@ -19,7 +19,7 @@ from streamrl.buffers.segments.places import COMPLETIONS_DIR, LEDGER_DIR, SCORES
 from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.config import Config, load
 from streamrl.errors import DataError
-from streamrl.services.run.control_client import ControlClient
+from streamrl.services.run.control.client import ControlClient
 from streamrl.services.run.folder import RunFolder
 from streamrl.services.run.view_state import human_bytes, human_seconds
 from streamrl.tasks.order import PromptOrder

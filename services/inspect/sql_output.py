@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from streamrl.services.inspect.sql import Answer, query_run
-from streamrl.services.run.control import finite
+from streamrl.services.run.control.server import finite
 from streamrl.services.run.folder import RunFolder
 
 _WIDTH = 48

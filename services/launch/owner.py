@@ -33,7 +33,7 @@ from streamrl.services.launch.bounded_log import open_bounded
 from streamrl.services.launch.ray_processes import end_orphans, ray_processes, unless_ray_dies
 from streamrl.services.launch.start import LaunchOrder, owner_grace_s
 from streamrl.services.launch.system_api import StartSystem, System
-from streamrl.services.run.control import ControlServer, Event, EventHub, Handler, described
+from streamrl.services.run.control.server import ControlServer, Event, EventHub, Handler, described
 from streamrl.services.run.ending import EXIT_INTERRUPTED
 from streamrl.services.run.folder import Launch, RunFolder
 from streamrl.services.run.layout import STACKS_FOLDER

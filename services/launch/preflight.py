@@ -105,7 +105,7 @@ def _theirs(config: Config) -> str:
 def main(order: dict[str, Any]) -> int:
     """Check, and write the described error, or null, to the answer's descriptor."""
     # Here and not above: `up` itself needs none of it.
-    from streamrl.services.run.control import described
+    from streamrl.services.run.control.server import described
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != order["parent"]:

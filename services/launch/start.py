@@ -22,7 +22,7 @@ from streamrl.errors import ResourceError
 from streamrl.services.launch import watcher
 from streamrl.services.launch.claim import Claim
 from streamrl.services.launch.environment import launch_environment, left_out
-from streamrl.services.run.control_socket import listen_at
+from streamrl.services.run.control.listener import listen_at
 from streamrl.services.run.folder import SHARED_MEMORY, RunFolder
 
 OWNER_COMMAND = (sys.executable, "-P", "-m", "streamrl.services.launch.owner")

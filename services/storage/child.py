@@ -10,7 +10,7 @@ import sys
 import msgspec
 
 from streamrl.errors import StreamRLError
-from streamrl.services.run.control import described
+from streamrl.services.run.control.server import described
 from streamrl.services.storage.orders import Answer, Job, Upload
 from streamrl.services.storage.work import carry_out
 from streamrl.storage.open import open_store

@@ -60,7 +60,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """error: as `streamrl.services.run.control.described` has it; None where it went well."""
+    """error: as `streamrl.services.run.control.server.described` has it; None where it went well."""
 
     error: dict[str, Any] | None
     facts: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from streamrl.config import load
 from streamrl.errors import ConfigError, ResourceError
 from streamrl.observability.evaluations import HELD_OUT, EvaluationRecord, append_evaluations, shown
 from streamrl.services.commands.exchange.readiness import require_up
-from streamrl.services.run.control_client import ControlClient
+from streamrl.services.run.control.client import ControlClient
 from streamrl.services.run.folder import RunFolder
 
 # An evaluation of a thousand prompts beside the stream.

@@ -19,7 +19,7 @@ import ray
 from streamrl.errors import StreamRLError
 from streamrl.gateway.openai.answers import event
 from streamrl.gateway.page.backlog import Backlog
-from streamrl.services.run.control import finite
+from streamrl.services.run.control.server import finite
 
 EVERY_S = 1.0
 """Seconds between two pictures."""

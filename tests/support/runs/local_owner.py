@@ -10,7 +10,7 @@ from pathlib import Path
 from streamrl.config import Config, dump
 from streamrl.services.launch.owner import Owner
 from streamrl.services.launch.start import LaunchOrder
-from streamrl.services.run.control import ControlServer, EventHub
+from streamrl.services.run.control.server import ControlServer, EventHub
 from streamrl.services.run.folder import Launch, RunFolder
 from streamrl.services.run.liveness import ProcessId
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from streamrl.services.run.control import ControlServer, EventHub
+from streamrl.services.run.control.server import ControlServer, EventHub
 from streamrl.services.run.folder import Launch, RunFolder
 from streamrl.services.run.liveness import ProcessId
 

@@ -20,8 +20,8 @@ from streamrl.services.cli.main import run_app
 from streamrl.services.commands import run_verbs
 from streamrl.services.commands.exchange import evaluation
 from streamrl.services.launch.claim import claim
-from streamrl.services.run.control import ControlServer, EventHub
-from streamrl.services.run.control_socket import listen_at
+from streamrl.services.run.control.listener import listen_at
+from streamrl.services.run.control.server import ControlServer, EventHub
 from streamrl.services.run.folder import Launch, RunFolder
 from streamrl.services.run.liveness import ProcessId
 from streamrl.services.run.read_logs import Tail, last_lines, log_files, readable

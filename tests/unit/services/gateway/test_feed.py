@@ -12,7 +12,7 @@ from support.gateway.local_gateway import until
 
 from streamrl.errors import ComponentError
 from streamrl.services.gateway.page.feed import KEEP_ALIVE, MOST, RunFeed
-from streamrl.services.run.control import ControlServer, EventHub
+from streamrl.services.run.control.server import ControlServer, EventHub
 
 SOON = 0.001
 LATE = 3600.0

@@ -6,7 +6,7 @@ import pytest
 
 from streamrl.errors import ComponentError, ConfigError, NonFiniteError, ResourceError, StreamRLError
 from streamrl.observability.failure import FailureReport, report_failure
-from streamrl.services.run.control import described
+from streamrl.services.run.control.server import described
 from streamrl.services.run.ending import failure_of
 from streamrl.services.run.folder import RunFolder
 

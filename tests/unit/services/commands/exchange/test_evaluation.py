@@ -19,8 +19,8 @@ from streamrl.services.cli.main import run_app
 from streamrl.services.commands import run_verbs
 from streamrl.services.commands.exchange import evaluation
 from streamrl.services.commands.exchange.harness import MISSING
-from streamrl.services.run.control import ControlServer, EventHub
-from streamrl.services.run.control_socket import listen_at
+from streamrl.services.run.control.listener import listen_at
+from streamrl.services.run.control.server import ControlServer, EventHub
 from streamrl.services.run.folder import Launch, RunFolder
 from streamrl.services.run.liveness import ProcessId
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from streamrl.errors import ComponentError, DeadlineError, ResourceError
-from streamrl.services.run import control
-from streamrl.services.run.control import ControlServer, EventHub
-from streamrl.services.run.control_client import ControlClient
-from streamrl.services.run.control_socket import listen_at
+from streamrl.services.run.control import server as control_server
+from streamrl.services.run.control.client import ControlClient
+from streamrl.services.run.control.listener import listen_at
+from streamrl.services.run.control.server import ControlServer, EventHub
 
 
 async def answer() -> dict[str, Any]:
@@ -86,7 +86,7 @@ async def test_a_socket_that_a_cleaner_removed_is_there_again_for_this_user_alon
 
 
 async def test_a_socket_is_looked_after_while_it_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "LOOK_S", 0.0)
+    monkeypatch.setattr(control_server, "LOOK_S", 0.0)
     restored = asyncio.Event()
 
     class Watched(ControlServer):
@@ -147,7 +147,7 @@ async def test_a_client_that_never_reads_loses_its_oldest_events_and_holds_nobod
     first = asyncio.create_task(anext(stream))
     # One turn of the loop: the subscriber now waits for its first event.
     await asyncio.sleep(0)
-    for step in range(control.BACKLOG + 10):
+    for step in range(control_server.BACKLOG + 10):
         hub.publish({"kind": "step", "step": step})
     assert (await first)["step"] == 10
     await stream.aclose()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.errors import ComponentError, StreamRLError
-from streamrl.services.run.control_socket import LOOK_S, listen_at
+from streamrl.services.run.control.listener import LOOK_S, listen_at
 
 Event = dict[str, Any]
 Handler = Callable[..., Awaitable[dict[str, Any]]]
