@@ -26,7 +26,7 @@ from report import Report
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from streamrl.engines.torch import TorchEngine
-from streamrl.system.strict_products import strict_variables
+from streamrl.system.processor import strict_variables
 from streamrl.types import GenerationRequest, GenerationResult, SamplingParams, UpdateMode, Version
 
 SLOTS = 64

@@ -55,8 +55,8 @@ from streamrl.reference_auxiliary import Cut, make_plain_auxiliary_model
 from streamrl.rewards.base import RewardItem, component_columns, with_components
 from streamrl.rewards.build import make_scorer
 from streamrl.scheduling.curriculum import Curriculum, next_turn
+from streamrl.system.processor import strict_variables
 from streamrl.system.standard_streams import hold_standard_streams
-from streamrl.system.strict_products import strict_variables
 from streamrl.tasks.base import Prompt, Task
 from streamrl.tasks.load import open_task
 from streamrl.tasks.order import order_of

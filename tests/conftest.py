@@ -17,7 +17,7 @@ from support.runs.finished_run import Finished, run
 from support.runs.live_run import STREAMRL, prepare
 from support.workers import pytest_xdist_auto_num_workers
 
-from streamrl.system.strict_products import strict_variables
+from streamrl.system.processor import strict_variables
 
 # Where there is no GPU, Triton's interpreter runs the kernels (`make test-kernels`). It has to know before anything
 # imports triton.

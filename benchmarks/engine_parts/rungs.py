@@ -22,7 +22,7 @@ from streamrl.engines.torch import TorchEngine
 from streamrl.engines.torch.eager.own_products import OwnProducts
 from streamrl.engines.torch.ladder import SIZES
 from streamrl.engines.torch.products import OneDnnProducts, PlainProducts, RowProducts, Rung, TiledProducts
-from streamrl.system.strict_products import STRICT, VARIABLE
+from streamrl.system.processor import STRICT, VARIABLE
 from streamrl.types import GenerationRequest, SamplingParams, Version
 
 HERE = Path(__file__).parents[1]

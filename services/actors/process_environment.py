@@ -7,7 +7,7 @@ Ray runs actors in an empty folder, so that a user's `services/` cannot shadow o
 import os
 import sys
 
-from streamrl.system.strict_products import strict_variables
+from streamrl.system.processor import strict_variables
 
 IMPORT_PATH = "STREAMRL_IMPORT_PATH"
 

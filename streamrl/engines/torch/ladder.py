@@ -20,8 +20,7 @@ from streamrl.engines.torch.eager.own_products import OwnProducts
 from streamrl.engines.torch.products import TILE, OneDnnProducts, PlainProducts, RowProducts, Rung, TiledProducts
 from streamrl.errors import BatchDependenceError
 from streamrl.system.kernel_cache import compiles_kernels
-from streamrl.system.processor import processor, vendor_and_flags
-from streamrl.system.strict_products import is_strict
+from streamrl.system.processor import is_strict, processor, vendor_and_flags
 from streamrl.types import Arithmetic
 
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.system.processor import processor, vendor_and_flags
-from streamrl.system.strict_products import STRICT, VARIABLE, is_strict, strict_variables
+from streamrl.system.processor import STRICT, VARIABLE, is_strict, processor, strict_variables, vendor_and_flags
 
 X86 = """processor\t: 0
 vendor_id\t: GenuineIntel
