@@ -1,7 +1,8 @@
 """The body of `/v1/messages` as a chat. Pure.
 
 Guarantees: what a chat of the same conversation asks for is what is asked for here; what cannot be kept is refused by
-name. Marks for caches (`cache_control`) and signatures of thoughts change nothing and are ignored.
+name. Marks for caches (`cache_control`) and signatures of thoughts change nothing and are ignored. With a last
+message of the assistant the answer goes on.
 """
 
 import json
@@ -117,7 +118,8 @@ class CountRequest(BaseModel):
                 code = "unsupported_parameter" if name in _NEUTRAL else "unknown_parameter"
                 raise invalid(code, f"{name!a} {kind}", name)
         whole: list[Any] = list(self._messages())
-        return ChatRequest(model=self.model, messages=whole, **self._options())
+        goes_on = self.messages[-1].role == "assistant"
+        return ChatRequest(model=self.model, messages=whole, continue_final_message=goes_on or None, **self._options())
 
     def _options(self) -> dict[str, Any]:
         given: dict[str, Any] = {}

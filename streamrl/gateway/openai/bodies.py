@@ -117,7 +117,8 @@ class Tool(BaseModel):
 
 class ChatRequest(OpenAIRequest):
     """The body of `/v1/chat/completions`. top_logprobs: so many of the likeliest tokens are told in the place of each
-    one."""
+    one. add_generation_prompt: with false the prompt ends behind the last message. continue_final_message: it ends
+    within that message, which the model goes on with."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
@@ -128,6 +129,8 @@ class ChatRequest(OpenAIRequest):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Of the chat template. Raises Refusal."""

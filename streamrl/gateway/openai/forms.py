@@ -30,9 +30,15 @@ class AnswerForms:
         self._of_calls = tokenizer.special_ids(CALL_FORMS[self.calls].marks if self.calls else ())
         self._of_thoughts = tokenizer.special_ids(THOUGHT_FORMS[self.thoughts].marks if self.thoughts else ())
 
-    def thinks(self, prompt: str) -> bool | None:
-        """Whether an answer to a prompt begins within thoughts; None where these are not read."""
-        return prompt.rstrip().endswith(THOUGHT_FORMS[self.thoughts].begun) if self.thoughts else None
+    def thinks(self, prompt: str, continued: str = "") -> bool | None:
+        """Whether an answer to a prompt begins within thoughts; None where these are not read. continued: the text that
+        the prompt ends with, of the message that the answer goes on with."""
+        if not self.thoughts:
+            return None
+        form = THOUGHT_FORMS[self.thoughts]
+        _, mark, after = continued.rpartition(form.begun)
+        begun = mark or prompt.removesuffix(continued.lstrip()).rstrip().endswith(form.begun)
+        return bool(begun) and not any(end in (after if mark else continued) for end in form.ends)
 
     def written(self, calls: bool) -> frozenset[int]:
         """Ids of the special tokens that a text must show. calls: whether those in it are read."""

@@ -22,8 +22,10 @@ class Neutral(NamedTuple):
 
 
 KEPT: Final[Mapping[str, str]] = {
+    "add_generation_prompt": "of a chat: with `false` its prompt ends behind the last message",
     "add_special_tokens": "whether the text of a completion gets the model's special tokens; in a chat only `false`",
     "chat_template_kwargs": "arguments of the chat template, for instance `enable_thinking`",
+    "continue_final_message": "of a chat: the answer goes on with the last message, which is of the assistant",
     "echo": "the text of a completion begins with the prompt, and its `logprobs` with the prompt's",
     "frequency_penalty": "is taken from a token's logit for each time that the completion has it",
     "guided_choice": "the text is one of these",
@@ -85,14 +87,14 @@ _GUIDED = "output by a grammar in a language that is not read here; `regex` and 
 _PICTURES = "pictures, sound or video"
 
 NEUTRAL: Final[Mapping[str, Neutral]] = {
-    "add_generation_prompt": Neutral((None, True), "a prompt that does not end with the model's turn"),
+    "add_generation_prompt": Neutral((None, True), "the end of a chat's prompt"),
     "add_special_tokens": Neutral((None, False), "special tokens beside those of the template"),
     "allowed_token_ids": Neutral((None, []), "a part of the vocabulary"),
     "audio": Neutral((None,), _PICTURES),
     "bad_words": Neutral((None, []), "words that may not be sampled"),
     "best_of": Neutral((None, 1), "the likeliest of several completions"),
     "chat_template": Neutral((None,), "another chat template than the model's"),
-    "continue_final_message": Neutral((None, False), "a message that goes on"),
+    "continue_final_message": Neutral((None, False), "a message that goes on, which is of a chat"),
     "documents": Neutral((None, []), "documents for the template"),
     "ebnf": Neutral((None, ""), _GUIDED),
     "echo": Neutral((None, False), "the prompt in the answer, which a completion may have"),

@@ -31,6 +31,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 
 
+_NOT_ENDED: Final = ("in_progress", "incomplete")
 _LOGPROBS: Final = "message.output_text.logprobs"
 
 
@@ -46,9 +47,12 @@ class Part(BaseModel):
 class MessageItem(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
+    """status: one that the model did not end is gone on with, where it is the last."""
+
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Part]
+    status: str | None = None
 
 
 class CallItem(BaseModel):
@@ -138,6 +142,12 @@ class ResponsesRequest(BaseModel):
         return ChatRequest(model=self.model, messages=whole, **self._options())
 
     @property
+    def _goes_on(self) -> bool:
+        """Whether the last item is a message that the model did not end."""
+        last = self.input[-1] if self.input else None
+        return isinstance(last, MessageItem) and last.role == "assistant" and last.status in _NOT_ENDED
+
+    @property
     def param_of_logprobs(self) -> str:
         """By which it asks for log-probs of its text; "" where it does not."""
         included = (self.model_extra or {}).get("include")
@@ -169,6 +179,7 @@ class ResponsesRequest(BaseModel):
         form = (self.text or {}).get("format") or {"type": "text"}
         given = {
             "max_tokens": self.max_output_tokens,
+            "continue_final_message": True if self._goes_on else None,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "stream": self.stream,

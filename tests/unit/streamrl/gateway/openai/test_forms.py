@@ -69,6 +69,34 @@ def test_an_answer_begins_within_thoughts_where_its_prompt_began_them(
     assert asked.thought_form == (parser if thinks is not None else "think")
 
 
+@pytest.mark.parametrize(
+    ("parser", "header", "content", "thinks"),
+    [
+        ("none", "", "<think>hm", None),
+        ("think", "", "hm", False),
+        ("think", "", "<think>hm", True),
+        ("think", "", "<think>hm</think>2", False),
+        ("think", "", "<think>a</think><think>b", True),
+        ("think", "<think>\n", "hm", True),
+        ("think", "<think>", "hm</think>2", False),
+        ("think", "<think></think>", "2", False),
+        ("mistral", "", "[THINK]hm", True),
+        ("mistral", "", "[THINK]hm[/THINK]", False),
+        ("openai_gptoss", "<|channel|>final<|message|>", "2", False),
+        ("openai_gptoss", "<|channel|>analysis<|message|>", "hm", True),
+        ("openai_gptoss", "", "<|channel|>analysis<|message|>hm<|end|>", False),
+    ],
+)
+def test_a_message_that_goes_on_says_whether_its_thoughts_do(
+    parser: str, header: str, content: str, thinks: bool | None
+) -> None:
+    # The mark of the user's turn is none of the message that goes on.
+    template = "{{ messages[0].content }};" + header + "{{ messages[-1].content }}"
+    turns = [{"role": "user", "content": "<think>"}, {"role": "assistant", "content": content}]
+    asked = reader(template, reasoning_parser=parser).chat(chat(messages=turns, continue_final_message=True), 0)
+    assert asked.thinks is thinks
+
+
 def test_calls_are_written_by_a_grammar_in_the_form_in_which_they_are_read() -> None:
     body = chat(tools=[TOOL], tool_choice="required")
     begins = {"mistral": "[TOOL_CALLS]", "hermes": "<tool_call>", "deepseek_v31": deepseek.SECTION}
@@ -107,10 +135,10 @@ def test_a_template_that_takes_no_call_as_a_text_is_given_the_call() -> None:
     counts = (
         "{% for one in messages %}{% if one.role == 'assistant' and not one.tool_calls %}{{ raise_exception('turns') }}"
     )
-    assert reader().text_of(body, memory).count("[TOOL_CALLS]add[ARGS]{}") == 1
-    text = reader(counts + "{% endif %}{% endfor %}" + TEMPLATE).text_of(body, memory)
-    assert text == reader().text_of(body)
+    assert reader().prompt_of(body, memory).text.count("[TOOL_CALLS]add[ARGS]{}") == 1
+    text = reader(counts + "{% endif %}{% endfor %}" + TEMPLATE).prompt_of(body, memory).text
+    assert text == reader().prompt_of(body).text
     with pytest.raises(Refusal, match="turns"):
-        reader(counts + "{% endif %}{% endfor %}" + TEMPLATE).text_of(
+        reader(counts + "{% endif %}{% endfor %}" + TEMPLATE).prompt_of(
             chat(messages=[{"role": "assistant", "content": "x"}])
         )
