@@ -92,13 +92,17 @@ class ThinkingParam(BaseModel):
 
 
 class OutputConfig(BaseModel):
+    """format: the text follows a JSON schema."""
+
     model_config = ConfigDict(extra="forbid")
 
     effort: str | None = None
+    format: dict[str, Any] | None = None
 
 
 class CountRequest(BaseModel):
-    """The body of `/v1/messages/count_tokens`, and what a message has of it."""
+    """The body of `/v1/messages/count_tokens`, and what a message has of it. output_format: as of `OutputConfig`, where
+    earlier clients have it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -109,6 +113,7 @@ class CountRequest(BaseModel):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingParam | None = None
     output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
 
     def chat(self) -> ChatRequest:
         """Raises Refusal."""
@@ -130,8 +135,11 @@ class CountRequest(BaseModel):
             given["parallel_tool_calls"] = not choice.disable_parallel_tool_use
         if self.thinking is not None:
             given["chat_template_kwargs"] = {"enable_thinking": self.thinking.type != "disabled"}
-        if self.output_config is not None:
-            given["reasoning_effort"] = self.output_config.effort
+        output = self.output_config or OutputConfig()
+        if output.effort is not None:
+            given["reasoning_effort"] = output.effort
+        if (form := output.format or self.output_format) is not None:
+            given["response_format"] = form
         return given
 
     def _messages(self) -> Iterator[dict[str, Any]]:

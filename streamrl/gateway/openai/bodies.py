@@ -6,7 +6,7 @@ a body is read (`streamrl.gateway.openai.requests`).
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from streamrl.gateway.refusal import invalid
 
@@ -29,7 +29,7 @@ _Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 class StreamOptions(BaseModel):
     """include_usage: a last chunk says how many tokens there were."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class SamplingFields(BaseModel):
@@ -90,6 +90,13 @@ class TextPart(BaseModel):
     text: str
 
 
+def refusal_as_text(part: Any) -> Any:
+    """A part in which a model of OpenAI's said that it does not answer, as the text that it is."""
+    if isinstance(part, dict) and part.get("type") == "refusal" and "refusal" in part:
+        return {"type": "text", "text": part["refusal"]}
+    return part
+
+
 class Message(BaseModel):
     """One turn. Whatever else it has (`tool_call_id`, `name`, ...) reaches the template as it is, but for the arguments
     of `tool_calls`, which OpenAI's clients send as text and templates want as objects."""
@@ -97,7 +104,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[TextPart] | None = None
+    content: str | list[Annotated[TextPart, BeforeValidator(refusal_as_text)]] | None = None
 
 
 class Function(BaseModel):
@@ -137,5 +144,7 @@ class ChatRequest(OpenAIRequest):
         given = self.chat_template_kwargs or {}
         if taken := sorted(_OF_THE_RENDERER & given.keys()):
             raise invalid("invalid_value", f"{taken[0]!a} is no argument of the template", "chat_template_kwargs")
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return {**effort, **given}
+        if (effort := self.reasoning_effort) is None:
+            return dict(given)
+        # As vLLM has it: most templates that know of thoughts know no effort.
+        return {"reasoning_effort": effort, "enable_thinking": effort != "none", **given}

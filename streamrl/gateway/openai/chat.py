@@ -21,6 +21,9 @@ class ChatTemplate:
         self._template = template
         self.call_form = call_form_of(template.source(tools=True)) if template.supports_tools else ""
         """In which it asks for calls, by name; "" where it asks for none that is read here."""
+        source = template.source()
+        self.knows_developers = "'developer'" in source or '"developer"' in source
+        """Whether it has a role for them; one that has none leaves out what they say, or refuses it."""
 
     def render(
         self,

@@ -45,7 +45,7 @@ KEPT: Final[Mapping[str, str]] = {
     "presence_penalty": "is taken once from the logits of tokens that the completion has",
     "prompt": "text, texts, ids, or lists of ids, of a completion",
     "prompt_logprobs": "log-probs of the prompt, and so many of the likeliest in the place of each, as vLLM has them",
-    "reasoning_effort": "an argument of the chat template",
+    "reasoning_effort": "an argument of the chat template; so is `enable_thinking`, which is false with `none`",
     "regex": "the text follows a regular expression",
     "repetition_penalty": "divides positive logits of tokens that prompt or completion have, and multiplies others",
     "response_format": "with `json_object` or `json_schema` the text follows a schema",
@@ -123,7 +123,7 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
     "top_logprobs": Neutral((None, 0), "the likeliest tokens, of which a completion's `logprobs` is the number"),
     "truncate_prompt_tokens": Neutral((None,), "a prompt that is cut"),
     "use_beam_search": Neutral((None, False), "beam search"),
-    "verbosity": Neutral((None,), "a model that knows it"),
+    "verbosity": Neutral((None, "medium"), "a model that knows it"),
     "vllm_xargs": Neutral((None, {}), "arguments of a server"),
     "web_search_options": Neutral((None,), "a search"),
 }

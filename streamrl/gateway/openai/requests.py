@@ -243,7 +243,8 @@ class Reader:
         tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools]
         if _no_calls(body):
             tools = None
-        sent, ending = ending_of(body, [_plain(message) for message in body.messages])
+        developer = "developer" if self._template.knows_developers else "system"
+        sent, ending = ending_of(body, [_plain(message, developer) for message in body.messages])
         written: Sequence[Mapping[str, Any]] = memory.recalled(sent)
         try:
             text = self._template.render(written, tools, body.arguments(), ending)
@@ -318,8 +319,11 @@ def _no_calls(body: ChatRequest) -> bool:
     return body.tool_choice == "none"
 
 
-def _plain(message: Message) -> dict[str, Any]:
+def _plain(message: Message, developer: str) -> dict[str, Any]:
+    """developer: the role of developers in the template."""
     plain = message.model_dump(exclude_unset=True)
+    if message.role == "developer":
+        plain["role"] = developer
     if isinstance(message.content, list):
         plain["content"] = "".join(part.text for part in message.content)
     if isinstance(plain.get("tool_calls"), list):

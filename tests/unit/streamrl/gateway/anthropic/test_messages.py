@@ -62,6 +62,8 @@ def test_a_conversation_with_tools_becomes_the_messages_of_a_chat() -> None:
         ({"thinking": {"type": "disabled"}}, {"chat_template_kwargs": {"enable_thinking": False}}),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"chat_template_kwargs": {"enable_thinking": True}}),
         ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"output_config": {"format": {"type": "json_schema"}}}, {"response_format": {"type": "json_schema"}}),
+        ({"output_format": {"type": "json_schema"}}, {"response_format": {"type": "json_schema"}}),
         ({"tool_choice": {"type": "none"}}, {"tool_choice": "none", "parallel_tool_calls": True}),
         ({"tool_choice": {"type": "any"}}, {"tool_choice": "required", "parallel_tool_calls": True}),
         (

@@ -97,6 +97,33 @@ def test_a_message_that_goes_on_says_whether_its_thoughts_do(
     assert asked.thinks is thinks
 
 
+def test_developers_speak_as_the_system_to_a_template_that_has_no_role_for_them() -> None:
+    body = chat(messages=[{"role": "developer", "content": "x"}, {"role": "user", "content": "1"}])
+    lists = "{% for one in messages %}{{ one.role }};{% endfor %}"
+    assert reader(lists).prompt_of(body).text == "system;user;"
+    assert reader(lists + "{# 'developer' #}").prompt_of(body).text == "developer;user;"
+
+
+def test_a_refusal_is_a_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}]
+    body = chat(messages=[{"role": "assistant", "content": parts}])
+    assert reader("{{ messages[0].content }}").prompt_of(body).text == "ab"
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({}, ""),
+        ({"reasoning_effort": "none"}, "none False"),
+        ({"reasoning_effort": "low"}, "low True"),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}}, "low False"),
+    ],
+)
+def test_an_effort_says_whether_a_template_is_to_have_thoughts(asked: dict[str, Any], text: str) -> None:
+    template = "{% if enable_thinking is defined %}{{ reasoning_effort }} {{ enable_thinking }}{% endif %}"
+    assert reader(template + "{# content #}").prompt_of(chat(**asked)).text == text
+
+
 def test_calls_are_written_by_a_grammar_in_the_form_in_which_they_are_read() -> None:
     body = chat(tools=[TOOL], tool_choice="required")
     begins = {"mistral": "[TOOL_CALLS]", "hermes": "<tool_call>", "deepseek_v31": deepseek.SECTION}

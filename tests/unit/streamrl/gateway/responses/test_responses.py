@@ -55,6 +55,29 @@ def test_items_become_the_messages_of_a_chat() -> None:
     assert (chat["tools"], chat["max_tokens"]) == ([{"type": "function", "function": said}], 5)
 
 
+def test_thoughts_that_come_back_are_of_the_answer_behind_them() -> None:
+    def thought(text: str) -> dict[str, Any]:
+        content = [{"type": "reasoning_text", "text": text}]
+        return {"type": "reasoning", "id": "rs_1", "summary": [], "content": content, "status": "completed"}
+
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "c"}]}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "2"}
+    hidden = {"type": "reasoning", "id": "rs_2", "summary": [], "content": None, "encrypted_content": "x"}
+    user = {"role": "user", "content": "a"}
+    items = [user, thought("p"), said, thought("q"), CALL, output, thought("r"), CALL, output, hidden, said, thought("s")]
+    found = [
+        (message["role"], message.get("reasoning_content"), len(message.get("tool_calls", ())))
+        for message in chat_of(input=[*items, user])["messages"]
+    ]
+    calls = [("assistant", "pq", 1), ("tool", None, 0), ("assistant", "r", 1), ("tool", None, 0)]
+    assert found == [("user", None, 0), *calls, ("assistant", None, 0), ("user", None, 0)]
+
+
+def test_what_a_model_refused_is_what_it_said() -> None:
+    refused = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    assert chat_of(input=[refused])["messages"] == [{"role": "assistant", "content": "no"}]
+
+
 @pytest.mark.parametrize(
     ("body", "code", "param"),
     [
@@ -79,12 +102,22 @@ def test_what_a_response_repeats_must_have_a_form_in_json(body: dict[str, Any], 
         ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
         ({"tool_choice": "required"}, {"tool_choice": "required"}),
         ({"parallel_tool_calls": False}, {"parallel_tool_calls": False}),
+        ({"client_metadata": {"a": "b"}, "context_management": None, "stream_options": None}, {}),
         ({"include": ["reasoning.encrypted_content"], "store": False, "user": "me", "truncation": "disabled"}, {}),
     ],
 )
 def test_what_a_response_asks_for_is_asked_of_the_chat(body: dict[str, Any], expected: dict[str, Any]) -> None:
     chat, plain = chat_of(**body), chat_of()
     assert {name: value for name, value in chat.items() if name not in plain} == expected
+
+
+def test_what_nobody_knows_is_not_included() -> None:
+    known = ["web_search_call.results", "file_search_call.results", "message.input_image.image_url", LOGPROBS]
+    assert chat_of(include=known)["logprobs"]
+    for names in (["reasoning.encrypted"], [LOGPROBS, "reasoning.encrypted"]):
+        with pytest.raises(Refusal, match=f"'reasoning.encrypted'.* may name: .*{LOGPROBS}") as refused:
+            chat_of(include=names)
+        assert (refused.value.code, refused.value.param) == ("invalid_value", "include")
 
 
 @pytest.mark.parametrize("name", ["background", "truncation", "temprature", "conversation"])
@@ -161,6 +194,27 @@ async def test_log_probs_of_a_text_are_those_of_its_tokens_whole_and_in_events(t
     # The end token comes behind the last text.
     assert [(one.token, one.logprob) for one in told] == scores[: len(told)]
     assert {token for token, _ in scores[len(told) :]} <= {""}
+
+
+async def test_a_message_that_was_cut_off_says_so_and_goes_on_where_it_comes_back(tmp_path: Path) -> None:
+    async with local_gateway(tmp_path, latency_steps=12) as gateway, client_of(gateway) as client:
+        user, seen = {"role": "user", "content": "1"}, set()
+        for _ in range(60):
+            asked = {"model": "run", "input": [user], "max_output_tokens": 6}
+            whole = await client.responses.create(**asked)
+            events = [event async for event in await client.responses.create(**asked, stream=True)]
+            for answer in (whole, events[-1].response):
+                assert answer.output[-1].status == answer.status
+            done = next(event.item for event in events if event.type == "response.output_item.done")
+            assert done.status == events[-1].response.status
+            seen.add(whole.status)
+            if whole.status == "incomplete" and whole.output_text and len(seen) == 2:
+                break
+        items = [item.model_dump() for item in whole.output]
+        later = await client.responses.create(model="run", input=[user, *items], max_output_tokens=2)
+        _, text = await gateway.ask("/detokenize", {"tokens": later.streamrl["prompt_token_ids"][0]})
+    assert seen == {"completed", "incomplete"}
+    assert text["prompt"].endswith(whole.output_text)
 
 
 @pytest.mark.parametrize("more", [{"include": [LOGPROBS]}, {"top_logprobs": 0, "include": [LOGPROBS]}])

@@ -41,4 +41,4 @@ def test_thoughts_behind_a_text_are_an_item_of_their_own() -> None:
     assert [item["type"] for item in events[-1]["response"]["output"]] == ["reasoning", "message"] * 2
     added = [one["item"]["id"] for one in events if one["type"] == "response.output_item.added"]
     assert added == [item["id"] for item in events[-1]["response"]["output"]]
-    assert kept == [ParsedMessage("I add.\n2")]
+    assert kept == [ParsedMessage("I add.\n2", (), "hm\nso")]
