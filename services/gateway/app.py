@@ -282,7 +282,8 @@ def _add_refusals(app: FastAPI) -> None:
 
 def _methods(routes: Sequence[Route], path: str) -> list[str]:
     """Those that a path takes, in all of its routes together."""
-    found = set().union(*(route.methods or () for route in routes if route.path_regex.match(path)))
+    found: set[str] = set()
+    found.update(*(route.methods or () for route in routes if route.path_regex.match(path)))
     return sorted(found | {"HEAD"} if "GET" in found else found)
 
 

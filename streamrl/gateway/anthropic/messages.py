@@ -6,7 +6,7 @@ message of the assistant the answer goes on.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -145,7 +145,7 @@ class CountRequest(BaseModel):
     def _messages(self) -> Iterator[dict[str, Any]]:
         if self.system:
             yield {"role": "system", "content": _text(self.system)}
-        for turn in self.messages:
+        for turn in _joined(self.messages):
             yield from _of_assistant(turn) if turn.role == "assistant" else _of_others(turn)
 
 
@@ -163,6 +163,21 @@ class MessagesRequest(CountRequest):
         sampled = ("max_tokens", "stream", "temperature", "top_p", "top_k")
         given = {name: value for name in sampled if (value := getattr(self, name)) is not None}
         return {**super()._options(), **given, "stop": self.stop_sequences or None}
+
+
+def _joined(turns: Sequence[Turn]) -> list[Turn]:
+    """As Anthropic takes them: what the model said in turns that follow one another is one."""
+    found = list[Turn]()
+    for turn in turns:
+        if found and found[-1].role == turn.role == "assistant":
+            found[-1] = Turn(role=turn.role, content=[*_blocks(found[-1]), *_blocks(turn)])
+        else:
+            found.append(turn)
+    return found
+
+
+def _blocks(turn: Turn) -> list[Block]:
+    return [TextBlock(type="text", text=turn.content)] if isinstance(turn.content, str) else turn.content
 
 
 def _of_assistant(turn: Turn) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from streamrl.gateway.openai.bodies import ChatRequest
-from streamrl.gateway.refusal import invalid
+from streamrl.gateway.refusal import Refusal, invalid
 from streamrl.models.chat_template import Ending
 
 PARAM: Final = "continue_final_message"
@@ -53,5 +53,5 @@ def ending_of(body: ChatRequest, messages: Messages) -> tuple[Messages, Ending]:
     return messages[:-1], Ending.TURN  # nothing of it was said
 
 
-def _cannot_go_on(why: str) -> Exception:
+def _cannot_go_on(why: str) -> Refusal:
     return invalid("invalid_value", f"the last message cannot be continued: {why}", "messages")

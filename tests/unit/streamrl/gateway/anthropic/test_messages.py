@@ -56,6 +56,16 @@ def test_a_conversation_with_tools_becomes_the_messages_of_a_chat() -> None:
     assert (chat["stop"], chat["top_k"], chat["max_tokens"]) == (["x"], 0, 6)
 
 
+def test_turns_of_the_model_that_follow_one_another_are_one() -> None:
+    call = {"type": "tool_use", "id": "c1", "name": "add", "input": {}}
+    turns = [{"role": "assistant", "content": content} for content in ("a", [{"type": "text", "text": "b"}], [call])]
+    user = {"role": "user", "content": "c"}
+    messages = chat_of(messages=[user, *turns, user, user])["messages"]
+    assert [one["role"] for one in messages] == ["user", "assistant", "user", "user"]
+    assert (messages[1]["content"], len(messages[1]["tool_calls"])) == ("ab", 1)
+    assert chat_of(messages=[user, *turns[:2]])["continue_final_message"]
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

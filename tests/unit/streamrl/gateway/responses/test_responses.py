@@ -49,7 +49,7 @@ def test_items_become_the_messages_of_a_chat() -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "2"},
         {"role": "tool", "tool_call_id": "c2", "content": "3"},
         {"role": "assistant", "content": "", "tool_calls": calls[2:]},
-        {"role": "system", "content": "d"},
+        {"role": "developer", "content": "d"},
     ]
     said = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
     assert (chat["tools"], chat["max_tokens"]) == ([{"type": "function", "function": said}], 5)
@@ -64,10 +64,10 @@ def test_thoughts_that_come_back_are_of_the_answer_behind_them() -> None:
     output = {"type": "function_call_output", "call_id": "c1", "output": "2"}
     hidden = {"type": "reasoning", "id": "rs_2", "summary": [], "content": None, "encrypted_content": "x"}
     user = {"role": "user", "content": "a"}
-    items = [user, thought("p"), said, thought("q"), CALL, output, thought("r"), CALL, output, hidden, said, thought("s")]
+    first, second = [thought("p"), said, thought("q"), CALL, output], [thought("r"), CALL, output]
     found = [
         (message["role"], message.get("reasoning_content"), len(message.get("tool_calls", ())))
-        for message in chat_of(input=[*items, user])["messages"]
+        for message in chat_of(input=[user, *first, *second, hidden, said, thought("s"), user])["messages"]
     ]
     calls = [("assistant", "pq", 1), ("tool", None, 0), ("assistant", "r", 1), ("tool", None, 0)]
     assert found == [("user", None, 0), *calls, ("assistant", None, 0), ("user", None, 0)]
