@@ -123,11 +123,15 @@ class CountRequest(BaseModel):
                 code = "unsupported_parameter" if name in _NEUTRAL else "unknown_parameter"
                 raise invalid(code, f"{name!a} {kind}", name)
         whole: list[Any] = list(self._messages())
-        goes_on = self.messages[-1].role == "assistant"
-        return ChatRequest(model=self.model, messages=whole, continue_final_message=goes_on or None, **self._options())
+        return ChatRequest(model=self.model, messages=whole, **self._options())
+
+    def _goes_on(self) -> bool:
+        """Whether the answer goes on with the last message. A count is had of calls and thoughts at the end, too."""
+        last = self.messages[-1]
+        return last.role == "assistant" and all(isinstance(block, TextBlock) for block in _blocks(last))
 
     def _options(self) -> dict[str, Any]:
-        given: dict[str, Any] = {}
+        given: dict[str, Any] = {"continue_final_message": True} if self._goes_on() else {}
         if self.tools:
             given["tools"] = [_tool(tool) for tool in self.tools]
         if (choice := self.tool_choice) is not None:
@@ -158,6 +162,9 @@ class MessagesRequest(CountRequest):
     temperature: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(strict=True, ge=0, lt=2**31)] | None = None
+
+    def _goes_on(self) -> bool:
+        return self.messages[-1].role == "assistant"
 
     def _options(self) -> dict[str, Any]:
         sampled = ("max_tokens", "stream", "temperature", "top_p", "top_k")

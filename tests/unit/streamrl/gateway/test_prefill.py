@@ -288,6 +288,7 @@ async def test_thoughts_that_a_client_began_go_on(tmp_path: Path) -> None:
     raise AssertionError("no answer had thoughts and a text")
 
 
-def test_a_count_asks_for_what_a_message_asks_for() -> None:
-    for messages, expected in ((TURNS, True), ([USER], None)):
+def test_a_count_asks_for_what_a_message_asks_for_and_is_had_of_what_cannot_go_on() -> None:
+    used = {"role": "assistant", "content": [{"type": "text", "text": "hi"}, USE]}
+    for messages, expected in ((TURNS, True), ([USER], None), ([USER, used], None)):
         assert CountRequest(model="run", messages=messages).chat().continue_final_message is expected
