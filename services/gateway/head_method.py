@@ -25,10 +25,10 @@ class HeadOnly:
         """The head goes on; with the first of the body the answer ends."""
         if self._told.is_set():
             return
-        if message["type"] == "http.response.body":
+        ends = message["type"] == "http.response.body"
+        await self._send({"type": "http.response.body", "body": b""} if ends else message)
+        if ends:  # and no sooner: whoever hears of it may break off what is being sent
             self._told.set()
-            message = {"type": "http.response.body", "body": b""}
-        await self._send(message)
 
     async def receive(self) -> Message:
         """What the client says, until its answer has ended."""
