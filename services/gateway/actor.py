@@ -150,12 +150,12 @@ class GatewayActor:
         files = await asyncio.to_thread(_small_files, folder)
         return IngressFacts(self._run.key(), self._run.name, self._created, self._longest_row, files)
 
-    async def relay_orders(self, ingress: str, orders: list[Order]) -> None:
+    async def relay_orders(self, ingress: str, orders: list[Order]) -> int:
         """What an ingress passes on (`RelayDesk.take`)."""
-        self._desk.take(ingress, orders)
+        return self._desk.take(ingress, orders)
 
-    async def relay_news(self, ingress: str) -> list[News]:
-        """What came of it; waits for some, a second at most."""
+    async def relay_news(self, ingress: str) -> tuple[int, list[News]]:
+        """What came of it (`RelayDesk.news`); waits for some, a second at most."""
         return await self._desk.news(ingress)
 
     # ---- inside

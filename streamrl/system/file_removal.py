@@ -14,6 +14,7 @@ more: what is written next may not be safe on it.
 import fcntl
 import os
 import shutil
+import signal
 from pathlib import Path
 
 from streamrl.system.disk import NO_ROOM
@@ -55,11 +56,14 @@ def has_other_user(fd: int, names: int = 0) -> bool:
     """Whether a file that nobody can open any more is open or mapped anywhere else, or may be: some file systems cannot
     tell; or has more names than these: a copy by links, as backups make them, is somebody's.
 
-    The kernel gives a write lease only to a file's one user; without a name that is known there is none to come.
+    The kernel gives a write lease only to a file's one user; without a name that is known there is none to come. Who
+    opens the file just then waits for the lease to end, and the kernel tells its holder by a signal: by default by one
+    that ends the process.
     """
     if os.fstat(fd).st_nlink > names:
         return True
     try:
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # which is ignored
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError:
         return True

@@ -21,6 +21,8 @@ class ArithmeticTask:
     """
 
     name = "arithmetic"
+    longest_text = 3 * len(prompt_digest("", 0)) + len('{"answer":"198"}')
+    """Of the sum of two 99s; see `streamrl.tasks.prompts.longest_text`."""
 
     def __init__(self, held_out: float = 0.1) -> None:
         by_digest = sorted(range(SIDE * SIDE), key=lambda pair: (_digest(pair), pair))

@@ -3,10 +3,12 @@
 Guarantees: what an ingress passes on is answered as if its client had come here, all of it by this process, so that a
 session, a response that is named later, and a stream of prompts are each in one place. An answer waits for its client:
 no more of it is sent while `WINDOW` bytes are on the way. Of an ingress that asks for no news for `SILENCE_S` all
-requests end. It knows neither Ray nor sockets, and refuses nobody: the ingress has done that.
+requests end; should it ask again, the number of its visit tells it so. It knows neither Ray nor sockets, and refuses
+nobody: the ingress has done that.
 """
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +46,7 @@ SILENCE_S = 5.0
 @dataclass(slots=True, eq=False)
 class _Ingress:
     name: str
+    visit: int
     news: list[News] = field(default_factory=list)
     some: asyncio.Event = field(default_factory=asyncio.Event)
     calls: "dict[int, _Call]" = field(default_factory=dict)
@@ -107,13 +110,14 @@ class RelayDesk:
     """See the module. app: the gateway's, without its guard. counts: of all gateways of the run.
 
     Example:
-        desk.take("ingress-a", [Begin(0, scope, body)])
-        news = await desk.news("ingress-a")
+        visit = desk.take("ingress-a", [Begin(0, scope, body)])
+        visit, news = await desk.news("ingress-a")
     """
 
     def __init__(self, app: App, counts: GatewayCounts) -> None:
         self._app = app
         self._counts = counts
+        self._visits = itertools.count()
         self._ingresses: dict[str, _Ingress] = {}
 
     @property
@@ -121,8 +125,8 @@ class RelayDesk:
         """Requests under way that were passed on."""
         return sum(len(one.calls) for one in self._ingresses.values())
 
-    def take(self, name: str, orders: Sequence[Order]) -> None:
-        """What an ingress has to say, in order."""
+    def take(self, name: str, orders: Sequence[Order]) -> int:
+        """What an ingress has to say, in order. The number of its visit: requests of a lower one were given up."""
         ingress = self._known(name)
         for order in orders:
             if isinstance(order, Counted):
@@ -131,9 +135,11 @@ class RelayDesk:
                 self._begin(ingress, order)
             elif (call := ingress.calls.get(order.number)) is not None:
                 _tell(call, order)
+        return ingress.visit
 
-    async def news(self, name: str) -> list[News]:
-        """What came for an ingress since it asked last; waits for some, `WAIT_S` at most."""
+    async def news(self, name: str) -> tuple[int, list[News]]:
+        """The number of its visit, and what came for an ingress since it asked last; waits for some, `WAIT_S` at
+        most."""
         ingress = self._known(name)
         _still(ingress)
         loop = asyncio.get_running_loop()
@@ -148,7 +154,7 @@ class RelayDesk:
         ingress.next_message = loop.time() + TELL_S
         news, ingress.news = ingress.news, []
         ingress.some.clear()
-        return news
+        return ingress.visit, news
 
     async def close(self) -> None:
         """End all requests that were passed on."""
@@ -159,7 +165,7 @@ class RelayDesk:
 
     def _known(self, name: str) -> _Ingress:
         if name not in self._ingresses:
-            self._ingresses[name] = _Ingress(name)
+            self._ingresses[name] = _Ingress(name, next(self._visits))
             self._listen(self._ingresses[name])
         return self._ingresses[name]
 

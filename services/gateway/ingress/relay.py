@@ -2,7 +2,8 @@
 
 Guarantees: what is passed on is answered by one gateway, or refused; an answer that was begun and cannot be ended is
 broken off, never ended as if it were whole. When the gateway dies, those who wait are told, and its successor is asked
-from then on. Knows nothing of HTTP but ASGI's messages.
+from then on; so they are when it has given them up, since this process stood still for too long. Knows nothing of HTTP
+but ASGI's messages.
 """
 
 import asyncio
@@ -31,8 +32,11 @@ class BrokenOffError(Exception):
 
 
 class _Call:
+    """visit: in which the gateway took it; None until it has."""
+
     def __init__(self, number: int) -> None:
         self.number = number
+        self.visit: int | None = None
         self.news: asyncio.Queue[News | Refusal] = asyncio.Queue()
         self.started = self.whole = False
         self.owed = 0
@@ -157,7 +161,9 @@ class Relay:
 
     async def _listen(self, home: ActorHandle) -> None:
         while True:
-            for news in await home.relay_news.remote(self._name):
+            visit, some = await home.relay_news.remote(self._name)
+            self._visits(visit)
+            for news in some:
                 # What has ended is forgotten first: an order for it would be for nobody.
                 call = self._calls.pop(news.number, None) if isinstance(news, Ended) else self._calls.get(news.number)
                 if call is not None:
@@ -169,8 +175,21 @@ class Relay:
             self._some.clear()
             orders, self._orders = self._orders, []
             if orders:
-                await home.relay_orders.remote(self._name, orders)
+                visit = await home.relay_orders.remote(self._name, orders)
+                for order in orders:
+                    if isinstance(order, Begin) and (call := self._calls.get(order.number)) is not None:
+                        call.visit = visit
+
+    def _visits(self, visit: int) -> None:
+        """Nothing more comes of what was passed on in an earlier visit."""
+        for call in [one for one in self._calls.values() if one.visit is not None and one.visit < visit]:
+            del self._calls[call.number]
+            call.news.put_nowait(_given_up())
 
 
 def _no_gateway() -> Refusal:
     return Refusal(503, "run_not_ready", "the run's gateway is being started; ask again soon")
+
+
+def _given_up() -> Refusal:
+    return Refusal(503, "run_not_ready", "the run's gateway did not hear of this request for too long; send it again")

@@ -1,6 +1,6 @@
 """A Hugging Face model placed on the ranks of a layout, as a policy or a critic: this rank's chunks, and their weights.
 
-Knows nothing of gradients and optimizers.
+Knows nothing of optimizers.
 """
 
 from copy import deepcopy

@@ -92,8 +92,9 @@ class _Remote:
 @dataclass
 class LocalGateway:
     """url: of the running server. replicas: by name, with the handles that the gateway has. works: what a run that
-    trains does all the time; none of it ends while the run lasts. make: another gateway of the run.
-    config: of the run. home: the gateway's own handle. ingress: that its clients talk to, if it is not the gateway."""
+    trains does all the time, its reward stage first; none of it ends while the run lasts. make: another gateway of the
+    run. config: of the run. home: the gateway's own handle. ingress: that its clients talk to, if it is not the
+    gateway."""
 
     url: str
     run: RunFolder
@@ -147,6 +148,12 @@ class LocalGateway:
         await self.store.publish.remote(encode(manifest))
         for replica in self.replicas.values():
             await replica._take_up(manifest)
+
+    async def end_queue(self) -> None:
+        """Close the queue, and wait for the reward stage: a closed queue ends it, but not at once."""
+        assert self.queue is not None
+        await self.queue.close.remote()
+        await self.works[0]
 
     async def idle(self) -> None:
         """Wait until no replica has a guest, and its engine nothing to do."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.own_children import own_children
 
 from streamrl.errors import ComponentError, ConfigError
 from streamrl.rewards.base import RewardItem
@@ -143,7 +144,7 @@ async def open_pool(
     async with pool:
         yield pool
     assert pool.pids == []
-    assert psutil.Process().children(recursive=True) == []
+    assert own_children() == []
 
 
 def items(folder: Path, *completions: str) -> list[RewardItem]:
@@ -154,7 +155,7 @@ def items(folder: Path, *completions: str) -> list[RewardItem]:
 def assert_whole(pool: RewardPool, *, workers: int) -> None:
     """All places are filled with living children, and those are all that there is below this process."""
     assert len(pool.pids) == workers
-    children = psutil.Process().children(recursive=True)
+    children = own_children()
     assert sorted(child.pid for child in children) == sorted(pool.pids)
     assert psutil.STATUS_ZOMBIE not in {child.status() for child in children}
 
@@ -273,7 +274,7 @@ async def test_a_function_that_cannot_be_had_ends_the_start_and_leaves_no_proces
     with pytest.raises(error, match=message):
         async with open_pool(folder, function=function, workers=2):
             pass
-    assert psutil.Process().children(recursive=True) == []
+    assert own_children() == []
 
 
 async def test_a_child_has_no_heavy_library_and_no_secret(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

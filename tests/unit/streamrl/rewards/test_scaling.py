@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import psutil
 import pytest
+from support.own_children import own_children
 
 from streamrl.rewards.base import RewardItem
 from streamrl.rewards.pool import RewardPool
@@ -76,7 +76,7 @@ async def open_pool(folder: Folder, *, workers: int, batch_size: int = 1) -> Asy
     async with pool:
         yield pool
     assert pool.pids == []
-    assert psutil.Process().children(recursive=True) == []
+    assert own_children() == []
 
 
 def items(*completions: str) -> list[RewardItem]:
@@ -91,8 +91,8 @@ async def until(done: Callable[[], bool]) -> None:
 async def settled(pool: RewardPool, *, workers: int) -> None:
     """Wait until so many children are given work, and there is no other one."""
     await until(lambda: pool.size == workers)
-    await until(lambda: len(psutil.Process().children(recursive=True)) == workers)
-    assert sorted(child.pid for child in psutil.Process().children(recursive=True)) == sorted(pool.pids)
+    await until(lambda: len(own_children()) == workers)
+    assert sorted(child.pid for child in own_children()) == sorted(pool.pids)
 
 
 async def busy(folder: Folder, *, workers: int) -> None:
@@ -164,7 +164,7 @@ async def test_one_that_starts_and_is_not_wanted_any_more_leaves_no_process(fold
         first = pool.pids
         (folder.path / "held").touch()
         pool.scale(4)
-        await until(lambda: len(psutil.Process().children(recursive=True)) == 4)
+        await until(lambda: len(own_children()) == 4)
         pool.scale(1)
         await settled(pool, workers=1)
         assert pool.pids == first
@@ -207,7 +207,7 @@ async def test_closing_ends_those_that_join_and_those_that_leave(folder: Folder)
         (folder.path / "held").touch()
         pool.scale(1)
         pool.scale(3)
-        await until(lambda: len(psutil.Process().children(recursive=True)) == 3)
+        await until(lambda: len(own_children()) == 3)
         await pool.close()
         pool.scale(5)
         assert pool.wanted == 3, "a pool that is closed grows no more"

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -233,3 +235,30 @@ def test_a_reader_lets_a_removed_file_go_with_the_next_new_frame(tmp_path: Path)
     reader.read(stays[1])
     assert not has_other_user(fd)
     os.close(fd)
+
+
+OPENED_MEANWHILE = """
+import fcntl, os, sys
+from streamrl.system.file_removal import has_other_user
+
+path, real = sys.argv[1], fcntl.fcntl
+def opened_meanwhile(fd, command, argument=0):
+    done = real(fd, command, argument)
+    if (command, argument) == (fcntl.F_SETLEASE, fcntl.F_WRLCK):
+        try:
+            os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except BlockingIOError:
+            print("the lease is asked for")
+    return done
+
+fcntl.fcntl = opened_meanwhile
+print(has_other_user(os.open(path, os.O_RDWR), names=1))
+"""
+
+
+def test_who_opens_a_file_while_it_is_looked_at_ends_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    command = [sys.executable, "-c", OPENED_MEANWHILE, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "the lease is asked for\nFalse\n"), done.stderr

@@ -34,6 +34,13 @@ def test_every_payload_holds_the_sum() -> None:
         assert json.loads(prompt.payload) == {"answer": str(int(left) + int(right))}
 
 
+def test_it_says_what_its_longest_prompt_adds_to_a_row() -> None:
+    task = ArithmeticTask(held_out=0.0)
+    assert task.longest_text == max(
+        3 * len(prompt.prompt_id.encode()) + len(prompt.payload.encode()) for prompt in all_prompts(task)[0]
+    )
+
+
 def test_the_held_out_set_is_the_same_in_every_process() -> None:
     task = ArithmeticTask(held_out=0.1)
     assert [task.held_out(index).text for index in range(3)] == ["16+26=", "86+9=", "80+8="]

@@ -180,6 +180,41 @@ async def test_what_an_ingress_passed_on_ends_when_it_asks_for_no_news(
             assert gateway.actor._desk.running == 0
 
 
+class Held(Direct):
+    """A handle by which no question for news comes through while `asks` is not set."""
+
+    def __init__(self, actor: Any) -> None:
+        super().__init__(actor)
+        self.asks = asyncio.Event()
+        self.asks.set()
+
+    async def _called(self, name: str, args: tuple[Any, ...]) -> Any:
+        if name == "relay_news":
+            await self.asks.wait()
+        return await super()._called(name, args)
+
+
+async def test_an_ingress_that_stood_still_breaks_off_what_was_given_up_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "SILENCE_S", 0.2)
+    async with local_gateway(tmp_path, **ENDLESS) as gateway:
+        home = Held(gateway.actor)
+        async with local_ingress(gateway.config, home, gateway.handles) as ingress:
+            one = replace(gateway, url=ingress.url, ingress=ingress)
+            async with streaming(one, **{"x-session-id": "agent"}) as response:
+                await anext(events(response))
+                home.asks.clear()
+                await until(lambda: gateway.actor._desk.running == 0)
+                home.asks.set()
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    async for _ in response.content:
+                        pass
+            answered = await one.ask("/api/versions")
+        await gateway.idle()
+    assert answered == (200, {"version": "0.1"})
+
+
 async def test_an_answer_that_another_gateway_had_is_broken_off_and_its_successor_is_asked(tmp_path: Path) -> None:
     async with local_gateway(tmp_path, **ENDLESS) as gateway:
         home = Direct(gateway.actor)

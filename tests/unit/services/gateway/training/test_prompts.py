@@ -192,7 +192,7 @@ async def test_when_the_run_ends_the_client_is_told_to_submit_again(tmp_path: Pa
     async with gateway_of(tmp_path, **ENDLESS) as gateway, submission(gateway, line("a")) as response:
         stream = told(response)
         assert (await anext(stream))["type"] == "accepted"
-        await gateway.queue.close.remote()  # type: ignore[union-attr]
+        await gateway.end_queue()
         (last,) = [one async for one in stream]
         assert (last["type"], last["error"]["code"]) == ("error", "run_ended")
         late = await answers(gateway, line("b"))

@@ -148,7 +148,7 @@ async def test_two_of_one_name_at_once_have_names_of_their_own(tmp_path: Path) -
 
 async def test_when_the_run_ends_the_client_is_told_to_come_back(tmp_path: Path) -> None:
     async with gateway_of(tmp_path) as gateway:
-        await gateway.queue.close.remote()  # type: ignore[union-attr]
+        await gateway.end_queue()
         status, answer = await offer(gateway, body())
         assert (status, answer["error"]["code"]) == (503, "run_not_ready")
         gateway.queue.die()  # type: ignore[union-attr]

@@ -5,11 +5,12 @@ import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from support.own_children import own_children
 from support.repository import TESTS
 from support.trackers.recorded import tracked
 from support.trackers.stand_in import calls, stand_in
@@ -79,8 +80,10 @@ def test_a_tracker_that_hangs_is_dropped_once_and_another_goes_on(make: Make, tm
 def test_what_a_tracker_that_hangs_had_started_ends_with_it(make: Make, tmp_path: Path) -> None:
     told(make("hang with a program", answer_s=2.0))
     program = int((tmp_path / "stand-in" / "program").read_text())
-    state = Path(f"/proc/{program}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
+    # It was killed; on a busy machine that takes effect a little later.
+    with suppress(psutil.NoSuchProcess):
+        ended, _ = psutil.wait_procs([psutil.Process(program)], 60)
+        assert ended or psutil.Process(program).status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize(
@@ -131,7 +134,7 @@ def test_a_tracker_that_is_closed_while_it_starts_is_ended(make: Make) -> None:
     hub = make("hang at the start", start_s=LONG_S)
     hub.close()
     assert hub.status()["wandb"]["state"] == "dropped"
-    assert psutil.Process().children(recursive=True) == []
+    assert own_children() == []
 
 
 def test_of_a_slow_tracker_the_oldest_lines_are_left_out_and_the_end_is_kept(make: Make, tmp_path: Path) -> None:
