@@ -16,6 +16,7 @@ from streamrl.gateway.refusal import invalid
 
 _IGNORED: Final = frozenset({"cache_control", "context_management", "inference_geo", "metadata", "service_tier"})
 """What has no part in the answer here. What of earlier thoughts stays in the prompt the chat template decides."""
+_BILLING: Final = "x-anthropic-billing-header:"
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {"container": (None,), "mcp_servers": (None, []), "speed": (None,)}
 
 
@@ -72,10 +73,10 @@ class ToolParam(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
+    type: Literal["custom"] | None = None
     name: Annotated[str, Field(min_length=1, max_length=64)]
     description: str | None = None
     input_schema: dict[str, Any]
-    type: Literal["custom"] | None = None
 
 
 class ToolChoice(BaseModel):
@@ -118,7 +119,7 @@ class CountRequest(BaseModel):
     def chat(self) -> ChatRequest:
         """Raises Refusal."""
         for name, value in (self.model_extra or {}).items():
-            if name not in _IGNORED and value not in _NEUTRAL.get(name, ()):
+            if value is not None and name not in _IGNORED and value not in _NEUTRAL.get(name, ()):
                 kind = "is not kept here; leave it out" if name in _NEUTRAL else "is not a parameter of this route"
                 code = "unsupported_parameter" if name in _NEUTRAL else "unknown_parameter"
                 raise invalid(code, f"{name!a} {kind}", name)
@@ -147,8 +148,8 @@ class CountRequest(BaseModel):
         return given
 
     def _messages(self) -> Iterator[dict[str, Any]]:
-        if self.system:
-            yield {"role": "system", "content": _text(self.system)}
+        if system := _system(self.system or ""):
+            yield {"role": "system", "content": system}
         for turn in _joined(self.messages):
             yield from _of_assistant(turn) if turn.role == "assistant" else _of_others(turn)
 
@@ -219,6 +220,13 @@ def _of_others(turn: Turn) -> Iterator[dict[str, Any]]:
         yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content or "")}
     if texts or not turn.content:
         yield {"role": turn.role, "content": "".join(texts)}
+
+
+def _system(system: str | list[TextBlock]) -> str:
+    """Claude Code's own mark is for Anthropic, and has another value in each request: the conversation would begin
+    anew with each."""
+    kept = system if isinstance(system, str) else [one for one in system if not one.text.startswith(_BILLING)]
+    return _text(kept)
 
 
 def _text(content: str | list[TextBlock]) -> str:

@@ -58,7 +58,7 @@ KEPT: Final[Mapping[str, str]] = {
     "stream_options": "`include_usage`: a last event counts the tokens",
     "structured_outputs": "`json`, `regex`, `choice` or `json_object`: what the text follows",
     "temperature": "divides the logits",
-    "tool_choice": "`auto`; with `none` the template gets no tools; with `required`, or a tool by name, calls are made",
+    "tool_choice": "`auto`; `none` shows no tools, `allowed_tools` these; with `required` or a name calls are made",
     "tools": "reach the chat template; calls come back where they are read",
     "top_k": "so many of the likeliest tokens are sampled from; 0 and -1 are all",
     "top_logprobs": "of a chat with `logprobs`: so many of the likeliest tokens in the place of each",
@@ -133,7 +133,7 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
 def check(more: Mapping[str, Any]) -> None:
     """Of a body, what its form has no field for. Raises Refusal."""
     for name, value in more.items():
-        if name in IGNORED or name == "metadata":
+        if name in IGNORED or name == "metadata" or value is None:  # clients send a null for what is not set
             continue
         rule = NEUTRAL.get(name)
         if rule is None:
@@ -163,7 +163,7 @@ def table() -> Iterator[str]:
         yield f"| `{name}` | {rows[name]} |"
     yield ""
     yield "A name that is not here is refused as `unknown_parameter`, and a value that is not taken as"
-    yield "`unsupported_parameter` or `invalid_value`."
+    yield "`unsupported_parameter` or `invalid_value`. A null is taken under every name, as if nothing were sent."
 
 
 def _neutral(rule: Neutral) -> str:

@@ -320,12 +320,16 @@ def _no_calls(body: ChatRequest) -> bool:
 
 
 def _plain(message: Message, developer: str) -> dict[str, Any]:
-    """developer: the role of developers in the template."""
+    """developer: the role of developers in the template. Calls in the form before `tool_calls` are calls."""
     plain = message.model_dump(exclude_unset=True)
     if message.role == "developer":
         plain["role"] = developer
     if isinstance(message.content, list):
         plain["content"] = "".join(part.text for part in message.content)
+    if message.role == "function":
+        plain["role"] = "tool"
+    if isinstance(call := plain.pop("function_call", None), dict) and not plain.get("tool_calls"):
+        plain["tool_calls"] = [{"type": "function", "function": call}]
     if isinstance(plain.get("tool_calls"), list):
         plain["tool_calls"] = [_with_arguments(call) for call in plain["tool_calls"]]
     return plain

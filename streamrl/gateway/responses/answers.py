@@ -18,7 +18,7 @@ from streamrl.types import FinishReason
 
 
 class ResponseForm:
-    """Of one request. reader: of its answer. keep: takes the id of the response, and what it said."""
+    """Of one request. reader: of its answer. keep: takes the id of the response, what it said, and its items."""
 
     prefix = "resp_"
 
@@ -26,7 +26,7 @@ class ResponseForm:
         self,
         body: ResponsesRequest,
         reader: MessageReader,
-        keep: Callable[[str, ParsedMessage], None],
+        keep: Callable[[str, ParsedMessage, list[Json]], None],
         name: Callable[[int], str],
     ) -> None:
         """name: what log-probs call a token."""
@@ -50,12 +50,12 @@ class ResponseForm:
     def whole(self, head: Head, choices: Sequence[tuple[int, Delta]], asked: ParsedRequest, tokens: int) -> Json:
         ((_, delta),) = choices
         said = self._reader.parse(0, delta.text, delta.finish_reason)
-        self._keep(head.id, said)
         items = [_reasoning(head, said.thoughts)] if said.thoughts else []
         if said.content or not (said.calls or items):
             cut = delta.finish_reason == FinishReason.LENGTH and not said.calls
             items.append(_message(head, len(items), said.content, self._logprobs(delta, asked), cut))
         items += [_call(call) for call in said.calls]
+        self._keep(head.id, said, items)
         return self._response(head, asked, items, delta, tokens)
 
     def step(self, head: Head, index: int, delta: Delta, asked: ParsedRequest) -> bytes:
@@ -73,7 +73,7 @@ class ResponseForm:
             for item in self._items
             if item["type"] == "function_call"
         ]
-        self._keep(head.id, ParsedMessage("".join(texts), tuple(calls), "".join(thoughts)))
+        self._keep(head.id, ParsedMessage("".join(texts), tuple(calls), "".join(thoughts)), self._items)
         response = self._response(head, asked, self._items, whole, tokens)
         return self._event(f"response.{response['status']}", response=response)
 

@@ -6,11 +6,12 @@ either, where they come back as text; those of models that show none are left ou
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
+from streamrl.gateway.openai.allowed_tools import with_allowed_tools
 from streamrl.gateway.openai.bodies import ChatRequest, NumberOfTokens, refusal_as_text
 from streamrl.gateway.refusal import invalid
 
@@ -30,8 +31,6 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "prompt": (None,),
     "truncation": (None, "disabled"),
 }
-
-
 _NOT_ENDED: Final = ("in_progress", "incomplete")
 _LOGPROBS: Final = "message.output_text.logprobs"
 _INCLUDED: Final = (
@@ -57,9 +56,9 @@ class Part(BaseModel):
 
 
 class MessageItem(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     """status: one that the model did not end is gone on with, where it is the last."""
+
+    model_config = ConfigDict(extra="ignore")
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -97,7 +96,18 @@ class ReasoningItem(BaseModel):
     content: list[Part] | None = None
 
 
-Item = CallItem | OutputItem | ReasoningItem | MessageItem
+class ItemReference(BaseModel):
+    """An item of an earlier response, by its id alone."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["item_reference"]
+    id: str
+
+
+SaidItem = CallItem | OutputItem | ReasoningItem | MessageItem
+Item = SaidItem | ItemReference
+_SAID: Final[TypeAdapter[SaidItem]] = TypeAdapter(SaidItem)
 
 
 class FunctionTool(BaseModel):
@@ -139,16 +149,26 @@ class ResponsesRequest(BaseModel):
     include: list[str] | None = None
     stream: bool | None = None
 
+    def resolved(self, item_of: Callable[[str], dict[str, Any]]) -> "ResponsesRequest":
+        """The same with items in the places of references. item_of: gives the item of an id. Raises what that
+        raises."""
+        if isinstance(self.input, str):
+            return self
+        items = [
+            _SAID.validate_python(item_of(one.id)) if isinstance(one, ItemReference) else one for one in self.input
+        ]
+        return self.model_copy(update={"input": items})
+
     def messages(self, before: Sequence[dict[str, Any]]) -> Messages:
-        """The conversation without the instructions, which are of this request alone. before: what the response that it
-        names came to."""
+        """The conversation without the instructions, which are of this request alone; its items are `resolved`. before:
+        what the response that it names came to."""
         items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         return joined_messages(before, items)
 
     def chat(self, messages: Messages) -> ChatRequest:
         """messages: as `messages` gives them. Raises Refusal."""
         for name, value in (self.model_extra or {}).items():
-            if name not in _IGNORED and value not in _NEUTRAL.get(name, ()):
+            if value is not None and name not in _IGNORED and value not in _NEUTRAL.get(name, ()):
                 kind = "is not kept here; leave it out" if name in _NEUTRAL else "is not a parameter of this route"
                 code = "unsupported_parameter" if name in _NEUTRAL else "unknown_parameter"
                 raise invalid(code, f"{name!a} {kind}", name)
@@ -156,7 +176,7 @@ class ResponsesRequest(BaseModel):
         self._check_included()
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         whole: list[Any] = [*first, *messages]
-        return ChatRequest(model=self.model, messages=whole, **self._options())
+        return with_allowed_tools(ChatRequest(model=self.model, messages=whole, **self._options()))
 
     @property
     def _goes_on(self) -> bool:

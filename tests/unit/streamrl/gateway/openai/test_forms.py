@@ -104,6 +104,20 @@ def test_developers_speak_as_the_system_to_a_template_that_has_no_role_for_them(
     assert reader(lists + "{# 'developer' #}").prompt_of(body).text == "developer;user;"
 
 
+def test_a_call_in_the_form_before_tools_is_a_call_and_its_result_that_of_a_tool() -> None:
+    call = {"name": "add", "arguments": '{"a": 1}'}
+    said = {"role": "assistant", "content": None, "function_call": call}
+    result = {"role": "function", "name": "add", "content": "2"}
+    template = (
+        "{% for one in messages %}{{ one.role }}{% for call in one.tool_calls %} {{ call.function.name }}"
+        "({{ call.function.arguments.a }}){% endfor %};{% endfor %}{# content #}"
+    )
+    assert reader(template).prompt_of(chat(messages=[said, result])).text == "assistant add(1);tool;"
+    # Clients send a null of the one form beside the other.
+    both = {**said, "function_call": None, "tool_calls": [{"id": "c", "type": "function", "function": call}]}
+    assert reader(template).prompt_of(chat(messages=[both, result])).text == "assistant add(1);tool;"
+
+
 def test_a_refusal_is_a_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}]
     body = chat(messages=[{"role": "assistant", "content": parts}])

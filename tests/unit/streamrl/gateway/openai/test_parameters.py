@@ -62,5 +62,9 @@ def test_a_parameter_of_another_route_is_none_of_this_one(name: str) -> None:
         check({name: 1})
 
 
+def test_a_null_says_nothing_under_any_name() -> None:
+    check({"temprature": None, "best_of": None, "messages": None})
+
+
 def test_the_page_is_made_from_the_table() -> None:
     assert (ROOT / "docs/guides/gateway-parameters.md").read_text() == "\n".join(table()) + "\n"

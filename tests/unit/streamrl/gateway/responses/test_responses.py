@@ -103,6 +103,7 @@ def test_what_a_response_repeats_must_have_a_form_in_json(body: dict[str, Any], 
         ({"tool_choice": "required"}, {"tool_choice": "required"}),
         ({"parallel_tool_calls": False}, {"parallel_tool_calls": False}),
         ({"client_metadata": {"a": "b"}, "context_management": None, "stream_options": None}, {}),
+        ({"temprature": None, "moderation": None}, {}),
         ({"include": ["reasoning.encrypted_content"], "store": False, "user": "me", "truncation": "disabled"}, {}),
     ],
 )
@@ -138,6 +139,25 @@ def test_the_responses_that_were_used_last_are_kept_within_their_bytes() -> None
     assert past.num_bytes == 2 * size
     with pytest.raises(Refusal, match="'b' is not kept"):
         past.messages("b")
+
+
+def test_the_items_of_a_response_are_kept_and_forgotten_with_it() -> None:
+    items = [{"id": "msg_a_0", "text": "x"}, {"id": "fc_1", "text": "y"}]
+    past = PastResponses(2**20)
+    past.keep("a", [], items)
+    of_one = past.num_bytes
+    assert of_one > OVERHEAD * len(json.dumps(items, separators=(",", ":")))
+    assert [past.item(item["id"]) for item in items] == items
+    past = PastResponses(2 * of_one)
+    past.keep("a", [], items)
+    past.keep("b", [], [{**items[0], "id": "msg_b_0"}])
+    assert past.item("fc_1") == items[1], "and with that it was used last"
+    past.keep("c", [], [{**items[0], "id": "msg_c_0"}, items[1] | {"id": "fc_2"}])
+    assert (past.item("msg_a_0"), past.num_bytes) == (items[0], 2 * of_one)
+    for name in ("msg_b_0", "msg_d_0"):
+        with pytest.raises(Refusal, match=f"{name}.*send the item itself") as refused:
+            past.item(name)
+        assert (refused.value.status, refused.value.code) == (404, "item_not_found")
     past.keep("d", [{"role": "user", "content": "x" * 1000}])
     assert past.num_bytes == 0
     assert past.messages(None) == []
@@ -197,7 +217,7 @@ async def test_log_probs_of_a_text_are_those_of_its_tokens_whole_and_in_events(t
 
 
 async def test_a_message_that_was_cut_off_says_so_and_goes_on_where_it_comes_back(tmp_path: Path) -> None:
-    async with local_gateway(tmp_path, latency_steps=12) as gateway, client_of(gateway) as client:
+    async with local_gateway(tmp_path, latency_steps=6, heavy_tail=1.0) as gateway, client_of(gateway) as client:
         user, seen = {"role": "user", "content": "1"}, set()
         for _ in range(60):
             asked = {"model": "run", "input": [user], "max_output_tokens": 6}
@@ -267,6 +287,33 @@ async def test_a_conversation_goes_on_from_the_response_before_as_from_its_items
             for one in (named, given)
         ]
         assert texts[0]["prompt"].count("tool=2") == texts[1]["prompt"].count("tool=2") == len(results)
+        status, told = await gateway.ask(f"/api/sessions/{session}/reward", {"reward": 1.0})
+    assert (status, told["branches"], told["turns"]) == (200, 1, 2)
+
+
+async def test_items_that_are_named_by_their_ids_are_those_that_were_told(tmp_path: Path) -> None:
+    async with gateway_of(tmp_path, **CALLS) as gateway, client_of(gateway) as client:
+        asked = {"model": "run", "max_output_tokens": 8, "tools": [TOOL]}
+        first, session = await called(client, asked)
+        results = [
+            {"type": "function_call_output", "call_id": item.call_id, "output": "2"}
+            for item in first.output
+            if item.type == "function_call"
+        ]
+        named = [{"type": "item_reference", "id": item.id} for item in first.output]
+        items = [{"role": "user", "content": "1"}, *named, *results]
+        second = await client.responses.create(input=items, extra_headers={"x-session-id": session}, **asked)
+        ids = [*first.streamrl["prompt_token_ids"][0], *first.streamrl["token_ids"]]
+        assert second.streamrl["prompt_token_ids"][0][: len(ids)] == ids
+        told = {"type": "item_reference", "id": second.output[0].id}
+        streamed = [event async for event in await client.responses.create(input="1", stream=True, **asked)]
+        of_stream = {"type": "item_reference", "id": streamed[-1].response.output[0].id}
+        for item in (told, of_stream):
+            await client.responses.create(input=[item], **asked)
+        unkept = await client.responses.create(input="1", store=False, **asked)
+        for item in (unkept.output[0].id, "msg_x"):
+            with pytest.raises(openai.NotFoundError, match="send the item itself"):
+                await client.responses.create(input=[{"type": "item_reference", "id": item}], **asked)
         status, told = await gateway.ask(f"/api/sessions/{session}/reward", {"reward": 1.0})
     assert (status, told["branches"], told["turns"]) == (200, 1, 2)
 
