@@ -28,11 +28,10 @@ class CallFormat(NamedTuple):
 
 class ThoughtFormat(NamedTuple):
     """make: reads one text; it is told whether this begins within thoughts. begun: how a prompt ends where it does.
-    ends: the marks that end them. marks, is_content: as of `CallFormat`."""
+    marks, is_content: as of `CallFormat`."""
 
     make: Callable[[bool], Thoughts]
     begun: str
-    ends: tuple[str, ...]
     marks: tuple[str, ...]
     is_content: bool = True
 
@@ -56,13 +55,9 @@ CALL_FORMS: Final[Mapping[str, CallFormat]] = {
     "openai": CallFormat(lambda _: harmony.Harmony(), harmony.MARKS, is_content=False),
 }
 THOUGHT_FORMS: Final[Mapping[str, ThoughtFormat]] = {
-    THINK: ThoughtFormat(ThoughtStream, reasoning.BEGIN, (reasoning.END,), (reasoning.BEGIN, reasoning.END)),
-    "mistral": ThoughtFormat(
-        lambda inside: ThoughtStream(inside, *_THINK_MISTRAL), _THINK_MISTRAL[0], _THINK_MISTRAL[1:], _THINK_MISTRAL
-    ),
-    "openai_gptoss": ThoughtFormat(
-        harmony.HarmonyThoughts, harmony.THINKING, harmony.ENDS, harmony.MARKS, is_content=False
-    ),
+    THINK: ThoughtFormat(ThoughtStream, reasoning.BEGIN, (reasoning.BEGIN, reasoning.END)),
+    "mistral": ThoughtFormat(lambda inside: ThoughtStream(inside, *_THINK_MISTRAL), _THINK_MISTRAL[0], _THINK_MISTRAL),
+    "openai_gptoss": ThoughtFormat(harmony.HarmonyThoughts, harmony.THINKING, harmony.MARKS, is_content=False),
 }
 
 _TELLING: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (

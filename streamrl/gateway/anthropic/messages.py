@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from streamrl.gateway.openai.bodies import ChatRequest
+from streamrl.gateway.openai.bodies import ChatRequest, ToolName
 from streamrl.gateway.refusal import invalid
 
 _IGNORED: Final = frozenset({"cache_control", "context_management", "inference_geo", "metadata", "service_tier"})
@@ -74,7 +74,7 @@ class ToolParam(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     type: Literal["custom"] | None = None
-    name: Annotated[str, Field(min_length=1, max_length=64)]
+    name: ToolName
     description: str | None = None
     input_schema: dict[str, Any]
 

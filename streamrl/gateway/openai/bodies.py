@@ -23,6 +23,8 @@ TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 NumberOfTokens = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 _TokenName = Annotated[int, Field(ge=0, lt=2**31)]
 """A token's id as the name of a field, which is text in JSON."""
+ToolName = Annotated[str, Field(min_length=1, max_length=128)]
+"""As long as Anthropic's may be; those of MCP servers have the server's name before them."""
 _Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 
 
@@ -54,14 +56,15 @@ class SamplingFields(BaseModel):
 
 
 class OpenAIRequest(SamplingFields):
-    """What both kinds of request have. prompt_logprobs: of the prompt, and of so many of the likeliest tokens in the
-    place of each, as vLLM tells them."""
+    """What both kinds of request have. skip_special_tokens: with false the text shows them. prompt_logprobs: of the
+    prompt, and of so many of the likeliest tokens in the place of each, as vLLM tells them."""
 
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
     prompt_logprobs: NumberOfTokens | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -112,7 +115,7 @@ class Function(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    name: Annotated[str, Field(min_length=1, max_length=64)]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
 

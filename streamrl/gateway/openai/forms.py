@@ -5,12 +5,16 @@ Guarantees: of the special tokens those alone are written into a text that its f
 read has none.
 """
 
+from typing import Final
+
 from streamrl.conversations.formats.choose import CALL_FORMS, THOUGHT_FORMS
 from streamrl.gateway.openai.call_grammars import marks_of
 from streamrl.gateway.openai.chat import ChatTemplate
 from streamrl.models.tokenizer import TextTokenizer
 
 AUTO, NONE = "auto", "none"
+_ANY: Final = "."
+"""What any message may go on with."""
 
 
 class AnswerForms:
@@ -36,9 +40,9 @@ class AnswerForms:
         if not self.thoughts:
             return None
         form = THOUGHT_FORMS[self.thoughts]
-        _, mark, after = continued.rpartition(form.begun)
-        begun = mark or prompt.removesuffix(continued.lstrip()).rstrip().endswith(form.begun)
-        return bool(begun) and not any(end in (after if mark else continued) for end in form.ends)
+        message = form.make(prompt.removesuffix(continued.lstrip()).rstrip().endswith(form.begun))
+        message.feed(continued)
+        return bool(message.feed(_ANY).thoughts)
 
     def written(self, calls: bool) -> frozenset[int]:
         """Ids of the special tokens that a text must show. calls: whether those in it are read."""

@@ -172,12 +172,13 @@ class Reader:
         """The same with what of its answers is read, and the grammar that these follow. Raises Refusal."""
         forms, (text,) = self.forms, asked.texts
         thinks = forms.thinks(text or "", asked.continued.written if asked.continued else "")
-        asked = replace(asked, thinks=thinks, thought_form=forms.thoughts or THINK, written=forms.written(calls=False))
+        written = asked.written | forms.written(calls=False)
+        asked = replace(asked, thinks=thinks, thought_form=forms.thoughts or THINK, written=written)
         asked = replace(asked, grammar=self._followed(self._grammar(body, thinks), body))
         if not body.tools or _no_calls(body) or not forms.calls:
             return asked
         schemas = {one.function.name: one.function.parameters for one in body.tools or ()}
-        parallel, written = body.parallel_tool_calls is not False, forms.written(calls=True)
+        parallel, written = body.parallel_tool_calls is not False, written | forms.written(calls=True)
         return replace(asked, tools=schemas, parallel_calls=parallel, call_form=forms.calls, written=written)
 
     def _grammar(self, body: ChatRequest, thinks: bool | None) -> Grammar | None:
@@ -213,7 +214,9 @@ class Reader:
         self, body: OpenAIRequest, prompts: _Prompts, most: int, logprobs: bool, random_seed: int
     ) -> ParsedRequest:
         self._check_lengths(prompts, most)
-        options = body.stream_options
+        options, stop_ids = body.stream_options, self._stop_ids(body.stop_token_ids or [])
+        # The token that ends a text is no part of it, as with vLLM.
+        special = frozenset() if body.skip_special_tokens is not False else self._tokenizer.special_token_ids
         return ParsedRequest(
             prompts=prompts.ids,
             texts=prompts.texts,
@@ -221,7 +224,8 @@ class Reader:
             sampling=_sampling(body, most),
             seed=random_seed if body.seed is None else body.seed,
             stops=_stops(body.stop),
-            stop_token_ids=self._stop_ids(body.stop_token_ids or []),
+            stop_token_ids=stop_ids,
+            written=special.difference(stop_ids),
             logprobs=logprobs,
             stream=bool(body.stream),
             usage=not body.stream or bool(options and options.include_usage),

@@ -11,6 +11,8 @@ from streamrl.gateway.refusal import Refusal, invalid
 from streamrl.models.chat_template import Ending
 
 PARAM: Final = "continue_final_message"
+_MARKS: Final = ("prefix", "partial")
+"""Of the message itself, in Mistral's and DeepSeek's clients, and in Moonshot's."""
 _THOUGHTS: Final = ("reasoning", "reasoning_content", "thinking")
 Messages = Sequence[Mapping[str, Any]]
 
@@ -34,8 +36,8 @@ def ending_of(body: ChatRequest, messages: Messages) -> tuple[Messages, Ending]:
     """The messages that a prompt has, and how it ends. messages: those of the body, their contents as texts. Raises
     Refusal for a last message that cannot go on."""
     last = messages[-1]
-    # Mistral's and DeepSeek's clients mark the message itself.
-    if not (body.continue_final_message or last.get("prefix") is True):
+    marked = any(last.get(mark) is True for mark in _MARKS)
+    if not (body.continue_final_message or marked):
         return messages, Ending.CLOSED if body.add_generation_prompt is False else Ending.TURN
     if body.add_generation_prompt:
         what = (

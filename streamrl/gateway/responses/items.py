@@ -12,22 +12,29 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from streamrl.gateway.openai.allowed_tools import with_allowed_tools
-from streamrl.gateway.openai.bodies import ChatRequest, NumberOfTokens, refusal_as_text
+from streamrl.gateway.openai.bodies import ChatRequest, NumberOfTokens, ToolName, refusal_as_text
 from streamrl.gateway.refusal import invalid
 
 Messages = list[dict[str, Any]]
 
 _IGNORED: Final = frozenset(
     {
-        *("client_metadata", "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+        *(
+            "client_metadata",
+            "max_tool_calls",
+            "metadata",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "safety_identifier",
+        ),
         *("service_tier", "stream_options", "user"),
     }
 )
+"""What changes no answer. `max_tool_calls` is of tools that OpenAI runs."""
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (None, False),
     "context_management": (None, []),
     "conversation": (None,),
-    "max_tool_calls": (None,),
     "prompt": (None,),
     "truncation": (None, "disabled"),
 }
@@ -116,7 +123,7 @@ class FunctionTool(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     type: Literal["function"]
-    name: Annotated[str, Field(min_length=1, max_length=64)]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
 

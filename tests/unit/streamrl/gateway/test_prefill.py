@@ -25,6 +25,7 @@ GOES_ON: dict[str, tuple[str, dict[str, Any]]] = {
         {"messages": TURNS, "continue_final_message": True, "add_generation_prompt": False},
     ),
     "a chat as Mistral and DeepSeek have it": ("/v1/chat/completions", {"messages": [USER, {**SAID, "prefix": True}]}),
+    "a chat as Moonshot has it": ("/v1/chat/completions", {"messages": [USER, {**SAID, "partial": True}]}),
     "a message": ("/v1/messages", {"messages": TURNS, "max_tokens": 8}),
     "a message of blocks": (
         "/v1/messages",

@@ -76,7 +76,15 @@ def test_an_answer_begins_within_thoughts_where_its_prompt_began_them(
         ("think", "", "hm", False),
         ("think", "", "<think>hm", True),
         ("think", "", "<think>hm</think>2", False),
-        ("think", "", "<think>a</think><think>b", True),
+        ("think", "", "<think>a</think><think>b", False),
+        ("think", "", "2 <think>b", False),
+        ("think", "<think>", "hm</think>2<think>", False),
+        (
+            "openai_gptoss",
+            "",
+            "<|channel|>final<|message|>2<|end|><|start|>assistant<|channel|>analysis<|message|>b",
+            True,
+        ),
         ("think", "<think>\n", "hm", True),
         ("think", "<think>", "hm</think>2", False),
         ("think", "<think></think>", "2", False),
@@ -95,6 +103,11 @@ def test_a_message_that_goes_on_says_whether_its_thoughts_do(
     turns = [{"role": "user", "content": "<think>"}, {"role": "assistant", "content": content}]
     asked = reader(template, reasoning_parser=parser).chat(chat(messages=turns, continue_final_message=True), 0)
     assert asked.thinks is thinks
+
+
+@pytest.mark.parametrize("body", [{}, {"skip_special_tokens": True}, {"skip_special_tokens": None}])
+def test_special_tokens_are_no_text_unless_that_is_asked_for(body: dict[str, Any]) -> None:
+    assert reader(tool_call_parser="none").chat(chat(**body), 0).written == frozenset()
 
 
 def test_developers_speak_as_the_system_to_a_template_that_has_no_role_for_them() -> None:

@@ -103,7 +103,7 @@ def test_what_a_response_repeats_must_have_a_form_in_json(body: dict[str, Any], 
         ({"tool_choice": "required"}, {"tool_choice": "required"}),
         ({"parallel_tool_calls": False}, {"parallel_tool_calls": False}),
         ({"client_metadata": {"a": "b"}, "context_management": None, "stream_options": None}, {}),
-        ({"temprature": None, "moderation": None}, {}),
+        ({"temprature": None, "moderation": None, "max_tool_calls": 3}, {}),
         ({"include": ["reasoning.encrypted_content"], "store": False, "user": "me", "truncation": "disabled"}, {}),
     ],
 )
