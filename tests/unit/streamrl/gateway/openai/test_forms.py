@@ -126,9 +126,10 @@ def test_a_call_in_the_form_before_tools_is_a_call_and_its_result_that_of_a_tool
         "({{ call.function.arguments.a }}){% endfor %};{% endfor %}{# content #}"
     )
     assert reader(template).prompt_of(chat(messages=[said, result])).text == "assistant add(1);tool;"
-    # Clients send a null of the one form beside the other.
-    both = {**said, "function_call": None, "tool_calls": [{"id": "c", "type": "function", "function": call}]}
-    assert reader(template).prompt_of(chat(messages=[both, result])).text == "assistant add(1);tool;"
+    calls = [{"id": "c", "type": "function", "function": {**call, "name": "take"}}]
+    for one in (None, call):  # clients send a null of the one form beside the other
+        both = {**said, "function_call": one, "tool_calls": calls}
+        assert reader(template).prompt_of(chat(messages=[both, result])).text == "assistant take(1);tool;"
 
 
 def test_a_refusal_is_a_text() -> None:
