@@ -59,7 +59,7 @@ def calls_grammar(body: ChatRequest, form: str, thinks: bool | None, mark: Mark 
 def named_tool(choice: Any, names: list[str]) -> str:
     """The one of `names` that is named, as chats or as responses do. Raises Refusal."""
     if not isinstance(choice, Mapping) or choice.get("type", "function") != "function":
-        what = f"tool_choice is {choice!a}; send `auto`, `none`, `required`, `allowed_tools`, or a function of `tools`"
+        what = f"tool_choice is {choice!a}; send `auto`, `none`, `allowed_tools`, `required`, or a function of `tools`"
         raise invalid("unsupported_parameter", what, "tool_choice")
     function = choice.get("function")
     name = function.get("name") if isinstance(function, Mapping) else choice.get("name")
