@@ -7,7 +7,7 @@ refused, wherever, is answered in OpenAI's shape with a code.
 import asyncio
 import html
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import structlog
@@ -24,7 +24,7 @@ from streamrl.gateway.prompts.lines import KEY_LETTERS, PromptLine
 from streamrl.gateway.refusal import Refusal, invalid, json_bytes
 from streamrl.gateway.sessions.session_body import RewardBody, SessionBody, checked
 from streamrl.gateway.sessions.trajectory_body import TrajectoryBody
-from streamrl.gateway.validation import no_route, refusal_of
+from streamrl.gateway.validation import LONGEST_PATH, no_route, refusal_of
 from streamrl.services.gateway.answering import ClientGone, unless_gone
 from streamrl.services.gateway.dialects.anthropic import add_anthropic
 from streamrl.services.gateway.dialects.openai import add_openai
@@ -253,11 +253,16 @@ def _add_refusals(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def of_http(request: Request, error: HTTPException) -> Response:
         message = _MESSAGES.get(error.status_code, str(error.detail))
+        routes = [route for route in app.routes if isinstance(route, Route)]
+        headers = dict(error.headers or {})
         if error.status_code == 404:
-            paths = [route.path for route in app.routes if isinstance(route, Route)]
-            message = no_route(request.method, request.url.path, paths)
+            message = no_route(request.method, request.url.path, [route.path for route in routes])
+        if error.status_code == 405:
+            allowed = _methods(routes, request.scope["path"])
+            headers = {"allow": ", ".join(allowed)}
+            message = f"{request.method} is not for {request.url.path[:LONGEST_PATH]!a}; send {' or '.join(allowed)}"
         answered = _refused(Refusal(error.status_code, _CODES[error.status_code], message), request)
-        answered.headers.update(error.headers or {})
+        answered.headers.update(headers)
         return answered
 
     @app.exception_handler(ClientGone)
@@ -269,6 +274,13 @@ def _add_refusals(app: FastAPI) -> None:
         structlog.get_logger().error("a request failed", error=repr(error))
         fault = Refusal(500, "internal_error", "the gateway failed over this request; its log says why")
         return _refused(fault, request)
+
+
+def _methods(routes: Sequence[Route], path: str) -> list[str]:
+    """Those that a path takes, in all of its routes together."""
+    found: set[str] = set()
+    found.update(*(route.methods or () for route in routes if route.path_regex.match(path)))
+    return sorted(found | {"HEAD"} if "GET" in found else found)
 
 
 def _json(value: Any) -> Response:

@@ -3,7 +3,7 @@
 Guarantees, in this order: nothing of a body is read from whom the doorkeeper refuses; none is held that is longer
 than the limit, and no more of them than requests are answered at once; what is nested too deep reaches no route; a
 body that does not come, and an answer that is not read, end with their deadlines. Every refusal is JSON with a code.
-A body that a route streams is that route's.
+A body that a route streams is that route's. HEAD is answered as GET, without a body.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from streamrl.gateway.nesting import check_nesting
 from streamrl.gateway.refusal import Refusal, json_bytes
 from streamrl.gateway.routes import STREAMED, needed_scope, route_of
 from streamrl.gateway.sessions.session_body import HEADER, HEADERS
+from streamrl.services.gateway.head_method import HeadOnly
 
 _SESSION_HEADERS = frozenset(header.encode() for header in HEADERS)
 Scope = MutableMapping[str, Any]
@@ -67,6 +68,9 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        if scope["method"] == "HEAD":
+            answer = HeadOnly(receive, send)
+            scope, receive, send = {**scope, "method": "GET"}, answer.receive, answer.send
         route = route_of(scope["path"]) or "other"
         watched = self._watched(route, send)
         try:

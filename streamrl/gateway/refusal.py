@@ -50,6 +50,7 @@ CODES: Mapping[int, frozenset[str]] = {
             "model_not_found",
             "not_found",
             "response_not_found",
+            "item_not_found",
             "session_not_found",
             "unknown_prompt",
             "unknown_version",

@@ -14,7 +14,7 @@ _BRANCH = re.compile(r"str|int|float|bool|.*\[.*|constrained-.*|[A-Z][A-Za-z]+")
 """What a validation puts into a path for the kind that it tried."""
 _OTHER_KIND = ("string_type", "list_type", "dict_type", "int_type", "float_type", "bool_type", "model_type")
 _NO_OBJECT = ("dict_type", "model_type", "model_attributes_type")
-_LONGEST_PATH = 80
+LONGEST_PATH = 80
 _LONGEST_KIND = 40
 """Characters of a `type` that was sent which are told."""
 
@@ -83,7 +83,7 @@ def _words(error: dict[str, Any]) -> str:
 
 def no_route(method: str, path: str, routes: Sequence[str]) -> str:
     """What is said of a path with nothing behind it. routes: the paths that there are."""
-    told = f"there is no route {method} {path[:_LONGEST_PATH]!a}"
+    told = f"there is no route {method} {path[:LONGEST_PATH]!a}"
     single = re.sub("/+", "/", path).rstrip("/")
     near = next((one for one in (single, re.sub("^(/v1)+", "/v1", single), f"/v1{single}") if one in routes), None)
     if near is None:

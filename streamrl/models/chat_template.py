@@ -5,6 +5,7 @@ imported, which takes a second and no torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,17 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 
 Messages = Sequence[Mapping[str, Any]]
+
+
+class Ending(StrEnum):
+    """How a prompt ends."""
+
+    TURN = "turn"
+    """With the header of the model's next turn."""
+    CONTINUED = "continued"
+    """Within the last message, behind its text: the model goes on with it."""
+    CLOSED = "closed"
+    """Behind the last message, as the template ends it."""
 
 
 class ChatTemplate:
@@ -44,21 +56,50 @@ class ChatTemplate:
         found = self._sources.get(first, self._sources.get(second))
         return found if found is not None else next(iter(self._sources.values()))
 
-    def render(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, **arguments: object) -> str:
-        """The prompt of a conversation whose next turn is the model's. arguments: what the template asks for beside,
-        for instance `enable_thinking`. Raises DataError for messages that it does not take."""
-        given = {**self._special_tokens, **arguments}
+    def render(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        ending: Ending = Ending.TURN,
+        /,
+        **arguments: object,
+    ) -> str:
+        """The prompt of a conversation. ending: of the prompt; with `CONTINUED` the content of the last message is a
+        text. arguments: what the template asks for beside, for instance `enable_thinking`. Raises DataError for
+        messages that it does not take, and for a last message whose end it does not write as it is."""
+        given, goes_on = {**self._special_tokens, **arguments}, ending is Ending.CONTINUED
         try:
             (text,), _ = _renderer()(
-                conversations=[[dict(message) for message in messages]],
+                conversations=[list(map(_without_nulls, messages))],
                 tools=[dict(tool) for tool in tools] if tools else None,
                 chat_template=self.source(bool(tools)),
-                add_generation_prompt=True,
+                add_generation_prompt=ending is Ending.TURN,
+                continue_final_message=goes_on,
                 **given,
             )
         except Exception as error:  # a template is a program of the model's, and raises what it likes
+            if goes_on and isinstance(error, ValueError):
+                raise DataError(_NOT_CONTINUED) from error  # transformers' own words have the whole prompt in them
             raise DataError(f"the model's chat template does not take these messages: {error}") from error
+        if goes_on and not _ends_as_sent(text, messages[-1]["content"]):
+            raise DataError(_NOT_CONTINUED)
         return str(text)
+
+
+_NOT_CONTINUED = (
+    "the model's chat template does not write the end of the last message as it was sent, so the model cannot go on "
+    "with it: send its text without white space at the end and without marks of thoughts, or do not have it continued"
+)
+
+
+def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """As transformers gives a message to a template: many templates write a null as the word None."""
+    return {name: value for name, value in message.items() if value is not None}
+
+
+def _ends_as_sent(prompt: str, content: str) -> bool:
+    # Where a template trims, transformers trims the end of the prompt. What is trimmed at the front changes no place.
+    return prompt.endswith(content.lstrip() or content)
 
 
 def load_chat_template(folder: Path) -> ChatTemplate | None:

@@ -34,6 +34,6 @@ def add_anthropic(app: FastAPI, services: ModelServices) -> None:
     async def count(body: CountRequest) -> Response:
         """How many tokens a conversation has."""
         services.reader.check_model(body.model)
-        text = await asyncio.to_thread(services.reader.text_of, body.chat())
-        ids = services.reader.encoded(text, "messages", add_special_tokens=False)
+        prompt = await asyncio.to_thread(services.reader.prompt_of, body.chat())
+        ids = services.reader.encoded(prompt.text, "messages", add_special_tokens=False)
         return Response(json_bytes({"input_tokens": len(ids)}), media_type="application/json")

@@ -7,6 +7,7 @@ from typing import Final
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from streamrl.gateway.openai.allowed_tools import with_allowed_tools
 from streamrl.gateway.openai.answers import ChatForm, CompletionForm, models
 from streamrl.gateway.openai.bodies import ChatRequest, CompletionRequest
 from streamrl.gateway.refusal import Refusal, json_bytes
@@ -48,7 +49,7 @@ def add_openai(app: FastAPI, services: ModelServices) -> None:
     @app.post("/v1/chat/completions", responses=STREAMS)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """The next turn of a conversation."""
-        session = session_of(request.headers, body)
+        session, body = session_of(request.headers, body), with_allowed_tools(body)
         memory = services.sessions.memory(session)
         asked = await asyncio.to_thread(services.reader.chat, body, secrets.randbits(SEED_BITS), memory)
         number = secrets.token_hex(12)

@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from streamrl.conversations.tool_calls import ParsedMessage
+from streamrl.gateway.openai.answers import Json
 from streamrl.gateway.openai.logprobs import TokenTexts
 from streamrl.gateway.responses.answers import ResponseForm, check_logprobs, said_as_message
 from streamrl.gateway.responses.items import ResponsesRequest
@@ -28,7 +29,8 @@ def add_responses(app: FastAPI, services: GatewayServices) -> None:
     @app.post("/v1/responses", responses=STREAMS)
     async def respond(body: ResponsesRequest, request: Request) -> Response:
         """The next turn of a conversation, as items."""
-        session, messages = session_of(request.headers, body), body.messages(past.messages(body.previous_response_id))
+        session, body = session_of(request.headers, body), body.resolved(past.item)
+        messages = body.messages(past.messages(body.previous_response_id))
         chat, memory = body.chat(messages), services.sessions.memory(session)
         asked = await asyncio.to_thread(services.reader.chat, chat, secrets.randbits(SEED_BITS), memory)
         check_logprobs(body, asked)
@@ -36,9 +38,9 @@ def add_responses(app: FastAPI, services: GatewayServices) -> None:
         reader = asked.reader(number)
         asked, capture = services.sessions.opened(session, asked, chat, reader)
 
-        def keep(name: str, said: ParsedMessage) -> None:
+        def keep(name: str, said: ParsedMessage, items: list[Json]) -> None:
             if body.store is not False:
-                past.keep(name, [*messages, said_as_message(said)])
+                past.keep(name, [*messages, said_as_message(said)], items)
 
         form = ResponseForm(body, reader, keep, texts.text)
         head = head_of(form, number, services.limits.model)

@@ -6,7 +6,7 @@ a body is read (`streamrl.gateway.openai.requests`).
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from streamrl.gateway.refusal import invalid
 
@@ -23,13 +23,15 @@ TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 NumberOfTokens = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 _TokenName = Annotated[int, Field(ge=0, lt=2**31)]
 """A token's id as the name of a field, which is text in JSON."""
+ToolName = Annotated[str, Field(min_length=1, max_length=128)]
+"""As long as Anthropic's may be; those of MCP servers have the server's name before them."""
 _Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 
 
 class StreamOptions(BaseModel):
     """include_usage: a last chunk says how many tokens there were."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class SamplingFields(BaseModel):
@@ -54,14 +56,15 @@ class SamplingFields(BaseModel):
 
 
 class OpenAIRequest(SamplingFields):
-    """What both kinds of request have. prompt_logprobs: of the prompt, and of so many of the likeliest tokens in the
-    place of each, as vLLM tells them."""
+    """What both kinds of request have. skip_special_tokens: with false the text shows them. prompt_logprobs: of the
+    prompt, and of so many of the likeliest tokens in the place of each, as vLLM tells them."""
 
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
     prompt_logprobs: NumberOfTokens | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -90,6 +93,13 @@ class TextPart(BaseModel):
     text: str
 
 
+def refusal_as_text(part: Any) -> Any:
+    """A part in which a model of OpenAI's said that it does not answer, as the text that it is."""
+    if isinstance(part, dict) and part.get("type") == "refusal" and "refusal" in part:
+        return {"type": "text", "text": part["refusal"]}
+    return part
+
+
 class Message(BaseModel):
     """One turn. Whatever else it has (`tool_call_id`, `name`, ...) reaches the template as it is, but for the arguments
     of `tool_calls`, which OpenAI's clients send as text and templates want as objects."""
@@ -97,7 +107,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[TextPart] | None = None
+    content: str | list[Annotated[TextPart, BeforeValidator(refusal_as_text)]] | None = None
 
 
 class Function(BaseModel):
@@ -105,7 +115,7 @@ class Function(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    name: Annotated[str, Field(min_length=1, max_length=64)]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
@@ -117,7 +127,8 @@ class Tool(BaseModel):
 
 class ChatRequest(OpenAIRequest):
     """The body of `/v1/chat/completions`. top_logprobs: so many of the likeliest tokens are told in the place of each
-    one."""
+    one. add_generation_prompt: with false the prompt ends behind the last message. continue_final_message: it ends
+    within that message, which the model goes on with."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
@@ -128,11 +139,15 @@ class ChatRequest(OpenAIRequest):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Of the chat template. Raises Refusal."""
         given = self.chat_template_kwargs or {}
         if taken := sorted(_OF_THE_RENDERER & given.keys()):
             raise invalid("invalid_value", f"{taken[0]!a} is no argument of the template", "chat_template_kwargs")
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return {**effort, **given}
+        if (effort := self.reasoning_effort) is None:
+            return dict(given)
+        # As vLLM has it: most templates that know of thoughts know no effort.
+        return {"reasoning_effort": effort, "enable_thinking": effort != "none", **given}

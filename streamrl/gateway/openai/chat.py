@@ -11,6 +11,7 @@ from streamrl.conversations.formats.choose import call_form_of
 from streamrl.errors import DataError
 from streamrl.gateway.refusal import Refusal, invalid
 from streamrl.models import chat_template
+from streamrl.models.chat_template import Ending
 
 
 class ChatTemplate:
@@ -20,20 +21,24 @@ class ChatTemplate:
         self._template = template
         self.call_form = call_form_of(template.source(tools=True)) if template.supports_tools else ""
         """In which it asks for calls, by name; "" where it asks for none that is read here."""
+        source = template.source()
+        self.knows_developers = "'developer'" in source or '"developer"' in source
+        """Whether it has a role for them; one that has none leaves out what they say, or refuses it."""
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         arguments: Mapping[str, Any] | None = None,
+        ending: Ending = Ending.TURN,
     ) -> str:
-        """The prompt of a conversation whose next turn is the model's. arguments: of the template. Raises Refusal for
-        a conversation that the template does not take."""
+        """The prompt of a conversation. arguments: of the template. ending: of the prompt. Raises Refusal for a
+        conversation that the template does not take, or does not let go on."""
         if tools and not self._template.supports_tools:
             what = "the model's chat template does not know tools; leave them out, or train a model whose template does"
             raise invalid("tools_not_supported", what, "tools")
         try:
-            return self._template.render(messages, tools, **arguments or {})
+            return self._template.render(messages, tools, ending, **arguments or {})
         except DataError as error:
             raise invalid("template_refused", ascii(str(error))[1:-1], "messages") from error
 

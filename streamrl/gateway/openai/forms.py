@@ -5,12 +5,16 @@ Guarantees: of the special tokens those alone are written into a text that its f
 read has none.
 """
 
+from typing import Final
+
 from streamrl.conversations.formats.choose import CALL_FORMS, THOUGHT_FORMS
 from streamrl.gateway.openai.call_grammars import marks_of
 from streamrl.gateway.openai.chat import ChatTemplate
 from streamrl.models.tokenizer import TextTokenizer
 
 AUTO, NONE = "auto", "none"
+_ANY: Final = "."
+"""What any message may go on with."""
 
 
 class AnswerForms:
@@ -30,9 +34,15 @@ class AnswerForms:
         self._of_calls = tokenizer.special_ids(CALL_FORMS[self.calls].marks if self.calls else ())
         self._of_thoughts = tokenizer.special_ids(THOUGHT_FORMS[self.thoughts].marks if self.thoughts else ())
 
-    def thinks(self, prompt: str) -> bool | None:
-        """Whether an answer to a prompt begins within thoughts; None where these are not read."""
-        return prompt.rstrip().endswith(THOUGHT_FORMS[self.thoughts].begun) if self.thoughts else None
+    def thinks(self, prompt: str, continued: str = "") -> bool | None:
+        """Whether an answer to a prompt begins within thoughts; None where these are not read. continued: the text that
+        the prompt ends with, of the message that the answer goes on with."""
+        if not self.thoughts:
+            return None
+        form = THOUGHT_FORMS[self.thoughts]
+        message = form.make(prompt.removesuffix(continued.lstrip()).rstrip().endswith(form.begun))
+        message.feed(continued)
+        return bool(message.feed(_ANY).thoughts)
 
     def written(self, calls: bool) -> frozenset[int]:
         """Ids of the special tokens that a text must show. calls: whether those in it are read."""

@@ -41,7 +41,7 @@ def calls_grammar(body: ChatRequest, form: str, thinks: bool | None, mark: Mark 
     if choice in (None, "auto", "none"):
         return None
     names = [tool.function.name for tool in body.tools or ()]
-    wanted = names if choice == "required" else [_named(choice, names)]
+    wanted = names if choice == "required" else [named_tool(choice, names)]
     if not wanted:
         raise invalid("invalid_value", f"tool_choice is {choice!a}, and there are no tools", "tool_choice")
     if not form:
@@ -56,10 +56,10 @@ def calls_grammar(body: ChatRequest, form: str, thinks: bool | None, mark: Mark 
     return _checked(Grammar(GrammarKind.LARK, "\n".join(rules)), "tool_choice")
 
 
-def _named(choice: str | Mapping[str, Any] | None, names: list[str]) -> str:
-    """The one tool that is to be called: as chats name it, or as responses do."""
+def named_tool(choice: Any, names: list[str]) -> str:
+    """The one of `names` that is named, as chats or as responses do. Raises Refusal."""
     if not isinstance(choice, Mapping) or choice.get("type", "function") != "function":
-        what = f"tool_choice is {choice!a}; send `auto`, `none`, `required`, or a function of `tools`"
+        what = f"tool_choice is {choice!a}; send `auto`, `none`, `allowed_tools`, `required`, or a function of `tools`"
         raise invalid("unsupported_parameter", what, "tool_choice")
     function = choice.get("function")
     name = function.get("name") if isinstance(function, Mapping) else choice.get("name")

@@ -22,8 +22,10 @@ class Neutral(NamedTuple):
 
 
 KEPT: Final[Mapping[str, str]] = {
+    "add_generation_prompt": "of a chat: with `false` its prompt ends behind the last message",
     "add_special_tokens": "whether the text of a completion gets the model's special tokens; in a chat only `false`",
     "chat_template_kwargs": "arguments of the chat template, for instance `enable_thinking`",
+    "continue_final_message": "of a chat: the answer goes on with the last message, which is of the assistant",
     "echo": "the text of a completion begins with the prompt, and its `logprobs` with the prompt's",
     "frequency_penalty": "is taken from a token's logit for each time that the completion has it",
     "guided_choice": "the text is one of these",
@@ -43,20 +45,21 @@ KEPT: Final[Mapping[str, str]] = {
     "presence_penalty": "is taken once from the logits of tokens that the completion has",
     "prompt": "text, texts, ids, or lists of ids, of a completion",
     "prompt_logprobs": "log-probs of the prompt, and so many of the likeliest in the place of each, as vLLM has them",
-    "reasoning_effort": "an argument of the chat template",
+    "reasoning_effort": "an argument of the chat template; so is `enable_thinking`, which is false with `none`",
     "regex": "the text follows a regular expression",
     "repetition_penalty": "divides positive logits of tokens that prompt or completion have, and multiplies others",
     "response_format": "with `json_object` or `json_schema` the text follows a schema",
     "return_token_ids": "ids of prompts and completions where vLLM has them",
     "return_tokens_as_token_ids": "tokens of log-probs as `token_id:7`",
     "seed": "decides what is sampled, given the weights",
+    "skip_special_tokens": "with `false` the text shows special tokens, but for the one that ends it",
     "stop": "strings that end a completion, and are left out of it",
     "stop_token_ids": "ids that end a completion, and are part of it",
     "stream": "the answer in server-sent events",
     "stream_options": "`include_usage`: a last event counts the tokens",
     "structured_outputs": "`json`, `regex`, `choice` or `json_object`: what the text follows",
     "temperature": "divides the logits",
-    "tool_choice": "`auto`; with `none` the template gets no tools; with `required`, or a tool by name, calls are made",
+    "tool_choice": "`auto`; `none` shows no tools, `allowed_tools` these; with `required` or a name calls are made",
     "tools": "reach the chat template; calls come back where they are read",
     "top_k": "so many of the likeliest tokens are sampled from; 0 and -1 are all",
     "top_logprobs": "of a chat with `logprobs`: so many of the likeliest tokens in the place of each",
@@ -75,6 +78,7 @@ IGNORED: Final[Mapping[str, str]] = {
     "safety_identifier": "nobody looks at it",
     "service_tier": "there is one",
     "session_id": "of vLLM's router; a session has a header, or `metadata`",
+    "spaces_between_special_tokens": "a text has the white space that the tokenizer writes",
     "store": "nothing is stored but sessions",
     "stream_interval": "tokens come about 20 times a second",
     "user": "nobody looks at it",
@@ -85,14 +89,14 @@ _GUIDED = "output by a grammar in a language that is not read here; `regex` and 
 _PICTURES = "pictures, sound or video"
 
 NEUTRAL: Final[Mapping[str, Neutral]] = {
-    "add_generation_prompt": Neutral((None, True), "a prompt that does not end with the model's turn"),
+    "add_generation_prompt": Neutral((None, True), "the end of a chat's prompt"),
     "add_special_tokens": Neutral((None, False), "special tokens beside those of the template"),
     "allowed_token_ids": Neutral((None, []), "a part of the vocabulary"),
     "audio": Neutral((None,), _PICTURES),
     "bad_words": Neutral((None, []), "words that may not be sampled"),
     "best_of": Neutral((None, 1), "the likeliest of several completions"),
     "chat_template": Neutral((None,), "another chat template than the model's"),
-    "continue_final_message": Neutral((None, False), "a message that goes on"),
+    "continue_final_message": Neutral((None, False), "a message that goes on, which is of a chat"),
     "documents": Neutral((None, []), "documents for the template"),
     "ebnf": Neutral((None, ""), _GUIDED),
     "echo": Neutral((None, False), "the prompt in the answer, which a completion may have"),
@@ -112,8 +116,6 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
     "prediction": Neutral((None,), "speculation"),
     "return_hidden_states": Neutral((None, False), "the model's hidden states"),
     "separate_reasoning": Neutral((None, True), "thoughts in the text"),
-    "skip_special_tokens": Neutral((None, True), "special tokens in the text; ids have them"),
-    "spaces_between_special_tokens": Neutral((None, True), "another text of special tokens"),
     "stream_reasoning": Neutral((None, True), "thoughts at the end"),
     "suffix": Neutral((None, ""), "text between two texts"),
     "thinking_token_budget": Neutral((None,), "a bound of the model's thoughts"),
@@ -121,7 +123,7 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
     "top_logprobs": Neutral((None, 0), "the likeliest tokens, of which a completion's `logprobs` is the number"),
     "truncate_prompt_tokens": Neutral((None,), "a prompt that is cut"),
     "use_beam_search": Neutral((None, False), "beam search"),
-    "verbosity": Neutral((None,), "a model that knows it"),
+    "verbosity": Neutral((None, "medium"), "a model that knows it"),
     "vllm_xargs": Neutral((None, {}), "arguments of a server"),
     "web_search_options": Neutral((None,), "a search"),
 }
@@ -131,7 +133,7 @@ NEUTRAL: Final[Mapping[str, Neutral]] = {
 def check(more: Mapping[str, Any]) -> None:
     """Of a body, what its form has no field for. Raises Refusal."""
     for name, value in more.items():
-        if name in IGNORED or name == "metadata":
+        if name in IGNORED or name == "metadata" or value is None:  # clients send a null for what is not set
             continue
         rule = NEUTRAL.get(name)
         if rule is None:
@@ -161,7 +163,7 @@ def table() -> Iterator[str]:
         yield f"| `{name}` | {rows[name]} |"
     yield ""
     yield "A name that is not here is refused as `unknown_parameter`, and a value that is not taken as"
-    yield "`unsupported_parameter` or `invalid_value`."
+    yield "`unsupported_parameter` or `invalid_value`. A null is taken under every name, as if nothing were sent."
 
 
 def _neutral(rule: Neutral) -> str:

@@ -4,7 +4,7 @@ Guarantees: a parameter that would change the answer and cannot be kept is refus
 checked before anything is generated. What does not change the answer (`user`, `metadata`) is ignored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -22,7 +22,9 @@ from streamrl.gateway.openai.chat import ChatTemplate, no_template
 from streamrl.gateway.openai.extras import NO_EXTRAS, Extras, chat_extras, completion_extras
 from streamrl.gateway.openai.forms import AUTO, NONE, AnswerForms
 from streamrl.gateway.openai.grammars import asking_for_grammar, calls_grammar, grammar_of
+from streamrl.gateway.openai.turns import ChatPrompt, Continued, ending_of
 from streamrl.gateway.refusal import Refusal, invalid
+from streamrl.models.chat_template import Ending
 from streamrl.models.tokenizer import TextTokenizer
 from streamrl.types import Adjustments, GenerationRequest, Grammar, IntArray, SamplingParams, completion_seed
 
@@ -55,8 +57,9 @@ class ParsedRequest:
     parallel_calls: whether a message may have several. thinks: whether its answers begin within thoughts; None where
     these are not read. call_form, thought_form: in which both are read. written: ids of the special tokens that the
     texts of its answers show. return_token_ids: also where vLLM has them. ids_as_tokens: of log-probs. extras: what is
-    shown beyond what was sampled. grammar: of the text of each answer. adjustments: of its logits. conversation: that
-    it is a part of, "" for none; memory: of what was said in it."""
+    shown beyond what was sampled. grammar: of the text of each answer. adjustments: of its logits. continued: the
+    message that its answers go on with, None where they are messages of their own. conversation: that it is a part of,
+    "" for none; memory: of what was said in it."""
 
     prompts: list[IntArray]
     n: int
@@ -79,6 +82,7 @@ class ParsedRequest:
     extras: Extras = NO_EXTRAS
     grammar: Grammar | None = None
     adjustments: Adjustments | None = None
+    continued: Continued | None = None
     conversation: str = ""
     memory: Memory = NOTHING
 
@@ -156,24 +160,25 @@ class Reader:
         """Raises Refusal for what cannot be answered."""
         self._check(body)
         self._check_count(1, body.n or 1)
-        text = self.text_of(body, memory)
-        ids = self._encoded(text, "messages", memory, add_special_tokens=False)
+        prompt = self.prompt_of(body, memory)
+        ids = self._encoded(prompt.text, "messages", memory, add_special_tokens=False)
         most = body.max_completion_tokens or body.max_tokens or max(1, self._limits.context - len(ids))
-        prompts = _Prompts([ids], (text,), "messages")
+        prompts = _Prompts([ids], (prompt.text,), "messages")
         asked = self._parsed(body, prompts, most, bool(body.logprobs), random_seed)
         asked = replace(asked, extras=chat_extras(body, self._limits.top_logprobs))
-        return self._as_read(asked, body, text)
+        return self._as_read(replace(asked, continued=prompt.continued), body)
 
-    def _as_read(self, asked: ParsedRequest, body: ChatRequest, text: str) -> ParsedRequest:
-        """The same with what of its answers is read, and the grammar that these follow. text: of its prompt. Raises
-        Refusal."""
-        forms, thinks = self.forms, self.forms.thinks(text)
-        asked = replace(asked, thinks=thinks, thought_form=forms.thoughts or THINK, written=forms.written(calls=False))
+    def _as_read(self, asked: ParsedRequest, body: ChatRequest) -> ParsedRequest:
+        """The same with what of its answers is read, and the grammar that these follow. Raises Refusal."""
+        forms, (text,) = self.forms, asked.texts
+        thinks = forms.thinks(text or "", asked.continued.written if asked.continued else "")
+        written = asked.written | forms.written(calls=False)
+        asked = replace(asked, thinks=thinks, thought_form=forms.thoughts or THINK, written=written)
         asked = replace(asked, grammar=self._followed(self._grammar(body, thinks), body))
         if not body.tools or _no_calls(body) or not forms.calls:
             return asked
         schemas = {one.function.name: one.function.parameters for one in body.tools or ()}
-        parallel, written = body.parallel_tool_calls is not False, forms.written(calls=True)
+        parallel, written = body.parallel_tool_calls is not False, written | forms.written(calls=True)
         return replace(asked, tools=schemas, parallel_calls=parallel, call_form=forms.calls, written=written)
 
     def _grammar(self, body: ChatRequest, thinks: bool | None) -> Grammar | None:
@@ -209,7 +214,9 @@ class Reader:
         self, body: OpenAIRequest, prompts: _Prompts, most: int, logprobs: bool, random_seed: int
     ) -> ParsedRequest:
         self._check_lengths(prompts, most)
-        options = body.stream_options
+        options, stop_ids = body.stream_options, self._stop_ids(body.stop_token_ids or [])
+        # The token that ends a text is no part of it, as with vLLM.
+        special = frozenset() if body.skip_special_tokens is not False else self._tokenizer.special_token_ids
         return ParsedRequest(
             prompts=prompts.ids,
             texts=prompts.texts,
@@ -217,7 +224,8 @@ class Reader:
             sampling=_sampling(body, most),
             seed=random_seed if body.seed is None else body.seed,
             stops=_stops(body.stop),
-            stop_token_ids=self._stop_ids(body.stop_token_ids or []),
+            stop_token_ids=stop_ids,
+            written=special.difference(stop_ids),
             logprobs=logprobs,
             stream=bool(body.stream),
             usage=not body.stream or bool(options and options.include_usage),
@@ -232,22 +240,26 @@ class Reader:
             what = f"there is no model {name!a} here; this run serves {self._limits.model!a}"
             raise Refusal(404, "model_not_found", what, "model")
 
-    def text_of(self, body: ChatRequest, memory: Memory = NOTHING) -> str:
+    def prompt_of(self, body: ChatRequest, memory: Memory = NOTHING) -> ChatPrompt:
         """The prompt of a conversation. Raises Refusal."""
         if self._template is None:
             raise no_template()
         tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools]
         if _no_calls(body):
             tools = None
-        sent: list[Mapping[str, Any]] = [_plain(message) for message in body.messages]
-        recalled = memory.recalled(sent)
+        developer = "developer" if self._template.knows_developers else "system"
+        sent, ending = ending_of(body, [_plain(message, developer) for message in body.messages])
+        written: Sequence[Mapping[str, Any]] = memory.recalled(sent)
         try:
-            return self._template.render(recalled, tools, body.arguments())
+            text = self._template.render(written, tools, body.arguments(), ending)
         except Refusal:
             # Some templates count turns, and one that made calls is none; of a text they do not know that it did.
-            if recalled == sent:
+            if written == sent:
                 raise
-            return self._template.render(sent, tools, body.arguments())
+            written = sent
+            text = self._template.render(written, tools, body.arguments(), ending)
+        continued = Continued(sent[-1]["content"], written[-1]["content"]) if ending is Ending.CONTINUED else None
+        return ChatPrompt(text, continued)
 
     def _check(self, body: OpenAIRequest) -> None:
         self.check_model(body.model)
@@ -311,10 +323,17 @@ def _no_calls(body: ChatRequest) -> bool:
     return body.tool_choice == "none"
 
 
-def _plain(message: Message) -> dict[str, Any]:
+def _plain(message: Message, developer: str) -> dict[str, Any]:
+    """developer: the role of developers in the template. Calls in the form before `tool_calls` are calls."""
     plain = message.model_dump(exclude_unset=True)
+    if message.role == "developer":
+        plain["role"] = developer
     if isinstance(message.content, list):
         plain["content"] = "".join(part.text for part in message.content)
+    if message.role == "function":
+        plain["role"] = "tool"
+    if isinstance(call := plain.pop("function_call", None), dict) and not plain.get("tool_calls"):
+        plain["tool_calls"] = [{"type": "function", "function": call}]
     if isinstance(plain.get("tool_calls"), list):
         plain["tool_calls"] = [_with_arguments(call) for call in plain["tool_calls"]]
     return plain

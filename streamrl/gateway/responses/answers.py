@@ -18,7 +18,7 @@ from streamrl.types import FinishReason
 
 
 class ResponseForm:
-    """Of one request. reader: of its answer. keep: takes the id of the response, and what it said."""
+    """Of one request. reader: of its answer. keep: takes the id of the response, what it said, and its items."""
 
     prefix = "resp_"
 
@@ -26,7 +26,7 @@ class ResponseForm:
         self,
         body: ResponsesRequest,
         reader: MessageReader,
-        keep: Callable[[str, ParsedMessage], None],
+        keep: Callable[[str, ParsedMessage, list[Json]], None],
         name: Callable[[int], str],
     ) -> None:
         """name: what log-probs call a token."""
@@ -50,11 +50,12 @@ class ResponseForm:
     def whole(self, head: Head, choices: Sequence[tuple[int, Delta]], asked: ParsedRequest, tokens: int) -> Json:
         ((_, delta),) = choices
         said = self._reader.parse(0, delta.text, delta.finish_reason)
-        self._keep(head.id, said)
         items = [_reasoning(head, said.thoughts)] if said.thoughts else []
         if said.content or not (said.calls or items):
-            items.append(_message(head, len(items), said.content, self._logprobs(delta, asked)))
+            cut = delta.finish_reason == FinishReason.LENGTH and not said.calls
+            items.append(_message(head, len(items), said.content, self._logprobs(delta, asked), cut))
         items += [_call(call) for call in said.calls]
+        self._keep(head.id, said, items)
         return self._response(head, asked, items, delta, tokens)
 
     def step(self, head: Head, index: int, delta: Delta, asked: ParsedRequest) -> bytes:
@@ -63,13 +64,16 @@ class ResponseForm:
 
     def closing(self, head: Head, asked: ParsedRequest, tokens: int) -> bytes:
         whole = joined(self._deltas)
-        texts = [item["content"][0]["text"] for item in self._items if item["type"] == "message"]
+        thoughts, texts = (
+            [item["content"][0]["text"] for item in self._items if item["type"] == kind]
+            for kind in ("reasoning", "message")
+        )
         calls = [
             ToolCall(item["call_id"], item["name"], item["arguments"])
             for item in self._items
             if item["type"] == "function_call"
         ]
-        self._keep(head.id, ParsedMessage("".join(texts), tuple(calls)))
+        self._keep(head.id, ParsedMessage("".join(texts), tuple(calls), "".join(thoughts)), self._items)
         response = self._response(head, asked, self._items, whole, tokens)
         return self._event(f"response.{response['status']}", response=response)
 
@@ -95,7 +99,7 @@ class ResponseForm:
         if delta.finish_reason:
             if self._text is None and not self._items:
                 yield from self._say(head, "")
-            yield from self._end_message(head)
+            yield from self._end_message(head, delta.finish_reason == FinishReason.LENGTH)
 
     def _think(self, head: Head, text: str) -> Iterator[bytes]:
         yield from self._end_message(head)
@@ -130,11 +134,11 @@ class ResponseForm:
             fresh, self._scores_told = self._scores[self._scores_told :], len(self._scores)
             yield self._event("response.output_text.delta", **place, delta=text, logprobs=fresh)
 
-    def _end_message(self, head: Head) -> Iterator[bytes]:
+    def _end_message(self, head: Head, cut: bool = False) -> Iterator[bytes]:
         if self._text is None:
             return
         place, text, self._text = self._place(head), self._text, None
-        item = _message(head, len(self._items), text, self._scores)
+        item = _message(head, len(self._items), text, self._scores, cut)
         yield self._event("response.output_text.done", **place, text=text, logprobs=self._scores)
         yield self._event("response.content_part.done", **place, part=_part(text, self._scores))
         yield self._event("response.output_item.done", output_index=len(self._items), item=item)
@@ -210,7 +214,8 @@ def said_as_message(said: ParsedMessage) -> Json:
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in said.calls
     ]
-    return {"role": "assistant", "content": said.content} | ({"tool_calls": calls} if calls else {})
+    thoughts = {"reasoning_content": said.thoughts} if said.thoughts else {}
+    return {"role": "assistant", "content": said.content} | thoughts | ({"tool_calls": calls} if calls else {})
 
 
 def check_logprobs(body: ResponsesRequest, asked: ParsedRequest) -> None:
@@ -222,8 +227,10 @@ def check_logprobs(body: ResponsesRequest, asked: ParsedRequest) -> None:
         raise invalid("unsupported_parameter", f"{what}: leave it out; {way_out}", param)
 
 
-def _message(head: Head, index: int, text: str, logprobs: Sequence[Json] = ()) -> Json:
-    said = {"type": "message", "id": _message_id(head, index), "status": "completed", "role": "assistant"}
+def _message(head: Head, index: int, text: str, logprobs: Sequence[Json] = (), cut: bool = False) -> Json:
+    """cut: it was not ended, and goes on where it is sent back as the last."""
+    status = "incomplete" if cut else "completed"
+    said = {"type": "message", "id": _message_id(head, index), "status": status, "role": "assistant"}
     return {**said, "content": [_part(text, logprobs)]}
 
 

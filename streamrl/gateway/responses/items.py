@@ -1,37 +1,56 @@
 """The body of `/v1/responses` as a chat. Pure.
 
 Guarantees: what a chat of the same conversation asks for is what is asked for here; what cannot be kept is refused by
-name. A call of a tool belongs to the message before it, as the model said both at once. Thoughts that come back
-(`reasoning`) are of another model, since none are told here, and are left out.
+name. A call of a tool belongs to the message before it, as the model said both at once, and so do the thoughts before
+either, where they come back as text; those of models that show none are left out.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
-from streamrl.gateway.openai.bodies import ChatRequest, NumberOfTokens
+from streamrl.gateway.openai.allowed_tools import with_allowed_tools
+from streamrl.gateway.openai.bodies import ChatRequest, NumberOfTokens, ToolName, refusal_as_text
 from streamrl.gateway.refusal import invalid
 
 Messages = list[dict[str, Any]]
 
 _IGNORED: Final = frozenset(
     {
-        *("include", "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+        *(
+            "client_metadata",
+            "max_tool_calls",
+            "metadata",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "safety_identifier",
+        ),
         *("service_tier", "stream_options", "user"),
     }
 )
+"""What changes no answer. `max_tool_calls` is of tools that OpenAI runs."""
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (None, False),
+    "context_management": (None, []),
     "conversation": (None,),
-    "max_tool_calls": (None,),
     "prompt": (None,),
     "truncation": (None, "disabled"),
 }
-
-
+_NOT_ENDED: Final = ("in_progress", "incomplete")
 _LOGPROBS: Final = "message.output_text.logprobs"
+_INCLUDED: Final = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    _LOGPROBS,
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+"""What OpenAI's `include` may name. Most is of items that no answer has here; thoughts are told as text."""
 
 
 class Part(BaseModel):
@@ -39,16 +58,19 @@ class Part(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    type: Literal["input_text", "output_text", "text"]
+    type: Literal["input_text", "output_text", "reasoning_text", "text"]
     text: str
 
 
 class MessageItem(BaseModel):
+    """status: one that the model did not end is gone on with, where it is the last."""
+
     model_config = ConfigDict(extra="ignore")
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Part]
+    content: str | list[Annotated[Part, BeforeValidator(refusal_as_text)]]
+    status: str | None = None
 
 
 class CallItem(BaseModel):
@@ -73,12 +95,26 @@ class OutputItem(BaseModel):
 
 
 class ReasoningItem(BaseModel):
+    """Thoughts. content: none where they are of a model that shows none."""
+
     model_config = ConfigDict(extra="ignore")
 
     type: Literal["reasoning"]
+    content: list[Part] | None = None
 
 
-Item = CallItem | OutputItem | ReasoningItem | MessageItem
+class ItemReference(BaseModel):
+    """An item of an earlier response, by its id alone."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["item_reference"]
+    id: str
+
+
+SaidItem = CallItem | OutputItem | ReasoningItem | MessageItem
+Item = SaidItem | ItemReference
+_SAID: Final[TypeAdapter[SaidItem]] = TypeAdapter(SaidItem)
 
 
 class FunctionTool(BaseModel):
@@ -87,7 +123,7 @@ class FunctionTool(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     type: Literal["function"]
-    name: Annotated[str, Field(min_length=1, max_length=64)]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
@@ -117,37 +153,61 @@ class ResponsesRequest(BaseModel):
     text: dict[str, Any] | None = None
     reasoning: Reasoning | None = None
     top_logprobs: NumberOfTokens | None = None
+    include: list[str] | None = None
     stream: bool | None = None
 
+    def resolved(self, item_of: Callable[[str], dict[str, Any]]) -> "ResponsesRequest":
+        """The same with items in the places of references. item_of: gives the item of an id. Raises what that
+        raises."""
+        if isinstance(self.input, str):
+            return self
+        items = [
+            _SAID.validate_python(item_of(one.id)) if isinstance(one, ItemReference) else one for one in self.input
+        ]
+        return self.model_copy(update={"input": items})
+
     def messages(self, before: Sequence[dict[str, Any]]) -> Messages:
-        """The conversation without the instructions, which are of this request alone. before: what the response that it
-        names came to."""
+        """The conversation without the instructions, which are of this request alone; its items are `resolved`. before:
+        what the response that it names came to."""
         items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         return joined_messages(before, items)
 
     def chat(self, messages: Messages) -> ChatRequest:
         """messages: as `messages` gives them. Raises Refusal."""
         for name, value in (self.model_extra or {}).items():
-            if name not in _IGNORED and value not in _NEUTRAL.get(name, ()):
+            if value is not None and name not in _IGNORED and value not in _NEUTRAL.get(name, ()):
                 kind = "is not kept here; leave it out" if name in _NEUTRAL else "is not a parameter of this route"
                 code = "unsupported_parameter" if name in _NEUTRAL else "unknown_parameter"
                 raise invalid(code, f"{name!a} {kind}", name)
         self._check_repeated()
+        self._check_included()
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         whole: list[Any] = [*first, *messages]
-        return ChatRequest(model=self.model, messages=whole, **self._options())
+        return with_allowed_tools(ChatRequest(model=self.model, messages=whole, **self._options()))
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the last item is a message that the model did not end."""
+        last = self.input[-1] if self.input else None
+        return isinstance(last, MessageItem) and last.role == "assistant" and last.status in _NOT_ENDED
 
     @property
     def param_of_logprobs(self) -> str:
         """By which it asks for log-probs of its text; "" where it does not."""
-        included = (self.model_extra or {}).get("include")
-        if isinstance(included, list) and _LOGPROBS in included:
+        if _LOGPROBS in (self.include or ()):
             return "include"
         return "top_logprobs" if self.top_logprobs else ""
 
     @property
     def metadata(self) -> dict[str, Any]:
         return (self.model_extra or {}).get("metadata") or {}
+
+    def _check_included(self) -> None:
+        """Raises Refusal for what nobody knows."""
+        for name in self.include or ():
+            if name not in _INCLUDED:
+                what = f"include names {name[:80]!a}; what it may name: {', '.join(_INCLUDED)}"
+                raise invalid("invalid_value", what, "include")
 
     def _check_repeated(self) -> None:
         """A response repeats these, and JSON has no form for NaN, which Python reads. Raises Refusal."""
@@ -169,6 +229,7 @@ class ResponsesRequest(BaseModel):
         form = (self.text or {}).get("format") or {"type": "text"}
         given = {
             "max_tokens": self.max_output_tokens,
+            "continue_final_message": True if self._goes_on else None,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "stream": self.stream,
@@ -185,27 +246,37 @@ class ResponsesRequest(BaseModel):
 
 def joined_messages(before: Sequence[dict[str, Any]], items: Sequence[Item]) -> Messages:
     """A conversation that goes on with items."""
-    found = list(before)
+    found, thoughts = list(before), ""
     for item in items:
         match item:
             case ReasoningItem():
+                thoughts += _text(item.content or [])
                 continue
             case OutputItem():
                 found.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
             case CallItem():
-                function = {"name": item.name, "arguments": item.arguments}
-                call = {"id": item.call_id, "type": "function", "function": function}
                 if not found or found[-1]["role"] != "assistant":
                     found.append({"role": "assistant", "content": ""})
-                last = found[-1]
-                found[-1] = {**last, "tool_calls": [*last.get("tool_calls", ()), call]}
+                found[-1] = _with_thoughts(_with_call(found[-1], item), thoughts)
+            case MessageItem(role="assistant"):
+                found.append(_with_thoughts({"role": item.role, "content": _text(item.content)}, thoughts))
             case MessageItem():
-                role = "system" if item.role == "developer" else item.role
-                found.append({"role": role, "content": _text(item.content)})
+                found.append({"role": item.role, "content": _text(item.content)})
+        thoughts = ""  # those before anything else are of no answer
     return found
 
 
-def _text(content: str | list[Part]) -> str:
+def _with_call(message: dict[str, Any], item: CallItem) -> dict[str, Any]:
+    function = {"name": item.name, "arguments": item.arguments}
+    call = {"id": item.call_id, "type": "function", "function": function}
+    return {**message, "tool_calls": [*message.get("tool_calls", ()), call]}
+
+
+def _with_thoughts(message: dict[str, Any], thoughts: str) -> dict[str, Any]:
+    return {**message, "reasoning_content": message.get("reasoning_content", "") + thoughts} if thoughts else message
+
+
+def _text(content: str | Sequence[Part]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 

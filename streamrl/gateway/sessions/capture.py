@@ -61,11 +61,18 @@ class Capture:
         return Call(prompt.tolist(), one.token_ids, one.logprobs, one.spans, one.finish_reason, text, answer)
 
     def _answer(self, index: int, one: Delta) -> tuple[ParsedMessage, str] | None:
-        """Of a choice of which tool calls or thoughts were read, where a template can write it as it was sampled."""
+        """Of a choice of which tool calls or thoughts were read, where a template can write it as it was sampled: its
+        message, and the text of that."""
         if self._reader is None or not self._reader.reads_content:
             return None
         said = self._reader.parse(index, one.text, one.finish_reason)
-        return (said, one.text) if said.calls or said.thoughts else None
+        before = self._asked.continued
+        if before is None:
+            return (said, one.text) if said.calls or said.thoughts else None
+        # The client sends back the whole message; thoughts that it began are no part of the text.
+        content = said.content if self._asked.thinks else before.said + said.content
+        was_read = said.calls or said.thoughts or before.said != before.written
+        return (said._replace(content=content), before.written + one.text) if was_read else None
 
     def _shown(self, ids: IntArray, finish_reason: str) -> str:
         """What was read of sampled ids, and behind it the token that ended them: a template writes that one itself."""

@@ -58,6 +58,9 @@ def _chat(chance: random.Random) -> bytes:
     contents = ["1", [{"type": "text", "text": "1"}]]
     messages = [{"role": "user", "content": chance.choice(contents)} for _ in range(chance.randrange(1, 3))]
     more = chance.choice([{}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "none"}, {"logprobs": True}])
+    if chance.random() < 0.2:
+        messages.append({"role": "assistant", "content": chance.choice(contents)})
+        more = {**more, "continue_final_message": True, "add_generation_prompt": False}
     return text_of({**_common(chance), "messages": messages, **more})
 
 
@@ -149,7 +152,7 @@ def _counted(chance: random.Random) -> dict[str, Any]:
         "tool_choice": {"type": chance.choice(["auto", "any", "none"])},
         "thinking": {"type": "disabled"},
     }
-    return {"model": "run", "messages": turns[: chance.choice((1, 1, 3))], **_some(chance, more)}
+    return {"model": "run", "messages": turns[: chance.choice((1, 1, 2, 3))], **_some(chance, more)}
 
 
 def _generate(chance: random.Random) -> bytes:

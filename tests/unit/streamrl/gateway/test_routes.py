@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from support.gateway.local_gateway import local_gateway
+from support.gateway.local_gateway import local_gateway, until
 
 from streamrl.config.schema.run import GatewayConfig
 from streamrl.gateway.auth import Scope, all_scopes_token
@@ -77,6 +77,43 @@ async def test_a_route_that_is_none_is_told_to_whoever_may_use_its_neighbours_al
                 )
         status, answer = await gateway.ask("/v1/completions", method="GET")
         assert (status, answer["error"]["code"]) == (405, "method_not_allowed")
+
+
+async def test_head_is_answered_as_get_without_a_body(tmp_path: Path) -> None:
+    settings = GatewayConfig(enabled=True, stream_weights={"train": 0.0})
+    async with local_gateway(tmp_path, gateway=settings, trains=True, owned=True) as gateway:
+        headers, guard = {"authorization": f"Bearer {gateway.token()}"}, gateway.actor._server.config.app
+        for path in (ASKED.get(path, path) for path, method in CALLS if method == "GET"):
+            async with gateway.http.head(gateway.url + path, headers=headers) as head:
+                assert (head.status, await head.read()) == (200, b""), path
+            # What would have gone on ends, and only then its place is another's (`/api/weights` has one).
+            await until(lambda: guard._running == 0)
+            async with gateway.http.get(gateway.url + path, headers=headers) as whole:
+                assert (whole.status, whole.content_type) == (200, head.content_type), path
+                told = "content-length" in head.headers
+                assert told == ("content-length" in whole.headers), path
+            await until(lambda: guard._running == 0)
+        for path, status in (("/v1/completions", 405), ("/v1/x", 404)):
+            async with gateway.http.head(gateway.url + path, headers=headers) as head:
+                assert (head.status, await head.read()) == (status, b"")
+        async with gateway.http.head(f"{gateway.url}/api/status") as head:
+            assert head.status == 401
+
+
+async def test_a_method_that_a_route_has_not_is_told_those_that_it_has(tmp_path: Path) -> None:
+    async with local_gateway(tmp_path) as gateway:
+        headers = {"authorization": f"Bearer {gateway.token()}"}
+        for path in ROUTES:
+            methods = METHODS.get(path, ["GET"])
+            expected = sorted({*methods, "HEAD"} if "GET" in methods else methods)
+            for method in ("DELETE", "OPTIONS", "PROPFIND"):
+                asked = gateway.url + ASKED.get(path, path)
+                async with gateway.http.request(method, asked, headers=headers) as response:
+                    answer = await response.json()
+                    assert (response.status, answer["error"]["code"]) == (405, "method_not_allowed"), path
+                    assert response.headers["allow"].split(", ") == expected, path
+                    assert (answer.get("type") == "error") == path.startswith("/v1/messages")
+                    assert all(name in answer["error"]["message"] for name in (method, *expected))
 
 
 async def test_every_route_asks_for_host_and_origin(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from support.data.chat_model import write_chat_tokenizer
 from transformers import AutoTokenizer
 
 from streamrl.errors import ConfigError, DataError
-from streamrl.models.chat_template import ChatTemplate, load_chat_template
+from streamrl.models.chat_template import ChatTemplate, Ending, load_chat_template
 
 MESSAGES = [{"role": "user", "content": "é"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"b": 1, "a": "é"}}}
@@ -31,6 +31,82 @@ def test_what_transformers_renders_is_rendered_to_the_same_text(name: str, tmp_p
     template = load_chat_template(folder)
     assert template is not None
     assert template.render(MESSAGES, [TOOL]) == expected
+
+
+CHATML = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content CUT }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<|go|>{% endif %}"
+)
+KEEPS, TRIMS = CHATML.replace(" CUT", ""), CHATML.replace("CUT", "| trim")
+
+
+@pytest.mark.parametrize("source", [KEEPS, TRIMS])
+@pytest.mark.parametrize(
+    ("ending", "asked"),
+    [
+        (Ending.TURN, {"add_generation_prompt": True}),
+        (Ending.CLOSED, {"add_generation_prompt": False}),
+        (Ending.CONTINUED, {"continue_final_message": True}),
+    ],
+)
+def test_a_prompt_ends_as_transformers_ends_it(
+    source: str, ending: Ending, asked: dict[str, bool], tmp_path: Path
+) -> None:
+    folder = write_chat_tokenizer(tmp_path, source)
+    messages = [*MESSAGES, {"role": "assistant", "content": "a <end> b"}]
+    expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(messages, tokenize=False, **asked)
+    template = load_chat_template(folder)
+    assert template is not None
+    assert template.render(messages, None, ending) == expected
+    assert expected.endswith("a <end> b") == (ending is Ending.CONTINUED)
+
+
+def test_a_null_is_nothing_as_transformers_has_it(tmp_path: Path) -> None:
+    folder = write_chat_tokenizer(tmp_path, KEEPS)
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "name": None}]
+    expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(messages, tokenize=False)
+    template = load_chat_template(folder)
+    assert template is not None
+    assert template.render(messages, None, Ending.CLOSED) == expected == "<|user|>é<end><|assistant|><end>"
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "end"),
+    [
+        (KEEPS, "a \n", "<|assistant|>a \n"),
+        (KEEPS, "CONTINUE_FINAL_MESSAGE_TAG a", "<|assistant|>CONTINUE_FINAL_MESSAGE_TAG a"),
+        (TRIMS, "a", "<|assistant|>a"),
+        (TRIMS, " a", "<|assistant|>a"),
+    ],
+)
+def test_a_last_message_goes_on_behind_its_text(source: str, content: str, end: str) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": content}]
+    assert ChatTemplate(source).render(messages, None, Ending.CONTINUED).endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("source", "content"),
+    [
+        (TRIMS, "a "),
+        (TRIMS, " "),
+        (KEEPS.replace("m.content", "m.content.split('</think>')[-1]"), "<think>x</think>"),
+        (KEEPS.replace("m.content", "m.content | upper"), "a"),
+        ("no messages at all", "a"),
+    ],
+)
+def test_a_message_whose_end_is_written_otherwise_does_not_go_on(source: str, content: str) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": content}]
+    assert ChatTemplate(source).render(messages)
+    with pytest.raises(DataError, match="does not write the end of the last message as it was sent") as fault:
+        ChatTemplate(source).render(messages, None, Ending.CONTINUED)
+    assert len(str(fault.value)) < 300  # and not the whole prompt
+
+
+def test_an_argument_of_a_template_may_be_called_as_anything(tmp_path: Path) -> None:
+    template = ChatTemplate("{{ ending }}{{ messages | length }}")
+    assert template.render(MESSAGES, None, **{"ending": "x"}) == "x1"
+    with pytest.raises(DataError):
+        template.render(MESSAGES, None, **{"self": 1})
 
 
 def in_tokenizer_config(folder: Path, template: Any) -> None:

@@ -56,12 +56,31 @@ def test_a_conversation_with_tools_becomes_the_messages_of_a_chat() -> None:
     assert (chat["stop"], chat["top_k"], chat["max_tokens"]) == (["x"], 0, 6)
 
 
+def test_turns_of_the_model_that_follow_one_another_are_one() -> None:
+    call = {"type": "tool_use", "id": "c1", "name": "add", "input": {}}
+    turns = [{"role": "assistant", "content": content} for content in ("a", [{"type": "text", "text": "b"}], [call])]
+    user = {"role": "user", "content": "c"}
+    messages = chat_of(messages=[user, *turns, user, user])["messages"]
+    assert [one["role"] for one in messages] == ["user", "assistant", "user", "user"]
+    assert (messages[1]["content"], len(messages[1]["tool_calls"])) == ("ab", 1)
+    assert chat_of(messages=[user, *turns[:2]])["continue_final_message"]
+
+
+def test_the_mark_that_claude_code_sends_to_anthropic_is_no_part_of_the_prompt() -> None:
+    mark = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.100; cc_entrypoint=cli; cch=eb6c6;"}
+    you = {"type": "text", "text": "You are Claude Code.", "cache_control": {"type": "ephemeral"}}
+    assert chat_of(system=[mark, you])["messages"] == chat_of(system="You are Claude Code.")["messages"]
+    assert chat_of(system=[mark])["messages"] == chat_of()["messages"]
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
         ({"thinking": {"type": "disabled"}}, {"chat_template_kwargs": {"enable_thinking": False}}),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"chat_template_kwargs": {"enable_thinking": True}}),
         ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"output_config": {"format": {"type": "json_schema"}}}, {"response_format": {"type": "json_schema"}}),
+        ({"output_format": {"type": "json_schema"}}, {"response_format": {"type": "json_schema"}}),
         ({"tool_choice": {"type": "none"}}, {"tool_choice": "none", "parallel_tool_calls": True}),
         ({"tool_choice": {"type": "any"}}, {"tool_choice": "required", "parallel_tool_calls": True}),
         (
@@ -73,6 +92,10 @@ def test_a_conversation_with_tools_becomes_the_messages_of_a_chat() -> None:
 def test_what_a_message_asks_for_is_asked_of_the_chat(body: dict[str, Any], expected: dict[str, Any]) -> None:
     chat, plain = chat_of(**body), chat_of()
     assert {name: value for name, value in chat.items() if name not in plain} == expected
+
+
+def test_a_null_says_nothing_under_any_name() -> None:
+    assert chat_of(container=None, temprature=None, system=None, tools=None) == chat_of()
 
 
 @pytest.mark.parametrize("name", ["container", "mcp_servers", "temprature"])
@@ -114,6 +137,13 @@ async def test_an_answer_is_that_of_the_chat_in_other_words(tmp_path: Path) -> N
     assert answer["usage"]["input_tokens"] == len(answer["streamrl"]["prompt_token_ids"][0]) == counted["input_tokens"]
     assert len(answer["streamrl"]["logprobs"]) == len(answer["streamrl"]["token_ids"])
     assert again["stop_reason"] in ("end_turn", "max_tokens", "stop_sequence")
+
+
+async def test_a_tool_of_anthropics_own_is_told_by_its_type(tmp_path: Path) -> None:
+    async with local_gateway(tmp_path) as gateway:
+        status, answer = await message(gateway, tools=[{"type": "web_search_20250305", "name": "web_search"}])
+    assert (status, answer["error"]["code"]) == (400, "invalid_value")
+    assert "'tools.0.type': 'web_search_20250305' is not taken" in answer["error"]["message"]
 
 
 async def test_a_stop_sequence_is_told(tmp_path: Path) -> None:
@@ -212,7 +242,7 @@ async def called_session(gateway: LocalGateway) -> str:
             "invalid_request_error",
             "invalid_value",
         ),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 400, "invalid_request_error", "missing_parameter"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 400, "invalid_request_error", "invalid_value"),
         (
             {"tools": [TOOL], "tool_choice": {"type": "any"}},
             400,

@@ -31,6 +31,7 @@ def test_what_other_servers_know_is_in_the_table_and_no_name_is_there_twice() ->
     names = [*KEPT, *IGNORED, *NEUTRAL]
     assert set(NAMES.split()) - set(names) == set()
     of_one_route = {"add_special_tokens", "echo", "tool_choice", "top_logprobs"}
+    of_one_route |= {"add_generation_prompt", "continue_final_message"}
     assert {name for name in names if names.count(name) > 1} == of_one_route, "these are kept in one, neutral in others"
 
 
@@ -59,6 +60,10 @@ def test_a_number_is_neutral_in_any_form_and_a_truth_is_no_number(value: Any) ->
 def test_a_parameter_of_another_route_is_none_of_this_one(name: str) -> None:
     with pytest.raises(Refusal, match="not a parameter of this route"):
         check({name: 1})
+
+
+def test_a_null_says_nothing_under_any_name() -> None:
+    check({"temprature": None, "best_of": None, "messages": None})
 
 
 def test_the_page_is_made_from_the_table() -> None:

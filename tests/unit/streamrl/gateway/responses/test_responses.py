@@ -49,10 +49,33 @@ def test_items_become_the_messages_of_a_chat() -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "2"},
         {"role": "tool", "tool_call_id": "c2", "content": "3"},
         {"role": "assistant", "content": "", "tool_calls": calls[2:]},
-        {"role": "system", "content": "d"},
+        {"role": "developer", "content": "d"},
     ]
     said = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
     assert (chat["tools"], chat["max_tokens"]) == ([{"type": "function", "function": said}], 5)
+
+
+def test_thoughts_that_come_back_are_of_the_answer_behind_them() -> None:
+    def thought(text: str) -> dict[str, Any]:
+        content = [{"type": "reasoning_text", "text": text}]
+        return {"type": "reasoning", "id": "rs_1", "summary": [], "content": content, "status": "completed"}
+
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "c"}]}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "2"}
+    hidden = {"type": "reasoning", "id": "rs_2", "summary": [], "content": None, "encrypted_content": "x"}
+    user = {"role": "user", "content": "a"}
+    first, second = [thought("p"), said, thought("q"), CALL, output], [thought("r"), CALL, output]
+    found = [
+        (message["role"], message.get("reasoning_content"), len(message.get("tool_calls", ())))
+        for message in chat_of(input=[user, *first, *second, hidden, said, thought("s"), user])["messages"]
+    ]
+    calls = [("assistant", "pq", 1), ("tool", None, 0), ("assistant", "r", 1), ("tool", None, 0)]
+    assert found == [("user", None, 0), *calls, ("assistant", None, 0), ("user", None, 0)]
+
+
+def test_what_a_model_refused_is_what_it_said() -> None:
+    refused = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    assert chat_of(input=[refused])["messages"] == [{"role": "assistant", "content": "no"}]
 
 
 @pytest.mark.parametrize(
@@ -79,12 +102,23 @@ def test_what_a_response_repeats_must_have_a_form_in_json(body: dict[str, Any], 
         ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
         ({"tool_choice": "required"}, {"tool_choice": "required"}),
         ({"parallel_tool_calls": False}, {"parallel_tool_calls": False}),
+        ({"client_metadata": {"a": "b"}, "context_management": None, "stream_options": None}, {}),
+        ({"temprature": None, "moderation": None, "max_tool_calls": 3}, {}),
         ({"include": ["reasoning.encrypted_content"], "store": False, "user": "me", "truncation": "disabled"}, {}),
     ],
 )
 def test_what_a_response_asks_for_is_asked_of_the_chat(body: dict[str, Any], expected: dict[str, Any]) -> None:
     chat, plain = chat_of(**body), chat_of()
     assert {name: value for name, value in chat.items() if name not in plain} == expected
+
+
+def test_what_nobody_knows_is_not_included() -> None:
+    known = ["web_search_call.results", "file_search_call.results", "message.input_image.image_url", LOGPROBS]
+    assert chat_of(include=known)["logprobs"]
+    for names in (["reasoning.encrypted"], [LOGPROBS, "reasoning.encrypted"]):
+        with pytest.raises(Refusal, match=f"'reasoning.encrypted'.* may name: .*{LOGPROBS}") as refused:
+            chat_of(include=names)
+        assert (refused.value.code, refused.value.param) == ("invalid_value", "include")
 
 
 @pytest.mark.parametrize("name", ["background", "truncation", "temprature", "conversation"])
@@ -105,6 +139,25 @@ def test_the_responses_that_were_used_last_are_kept_within_their_bytes() -> None
     assert past.num_bytes == 2 * size
     with pytest.raises(Refusal, match="'b' is not kept"):
         past.messages("b")
+
+
+def test_the_items_of_a_response_are_kept_and_forgotten_with_it() -> None:
+    items = [{"id": "msg_a_0", "text": "x"}, {"id": "fc_1", "text": "y"}]
+    past = PastResponses(2**20)
+    past.keep("a", [], items)
+    of_one = past.num_bytes
+    assert of_one > OVERHEAD * len(json.dumps(items, separators=(",", ":")))
+    assert [past.item(item["id"]) for item in items] == items
+    past = PastResponses(2 * of_one)
+    past.keep("a", [], items)
+    past.keep("b", [], [{**items[0], "id": "msg_b_0"}])
+    assert past.item("fc_1") == items[1], "and with that it was used last"
+    past.keep("c", [], [{**items[0], "id": "msg_c_0"}, items[1] | {"id": "fc_2"}])
+    assert (past.item("msg_a_0"), past.num_bytes) == (items[0], 2 * of_one)
+    for name in ("msg_b_0", "msg_d_0"):
+        with pytest.raises(Refusal, match=f"{name}.*send the item itself") as refused:
+            past.item(name)
+        assert (refused.value.status, refused.value.code) == (404, "item_not_found")
     past.keep("d", [{"role": "user", "content": "x" * 1000}])
     assert past.num_bytes == 0
     assert past.messages(None) == []
@@ -163,6 +216,27 @@ async def test_log_probs_of_a_text_are_those_of_its_tokens_whole_and_in_events(t
     assert {token for token, _ in scores[len(told) :]} <= {""}
 
 
+async def test_a_message_that_was_cut_off_says_so_and_goes_on_where_it_comes_back(tmp_path: Path) -> None:
+    async with local_gateway(tmp_path, latency_steps=6, heavy_tail=1.0) as gateway, client_of(gateway) as client:
+        user, seen = {"role": "user", "content": "1"}, set()
+        for _ in range(60):
+            asked = {"model": "run", "input": [user], "max_output_tokens": 6}
+            whole = await client.responses.create(**asked)
+            events = [event async for event in await client.responses.create(**asked, stream=True)]
+            for answer in (whole, events[-1].response):
+                assert answer.output[-1].status == answer.status
+            done = next(event.item for event in events if event.type == "response.output_item.done")
+            assert done.status == events[-1].response.status
+            seen.add(whole.status)
+            if whole.status == "incomplete" and whole.output_text and len(seen) == 2:
+                break
+        items = [item.model_dump() for item in whole.output]
+        later = await client.responses.create(model="run", input=[user, *items], max_output_tokens=2)
+        _, text = await gateway.ask("/detokenize", {"tokens": later.streamrl["prompt_token_ids"][0]})
+    assert seen == {"completed", "incomplete"}
+    assert text["prompt"].endswith(whole.output_text)
+
+
 @pytest.mark.parametrize("more", [{"include": [LOGPROBS]}, {"top_logprobs": 0, "include": [LOGPROBS]}])
 async def test_log_probs_of_a_text_beside_which_calls_are_read_are_refused_by_name(
     more: dict[str, Any], tmp_path: Path
@@ -213,6 +287,33 @@ async def test_a_conversation_goes_on_from_the_response_before_as_from_its_items
             for one in (named, given)
         ]
         assert texts[0]["prompt"].count("tool=2") == texts[1]["prompt"].count("tool=2") == len(results)
+        status, told = await gateway.ask(f"/api/sessions/{session}/reward", {"reward": 1.0})
+    assert (status, told["branches"], told["turns"]) == (200, 1, 2)
+
+
+async def test_items_that_are_named_by_their_ids_are_those_that_were_told(tmp_path: Path) -> None:
+    async with gateway_of(tmp_path, **CALLS) as gateway, client_of(gateway) as client:
+        asked = {"model": "run", "max_output_tokens": 8, "tools": [TOOL]}
+        first, session = await called(client, asked)
+        results = [
+            {"type": "function_call_output", "call_id": item.call_id, "output": "2"}
+            for item in first.output
+            if item.type == "function_call"
+        ]
+        named = [{"type": "item_reference", "id": item.id} for item in first.output]
+        items = [{"role": "user", "content": "1"}, *named, *results]
+        second = await client.responses.create(input=items, extra_headers={"x-session-id": session}, **asked)
+        ids = [*first.streamrl["prompt_token_ids"][0], *first.streamrl["token_ids"]]
+        assert second.streamrl["prompt_token_ids"][0][: len(ids)] == ids
+        told = {"type": "item_reference", "id": second.output[0].id}
+        streamed = [event async for event in await client.responses.create(input="1", stream=True, **asked)]
+        of_stream = {"type": "item_reference", "id": streamed[-1].response.output[0].id}
+        for item in (told, of_stream):
+            await client.responses.create(input=[item], **asked)
+        unkept = await client.responses.create(input="1", store=False, **asked)
+        for item in (unkept.output[0].id, "msg_x"):
+            with pytest.raises(openai.NotFoundError, match="send the item itself"):
+                await client.responses.create(input=[{"type": "item_reference", "id": item}], **asked)
         status, told = await gateway.ask(f"/api/sessions/{session}/reward", {"reward": 1.0})
     assert (status, told["branches"], told["turns"]) == (200, 1, 2)
 

@@ -29,7 +29,7 @@ def parsed() -> ParsedRequest:
 def test_thoughts_behind_a_text_are_an_item_of_their_own() -> None:
     kept = list[ParsedMessage]()
     reader = MessageReader("n", {"add": {}}, True, False, call_form="openai", thought_form="openai_gptoss")
-    form = ResponseForm(ResponsesRequest(model="run", input="1"), reader, lambda _, said: kept.append(said), str)
+    form = ResponseForm(ResponsesRequest(model="run", input="1"), reader, lambda _, said, __: kept.append(said), str)
     head, data = Head("resp_x", 0, "run"), b""
     for place, text in enumerate(PIECES):
         reason = "stop" if place == len(PIECES) - 1 else ""
@@ -41,4 +41,4 @@ def test_thoughts_behind_a_text_are_an_item_of_their_own() -> None:
     assert [item["type"] for item in events[-1]["response"]["output"]] == ["reasoning", "message"] * 2
     added = [one["item"]["id"] for one in events if one["type"] == "response.output_item.added"]
     assert added == [item["id"] for item in events[-1]["response"]["output"]]
-    assert kept == [ParsedMessage("I add.\n2")]
+    assert kept == [ParsedMessage("I add.\n2", (), "hm\nso")]

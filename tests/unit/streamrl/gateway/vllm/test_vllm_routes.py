@@ -195,6 +195,8 @@ async def test_arguments_reach_the_chat_template(tmp_path: Path) -> None:
             _, answer = await gateway.chat("7", max_tokens=1, **more)
             _, text = await gateway.ask("/detokenize", {"tokens": answer["streamrl"]["prompt_token_ids"][0]})
             prompts.append(text["prompt"])
+        status, answer = await gateway.chat("7", chat_template_kwargs={"self": 1})
+        assert (status, answer["error"]["code"]) == (400, "template_refused")
         refused = {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}
         status, answer = await gateway.chat("7", **refused)
     assert prompts == ["7=", "17=", "037="]
