@@ -32,7 +32,13 @@ from streamrl.learner.references.frozen import FrozenPolicy
 from streamrl.learner.token_watch import TokenWatch
 from streamrl.models.dtypes import DTYPES
 from streamrl.models.load import load_model
-from streamrl.services.learner.policies import make_policy, make_reference, reference_folder, require_layout
+from streamrl.services.learner.policies import (
+    adapter_settings,
+    make_policy,
+    make_reference,
+    reference_folder,
+    require_layout,
+)
 
 if TYPE_CHECKING:
     from streamrl.learner.megatron.references import MegatronReference
@@ -180,6 +186,7 @@ class MegatronRanks:
             dtype=DTYPES[self._config.model.dtype],
             watch=watch,
             reference=reference,
+            adapters=adapter_settings(model, self._config),
             idle_steps=learner.critic.warmup_steps,
         )
         asked = None if reference is None else reference.logprobs

@@ -1,6 +1,7 @@
 """The trained policy of one learner rank, and the one that it is held to, made from the configuration."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
 
@@ -18,19 +19,31 @@ from streamrl.models.load import load_model
 from streamrl.models.vocabulary import require_same_vocabulary
 from streamrl.services.run.layout import model_folder, start_folder
 
+if TYPE_CHECKING:
+    from streamrl.learner.model.adapters import AdapterSettings
+
 
 def make_policy(model: PreTrainedModel, config: Config, group: LearnerGroup) -> ShardedPolicy:
     """Collective. The policy that is trained, or the adapters on it."""
-    learner, dtype = config.learner, DTYPES[config.model.dtype]
-    lora, execution = learner.lora, learner.execution
-    if not lora.rank:
+    dtype, execution = DTYPES[config.model.dtype], config.learner.execution
+    adapters = adapter_settings(model, config)
+    if adapters is None:
         return ShardedPolicy(model, group, dtype, execution)
     # Not above: it needs a package that only those have who train adapters.
-    from streamrl.learner.model.adapters import AdapterPolicy, AdapterSettings, linear_layers
+    from streamrl.learner.model.adapters import AdapterPolicy
+
+    return AdapterPolicy(model, group, dtype, adapters, execution)
+
+
+def adapter_settings(model: PreTrainedModel, config: Config) -> "AdapterSettings | None":
+    """The adapters that are trained on the model; None where all of its weights are."""
+    lora = config.learner.lora
+    if not lora.rank:
+        return None
+    from streamrl.learner.model.adapters import AdapterSettings, linear_layers
 
     targets = lora.targets or tuple(linear_layers(model))
-    settings = AdapterSettings(lora.rank, limits.lora_alpha(lora), targets, config.seed)
-    return AdapterPolicy(model, group, dtype, settings, execution)
+    return AdapterSettings(lora.rank, limits.lora_alpha(lora), targets, config.seed)
 
 
 def make_reference(run_folder: Path, config: Config, group: LearnerGroup) -> FrozenPolicy:

@@ -7,13 +7,19 @@ import json
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import torch
+from peft import PeftModel
 from support.queue.trained_groups import trained_groups
 from support.repository import ROOT, TESTS
-from support.runs.finished_run import run
-from support.runs.live_run import live_run
+from support.runs.finished_run import Finished, run
+from support.runs.live_run import LiveRun, live_run
+from support.weights.adapted_model import IGNORED, apart, base_model, most_sampled
+from transformers import AutoModelForCausalLM
 
 ON_CPU = TESTS / "support" / "megatron" / "on_cpu"
 MEGATRON = ("--learner.backend", "megatron", "--learner.num_workers", "2", "--rollout.replicas", "1")
@@ -23,10 +29,15 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+STEPS = 24
+
+
+@pytest.fixture(autouse=True, scope="module")
+def on_cpu() -> Iterator[None]:
     path = filter(None, (str(ON_CPU), str(ROOT), os.environ.get("PYTHONPATH")))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", os.pathsep.join(path))
+        yield
 
 
 def test_a_run_with_a_critic_warms_up_and_trains_to_its_end_on_the_stages_of_a_pipeline(user_folder: Path) -> None:
@@ -52,23 +63,73 @@ def test_a_run_with_a_critic_warms_up_and_trains_to_its_end_on_the_stages_of_a_p
     assert (done.folder / "export" / "model.safetensors").exists()
 
 
-def test_a_run_goes_on_by_itself_when_a_rank_is_killed_and_trains_every_group_once(
-    user_folder: Path, streamrl_path: Path
-) -> None:
-    scripted = ("--rollout.engine", "scripted", "--eval.every", "1000")
-    overrides = (*MEGATRON, *LAYOUTS["tensor"], *scripted, "--learner.steps", "24", "--checkpoint.every", "4")
-    with live_run(user_folder, streamrl_path, "killed", *overrides) as live:
+class Adapted(NamedTuple):
+    """A run of adapters, one of whose ranks was killed, and which was stopped and brought up again. before: groups that
+    had been trained when it was killed."""
+
+    live: LiveRun
+    stopped: tuple[int, str]
+    before: list[int]
+    again: Finished
+
+
+@pytest.fixture(scope="module")
+def adapted(user_folder: Path, streamrl_path: Path, on_cpu: None) -> Adapted:
+    lora = ("--learner.lora.rank", "4", "--learner.lora.alpha", "16", "--learner.optimizer.lr", "1e-2")
+    kept = ("--checkpoint.every", "4", "--checkpoint.keep", "9", "--eval.every", "1000")
+    overrides = (*MEGATRON, *LAYOUTS["tensor"], *lora, *kept, "--learner.steps", str(STEPS))
+    with live_run(user_folder, streamrl_path, "adapted", *overrides) as live:
         live.until_step(6)
         before = trained_groups(live.folder)
         live.actors("LearnerRank")[-1].send_signal(signal.SIGKILL)
-        code, err = live.end()
-    assert code == 0, err
-    assert any("learner" in text and "died" in text for text in live.notices())
-    assert not (live.folder / "failure.json").exists()
-    trained = trained_groups(live.folder)
+        live.until_step(12)
+        live.process.send_signal(signal.SIGINT)
+        stopped = live.end()
+    again = run(user_folder, "up", "base.toml", "--name", "adapted", *overrides, name="adapted")
+    return Adapted(live, stopped, before, again)
+
+
+def test_a_run_goes_on_when_a_rank_is_killed_and_when_it_is_up_again_and_trains_every_group_once(
+    adapted: Adapted,
+) -> None:
+    code, err = adapted.stopped
+    assert code == 130, err
+    assert any("learner" in text and "died" in text for text in adapted.live.notices())
+    assert adapted.again.code == 0, adapted.again.output
+    assert not (adapted.again.folder / "failure.json").exists()
+    trained = trained_groups(adapted.again.folder)
     assert sorted(set(trained)) == sorted(trained)
-    assert len(trained) == 24 * 8
-    assert trained[: len(before)] == before
+    assert len(trained) == STEPS * 8
+    assert trained[: len(adapted.before)] == adapted.before
+
+
+def test_what_a_run_publishes_is_to_the_bit_what_the_same_groups_make_without_a_break(
+    adapted: Adapted, user_folder: Path
+) -> None:
+    done = run(user_folder, "replay", "adapted")
+    assert done.code == 0, done.output
+    told = f"{STEPS} steps again; weights equal to the bit after {STEPS}; largest difference 0\n"
+    assert done.output.endswith(told), done.output
+
+
+@pytest.mark.filterwarnings(IGNORED)
+def test_replicas_sample_with_the_adapters_and_the_export_for_peft_is_the_model(
+    adapted: Adapted, user_folder: Path, tmp_path: Path
+) -> None:
+    folder = adapted.again.folder
+    found = apart(folder, tmp_path, most_sampled(folder, 8))
+    assert found.rows >= 8
+    assert found.adapted <= 1e-5
+    assert found.base > 1e-2
+    done = run(user_folder, "export", "adapted", "--to", str(tmp_path / "alone"), "--format", "peft")
+    assert done.code == 0, done.output
+    ids = torch.arange(3, 19).view(1, 16)
+    with torch.no_grad():
+        plain = base_model(folder)(ids).logits
+        ours = PeftModel.from_pretrained(base_model(folder), tmp_path / "alone")(ids).logits
+        whole = AutoModelForCausalLM.from_pretrained(folder / "export")(ids).logits
+    assert (whole - plain).abs().max() > 1e-2
+    assert (whole - ours).abs().max() <= 1e-5
 
 
 def test_a_run_whose_rank_hangs_ends_at_the_deadline_and_names_the_rank(user_folder: Path, streamrl_path: Path) -> None:

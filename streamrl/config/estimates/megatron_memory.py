@@ -1,7 +1,8 @@
 """What each rank of a layout of megatron-core keeps in its GPU's memory. Pure arithmetic over a model's sizes.
 
 It counts tensors: weights, gradients, float32 weights and moments of the optimizer, what the backward needs of packs
-under way, and the log-probs of one piece of the vocabulary's. What an allocator cannot use is not counted;
+under way, and the log-probs of one piece of the vocabulary's. Of a model with adapters these alone have gradients and
+moments. What an allocator cannot use is not counted;
 `DEVICE_BYTES` is for that, and for what CUDA and NCCL take.
 
 Activations are those that a layer's backward reads, counted as Korthikanti et al. 2022 do, for RMSNorm, a gated MLP and
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from streamrl.config.estimates.megatron import MegatronLayout
 from streamrl.config.estimates.model_facts import ModelFacts
-from streamrl.config.estimates.sizes import DTYPE_BYTES
+from streamrl.config.estimates.sizes import ADAPTER_BYTES, DTYPE_BYTES, adapter_parameters
 from streamrl.config.schema.run import Config
 
 _FLOAT32 = 4
@@ -58,6 +59,9 @@ def _of_stage(config: Config, model: ModelFacts, layout: MegatronLayout, stage: 
     reduced = _FLOAT32 if megatron.precision == "float32" else size
     # A critic, or PRIME's model, is trained in the same layout, and counts as one of the policy's sizes.
     models = 2 if config.learner.algorithm.has_auxiliary_model else 1
+    lora = config.learner.lora
+    trained = models - (1 if lora.rank else 0)
+    adapters = adapter_parameters(lora, model, layout.tensor) // layout.pipeline
     # Weights of the model are those of the optimizer where they are float32.
     kept = _MOMENTS + (0 if size == _FLOAT32 else 2 * _FLOAT32)
     dense_ranks, expert_ranks = (
@@ -68,9 +72,10 @@ def _of_stage(config: Config, model: ModelFacts, layout: MegatronLayout, stage: 
     return RankMemory(
         stage=stage,
         parameters=count,
-        weights=models * count * size,
-        gradients=models * count * reduced,
-        optimizer=models * kept * (-(-parts.dense // dense_ranks) + -(-parts.experts // expert_ranks)),
+        weights=models * count * size + adapters * ADAPTER_BYTES,
+        gradients=trained * count * reduced + adapters * ADAPTER_BYTES,
+        optimizer=trained * kept * (-(-parts.dense // dense_ranks) + -(-parts.experts // expert_ranks))
+        + _MOMENTS * -(-adapters // dense_ranks),
         activations=_activations(config, model, layout, stage),
     )
 

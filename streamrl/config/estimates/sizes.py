@@ -164,22 +164,24 @@ def trained_parameters(config: Config, model: ModelFacts) -> int:
     return adapter_parameters(lora, model) if lora.rank else model.num_parameters
 
 
-def adapter_parameters(lora: LoraConfig, model: ModelFacts) -> int:
+def adapter_parameters(lora: LoraConfig, model: ModelFacts, spread: int = 1) -> int:
     """Elements of the adapters: rank x (in + out) for each layer that has one. A layer of no known family counts as
-    much as several of these could: room is made by it."""
+    much as several of these could: room is made by it. spread: ranks that the layers are cut over; each has all of the
+    end that is the hidden size."""
     hidden, wide = model.hidden_size, model.intermediate_size
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    ends = {
-        "q_proj": hidden + queries,
-        "k_proj": hidden + keys,
-        "v_proj": hidden + keys,
-        "o_proj": queries + hidden,
-        "gate_proj": hidden + wide,
-        "up_proj": hidden + wide,
-        "down_proj": wide + hidden,
+    other = {
+        "q_proj": queries,
+        "k_proj": keys,
+        "v_proj": keys,
+        "o_proj": queries,
+        "gate_proj": wide,
+        "up_proj": wide,
+        "down_proj": wide,
     }
-    most = 2 * (hidden + wide) + queries + 2 * keys
-    return model.num_layers * lora.rank * sum(ends.get(name, most) for name in lora.targets or LINEAR_LAYERS)
+    most = hidden + 2 * wide + queries + 2 * keys
+    ends = (hidden + other.get(name, most) // spread for name in lora.targets or LINEAR_LAYERS)
+    return model.num_layers * lora.rank * sum(ends)
 
 
 def lora_alpha(lora: LoraConfig) -> float:

@@ -178,8 +178,8 @@ class MegatronConfig(Table, frozen=True):
     recompute: Literal["none", "attention", "layers"] = "none"
     """What is computed again in the backward, and not kept: the attention, or all of a layer but its input."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Format in which gradients are added over packs and ranks. Forward and backward compute in `model.dtype`; weights
-    of the optimizer and moments are float32."""
+    """Format in which gradients are added over packs and ranks; those of adapters are float32. Forward and backward
+    compute in `model.dtype`; weights of the optimizer and moments are float32."""
 
 
 class LearnerConfig(Table, frozen=True):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -33,7 +33,7 @@ from streamrl.learner.finite import require_finite
 from streamrl.learner.megatron.families import FAMILIES, Family
 from streamrl.learner.megatron.optimizer import MASTER, MegatronAdamW, moments_of
 from streamrl.learner.megatron.pipeline import hidden_by, logprobs_of, on_device, run_packs
-from streamrl.learner.megatron.placed import place, with_gradients
+from streamrl.learner.megatron.placed import Placed, place, with_gradients
 from streamrl.learner.megatron.policy import MegatronPolicy
 from streamrl.learner.megatron.ranks import MegatronRanks
 from streamrl.learner.megatron.references import AveragedReference, MegatronReference
@@ -42,6 +42,9 @@ from streamrl.learner.objectives import Objective, policy_loss
 from streamrl.learner.optim.schedule import learning_rate
 from streamrl.learner.sums import Sums, mean_over_updates, nothing_done
 from streamrl.learner.token_watch import TokenWatch
+
+if TYPE_CHECKING:
+    from streamrl.learner.model.adapters import AdapterSettings
 
 
 class _Update(NamedTuple):
@@ -222,7 +225,8 @@ class MegatronBackend:
         the FSDP backend, which goes on from this, too. Nothing of ours draws from it."""
         generator = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
         average = {} if self._average is None else self._average.state_facts()
-        return {"steps_done": self._steps_done, "updates_done": self._updates_done, "torch_rng": generator, **average}
+        done = {"steps_done": self._steps_done, "updates_done": self._updates_done}
+        return {**done, "torch_rng": generator, **average, **self.policy.state_facts()}
 
     def load_state(self, tensor: Callable[[str], torch.Tensor], extra: dict[str, Any]) -> None:
         """As `LearnerBackend.load_state`, also of a state that the FSDP backend saved. Raises DataError when it is of
@@ -230,8 +234,7 @@ class MegatronBackend:
         steps_done = extra.get("steps_done")
         if not isinstance(steps_done, int):
             raise DataError("the learner state has no `steps_done`: it is not one of this backend")
-        if "adapters" in extra:
-            raise DataError("the learner state is of adapters (learner.lora), and this learner trains all weights")
+        self.policy.check_state(extra)
         updates_done = extra.get("updates_done", steps_done)
         self._weights.load(lambda name: tensor(f"model/{name}"))
         if self._average is not None:
@@ -267,6 +270,7 @@ def build(
     dtype: torch.dtype = torch.float32,
     watch: TokenWatch | None = None,
     reference: MegatronReference | None = None,
+    adapters: "AdapterSettings | None" = None,
     idle_steps: int = 0,
     clock: Clock | None = None,
     families: dict[str, Family] = FAMILIES,
@@ -276,20 +280,22 @@ def build(
     model: on the CPU, the same weights on every rank; it is read, and no part of it is kept. temperature: the one that
     rollouts are sampled with. dtype: of forward, backward and published weights; the optimizer's are float32. watch: as
     `policy_loss` has it. reference: what the loss holds the policy to, or learns from; one that follows the policy is
-    part of the state. Raises ConfigError for a model that has no mapping.
+    part of the state. adapters: where they are trained in the place of the weights; they use the model up. Raises
+    ConfigError for a model that has no mapping.
     """
-    placed = place(model, families, megatron, dtype, ranks)
+    placed = place(model, families, megatron, dtype, ranks, adapted=adapters is not None)
+    policy = _policy(model, placed, adapters, ranks, dtype)
     wrapped = with_gradients(placed, megatron)
     objective = partial(policy_loss, algorithm=algorithm, temperature=temperature, watch=watch)
     return MegatronBackend(
         wrapped,
-        placed.weights,
+        policy.weights,
         objective,
         optimizer,
         total_steps,
         ranks=ranks,
-        policy=MegatronPolicy(placed.weights, ranks, dtype, model.config.hidden_size),
-        adamw=MegatronAdamW(wrapped, optimizer, distributed=megatron.distributed_optimizer, dtype=dtype),
+        policy=policy,
+        adamw=MegatronAdamW(wrapped, optimizer, distributed=megatron.distributed_optimizer, dtype=policy.version_dtype),
         temperature=temperature,
         uses_start=algorithm.uses_start,
         referred=reference if algorithm.kl_in_loss or algorithm.loss in TEACHER_LOSSES else None,
@@ -297,3 +303,18 @@ def build(
         idle_steps=idle_steps,
         clock=clock,
     )
+
+
+def _policy(
+    model: PreTrainedModel,
+    placed: Placed,
+    adapters: "AdapterSettings | None",
+    ranks: MegatronRanks,
+    dtype: torch.dtype,
+) -> MegatronPolicy:
+    if adapters is None:
+        return MegatronPolicy(placed.weights, ranks, dtype, model.config.hidden_size)
+    # Not above: it needs a package that only those have who train adapters.
+    from streamrl.learner.megatron.adapters.policy import MegatronAdapterPolicy
+
+    return MegatronAdapterPolicy(model, placed, adapters, ranks, dtype)

@@ -42,6 +42,16 @@ class Whole:
         return [parts[0]]
 
 
+class Rows:
+    """Cut by its outputs, the first dimension."""
+
+    def part(self, wholes: Sequence[torch.Tensor], sizes: Sizes, rank: int, ranks: int) -> torch.Tensor:
+        return wholes[0].chunk(ranks)[rank]
+
+    def merge(self, parts: Sequence[torch.Tensor], sizes: Sizes) -> list[torch.Tensor]:
+        return [torch.cat(list(parts))]
+
+
 class Columns:
     """Cut by its inputs, the second dimension: what adds up over the ranks."""
 
@@ -100,5 +110,5 @@ class FusedGateUp:
         return [torch.cat(GATE_UP.merge(parts, sizes))]
 
 
-WHOLE, COLUMNS, VOCABULARY, HEADS = Whole(), Columns(), Vocabulary(), Heads()
+WHOLE, ROWS, COLUMNS, VOCABULARY, HEADS = Whole(), Rows(), Columns(), Vocabulary(), Heads()
 GATE_UP, FUSED_GATE_UP = GateUp(), FusedGateUp()

@@ -43,13 +43,15 @@ def place(
     ranks: MegatronRanks,
     *,
     of_values: bool = False,
+    adapted: bool = False,
 ) -> Placed:
     """Collective. model: on the CPU, the same weights on every rank; it is read, and no part of it is kept. dtype: of
     the chunks. of_values: whether it is a critic, whose head begins at zero; its tensors are called as those of
-    `ShardedCritic`. Raises ConfigError for a model that has no mapping, or that megatron-core refuses."""
+    `ShardedCritic`. adapted: whether its layers are to get adapters. Raises ConfigError for a model that has no
+    mapping, or that megatron-core refuses."""
     family = family_of(model.config, families)
     settings = _configured(layer_settings(model.config, family, megatron, dtype, ranks.group.device))
-    chunks, weights = _chunks(model, family, settings, ranks, of_values)
+    chunks, weights = _chunks(model, family, settings, ranks, of_values, adapted)
     for chunk in chunks:
         chunk.to(ranks.group.device)
     return Placed(settings, chunks, weights)
@@ -62,7 +64,12 @@ def with_gradients(placed: Placed, megatron: MegatronConfig) -> list[nn.Module]:
 
 
 def _chunks(
-    model: PreTrainedModel, family: Family, settings: TransformerConfig, ranks: MegatronRanks, of_values: bool
+    model: PreTrainedModel,
+    family: Family,
+    settings: TransformerConfig,
+    ranks: MegatronRanks,
+    of_values: bool,
+    adapted: bool,
 ) -> tuple[list[Chunk], ModelWeights]:
     """This rank's model chunks with their weights, and what brings those of all ranks together."""
     config, names = model.config, dict(model.named_parameters())
@@ -78,6 +85,7 @@ def _chunks(
     own = {
         "rotary": deepcopy(model.base_model.rotary_emb).to(ranks.group.device),
         "padding": model.get_input_embeddings().padding_idx,
+        "adapted": adapted,
     }
     kind = ValueChunk if of_values else PolicyChunk
     chunks: list[Chunk] = [kind(settings, config, ranks, number, **own) for number in range(ranks.layout.virtual)]

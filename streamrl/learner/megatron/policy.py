@@ -3,9 +3,11 @@ together.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
+from streamrl.errors import DataError
 from streamrl.learner.finite import require_finite_weight
 from streamrl.learner.megatron.ranks import MegatronRanks
 from streamrl.learner.megatron.weights import ModelWeights
@@ -14,11 +16,12 @@ from streamrl.learner.megatron.weights import ModelWeights
 class MegatronPolicy:
     """`PublishedPolicy` of the megatron backend. All parameters are trained, so there is no base."""
 
-    num_base_parameters = 0
-    num_base_tensors = 0
+    num_base_parameters: int = 0
+    num_base_tensors: int = 0
 
     def __init__(self, weights: ModelWeights, ranks: MegatronRanks, dtype: torch.dtype, hidden_size: int) -> None:
-        self._weights = weights
+        self.weights = weights
+        """Those that are trained, in `version_dtype`."""
         self._ranks = ranks
         self.dtype = self.version_dtype = dtype
         self.hidden_size = hidden_size
@@ -27,16 +30,16 @@ class MegatronPolicy:
     @property
     def num_parameters(self) -> int:
         """Elements of all parameters, over all ranks."""
-        return self._weights.num_elements
+        return self.weights.num_elements
 
     @property
     def num_tensors(self) -> int:
         """Of a version."""
-        return self._weights.num_tensors
+        return self.weights.num_tensors
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Copies of this rank's parts, which later steps leave as they are. The next call writes over them."""
-        params = self._weights.params
+        params = self.weights.params
         if not self._copies:
             self._copies = {place: torch.empty_like(param) for place, param in params.items()}
         with torch.no_grad():
@@ -47,7 +50,7 @@ class MegatronPolicy:
     def gather(self, snapshot: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         """Collective, on groups of its own: a thread may gather a snapshot while another one trains. In the memory of
         the CPU."""
-        return self._weights.whole(lambda place, _: snapshot[place].cpu(), self.dtype, self._ranks.beside)
+        return self.weights.whole(lambda place, _: snapshot[place].cpu(), self.version_dtype, self._ranks.beside)
 
     def gather_base(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Nothing."""
@@ -55,8 +58,8 @@ class MegatronPolicy:
 
     def iter_hf_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """As `LearnerBackend.iter_hf_weights`."""
-        params = self._weights.params
-        wholes = self._weights.whole(lambda place, _: params[place].detach(), self.dtype, self._ranks.gatherers)
+        params = self.weights.params
+        wholes = self.weights.whole(lambda place, _: params[place].detach(), self.version_dtype, self._ranks.gatherers)
         for name, whole in wholes:
             require_finite_weight(name, whole)
             yield name, whole
@@ -64,3 +67,12 @@ class MegatronPolicy:
     def iter_version(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Collective. What a version of the weights as they are would hold."""
         return self.iter_hf_weights()
+
+    def state_facts(self) -> dict[str, Any]:
+        """What belongs to the state beside the trained weights, as JSON values."""
+        return {}
+
+    def check_state(self, facts: Mapping[str, Any]) -> None:
+        """Raise DataError when a state with these facts belongs to another policy."""
+        if "adapters" in facts:
+            raise DataError("the learner state is of adapters (learner.lora), and this learner trains all weights")

@@ -21,7 +21,8 @@ shape."""
 
 
 class ModelWeights:
-    """Of one rank. shapes: of all Hugging Face tensors, in the order in which they go out."""
+    """Of one rank. plan: of these weights; the chunks may have others, too. shapes: of all their Hugging Face tensors,
+    in the order in which they go out."""
 
     def __init__(
         self,
@@ -31,14 +32,16 @@ class ModelWeights:
         chunks: Sequence[nn.Module],
         ranks: MegatronRanks,
     ) -> None:
-        self._plan = plan
-        self._shapes = shapes
-        self._sizes = sizes
+        self.plan = plan
+        self.shapes = shapes
+        self.sizes = sizes
         self._ranks = ranks
+        planned = {place for entry in plan if entry.stage == ranks.stage for place in entry.places}
         self.params: dict[str, nn.Parameter] = {
             f"{number}.{name}": param
             for number, chunk in enumerate(chunks)
             for name, param in by_name(dict(chunk.named_parameters())).items()
+            if f"{number}.{name}" in planned
         }
         """By their place on this rank: the number of the model chunk, and the name in it."""
         self._by_tensor = {name: entry for entry in plan if entry.exported for name in entry.tensors}
@@ -46,15 +49,15 @@ class ModelWeights:
     @property
     def num_elements(self) -> int:
         """Of the whole model."""
-        return sum(shape.numel() for shape in self._shapes.values())
+        return sum(shape.numel() for shape in self.shapes.values())
 
     @property
     def num_tensors(self) -> int:
-        return len(self._shapes)
+        return len(self.shapes)
 
     def own(self) -> Iterator[tuple[Entry, int, nn.Parameter]]:
         """(entry, number of the expert among this rank's, parameter) of all that this rank has a part of."""
-        for entry in self._plan:
+        for entry in self.plan:
             if entry.stage == self._ranks.stage:
                 for number, place in enumerate(entry.places):
                     yield entry, number, self.params[place]
@@ -72,17 +75,17 @@ class ModelWeights:
             expert = self._ranks.expert_rank * len(entry.places) + number
             wholes = [whole[expert] for whole in wholes]
         group = self._ranks.gatherers.cut(entry.of_experts)
-        return entry.cut.part(wholes, self._sizes, group.rank(), group.size())
+        return entry.cut.part(wholes, self.sizes, group.rank(), group.size())
 
     def _checked(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        if whole.shape != self._shapes[name]:
-            raise DataError(f"weight {name}: the shape is {tuple(whole.shape)}, expected {tuple(self._shapes[name])}")
+        if whole.shape != self.shapes[name]:
+            raise DataError(f"weight {name}: the shape is {tuple(whole.shape)}, expected {tuple(self.shapes[name])}")
         return whole
 
     def load(self, tensor: TensorByName) -> None:
         """Copy every weight in; `tensor(name)` gives the whole one. All shapes are looked at before the first is
         changed."""
-        for name in self._shapes:
+        for name in self.shapes:
             self._checked(name, tensor(name))
         with torch.no_grad():
             for entry, number, param in self.own():
@@ -92,7 +95,7 @@ class ModelWeights:
         """Collective. By Hugging Face name, in the model's order, the whole of what `of` gives for each place; dtype,
         and the groups' device: of what it gives."""
         ready: dict[str, torch.Tensor] = {}
-        for name in self._shapes:
+        for name in self.shapes:
             if name not in ready:
                 entry = self._by_tensor[name]
                 ready |= zip(entry.tensors, self._merged(entry, of, dtype, groups), strict=True)
@@ -100,17 +103,17 @@ class ModelWeights:
 
     def _merged(self, entry: Entry, of: OfPlace, dtype: torch.dtype, groups: Gatherers) -> list[torch.Tensor]:
         if entry.stage != self._ranks.stage:
-            wholes = [torch.empty(self._shapes[name], dtype=dtype, device=groups.device) for name in entry.tensors]
+            wholes = [torch.empty(self.shapes[name], dtype=dtype, device=groups.device) for name in entry.tensors]
         elif entry.of_experts:
             wholes = self._merged_experts(entry, of, groups)
         else:
             (place,) = entry.places
-            wholes = entry.cut.merge(gathered(of(place, False), groups.cut(False)), self._sizes)
+            wholes = entry.cut.merge(gathered(of(place, False), groups.cut(False)), self.sizes)
         return [groups.from_stage(whole.contiguous(), entry.stage) for whole in wholes]
 
     def _merged_experts(self, entry: Entry, of: OfPlace, groups: Gatherers) -> list[torch.Tensor]:
         """One tensor with all experts of a layer."""
         own = torch.stack([of(place, True) for place in entry.places])
         cut = gathered(own, groups.cut(True))
-        merged = [entry.cut.merge([part[number] for part in cut], self._sizes)[0] for number in range(len(own))]
+        merged = [entry.cut.merge([part[number] for part in cut], self.sizes)[0] for number in range(len(own))]
         return [torch.cat(gathered(torch.stack(merged), groups.expert))]

@@ -59,7 +59,7 @@ class AdapterPolicy(ShardedPolicy):
         self.version_dtype = torch.float32
 
     def _name(self, parameter: str) -> str:
-        return parameter.replace(f".{_ADAPTER}.weight", ".weight").replace(f"{_BASE}.", ".")
+        return _plain(parameter)
 
     def iter_version(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, whole in self.iter_weights():
@@ -73,16 +73,24 @@ class AdapterPolicy(ShardedPolicy):
         return merge(base, adapters, self.settings.scale)
 
     def state_facts(self) -> dict[str, Any]:
-        settings = self.settings
-        return {"adapters": {"rank": settings.rank, "alpha": settings.alpha, "base": self.base_digest}}
+        return adapter_facts(self.settings, self.base_digest)
 
     def check_state(self, facts: Mapping[str, Any]) -> None:
-        found, mine = facts.get("adapters"), self.state_facts()["adapters"]
-        if found != mine:
-            raise DataError(
-                f"the learner state is of adapters {found}, and this learner trains {mine}: was the model replaced, or "
-                "learner.lora changed, since it was saved?"
-            )
+        require_same_adapters(facts, self.state_facts())
+
+
+def adapter_facts(settings: AdapterSettings, base: str) -> dict[str, Any]:
+    """What a learner's state says of its adapters, as JSON values. base: the digest of the model that they are for."""
+    return {"adapters": {"rank": settings.rank, "alpha": settings.alpha, "base": base}}
+
+
+def require_same_adapters(found: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Raise DataError when a state with the facts `found` is not of the adapters `mine`."""
+    if found.get("adapters") != mine["adapters"]:
+        raise DataError(
+            f"the learner state is of adapters {found.get('adapters')}, and this learner trains {mine['adapters']}: "
+            "was the model replaced, or learner.lora changed, since it was saved?"
+        )
 
 
 def add_adapters(model: PreTrainedModel, settings: AdapterSettings) -> None:
@@ -103,6 +111,16 @@ def add_adapters(model: PreTrainedModel, settings: AdapterSettings) -> None:
         # The layers, not the model: where a model has experts, peft would take names of linear layers for the experts'.
         model.requires_grad_(False)
         inject_adapter_in_model(wanted, model.base_model.layers, _ADAPTER)
+
+
+def adapters_of(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+    """What `add_adapters` put into the model, by the names that versions and checkpoints have for it, in its order."""
+    return {_plain(name): param for name, param in model.named_parameters() if param.requires_grad}
+
+
+def _plain(parameter: str) -> str:
+    """A parameter's name outside of the model, from peft's."""
+    return parameter.replace(f".{_ADAPTER}.weight", ".weight").replace(f"{_BASE}.", ".")
 
 
 def linear_layers(model: PreTrainedModel) -> list[str]:

@@ -44,6 +44,9 @@ def layout_makes_sense(config: Config) -> Iterator[Problem]:
     if megatron.precision == "bfloat16" and config.model.dtype == "float32":
         what = 'gradients of a model in float32 are float32; set "float32", or model.dtype = "bfloat16"'
         yield _problem("precision", what, megatron.precision, ("model.dtype",))
+    elif megatron.precision == "bfloat16" and config.learner.lora.rank:
+        what = 'gradients of adapters are float32; set "float32", or learner.lora.rank = 0'
+        yield _problem("precision", what, megatron.precision, ("learner.lora.rank",))
     yield from ranks_fit(megatron, config.learner.num_workers)
 
 
@@ -75,9 +78,6 @@ def what_megatron_cannot_yet(config: Config) -> Iterator[Problem]:
             if optimizer.kind != "adamw":
                 what = f'"megatron" keeps moments in float32; set "adamw", or {_OTHERWISE}'
                 yield _of_backend(f"{table}.kind", what, optimizer.kind)
-        if config.learner.lora.rank:
-            what = f'adapters are not trained under "megatron" yet; set 0, or {_OTHERWISE}'
-            yield _of_backend("learner.lora.rank", what, config.learner.lora.rank)
 
 
 def _problem(key: str, what: str, given: object, involves: tuple[str, ...] = ()) -> Problem:

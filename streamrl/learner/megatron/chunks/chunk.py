@@ -23,15 +23,24 @@ Rotary = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor
 """A Hugging Face model's rotary embedding: (any tensor of the dtype and device, positions) to cos and sin."""
 
 
-def layer_specs(config: TransformerConfig, count: int, device: torch.device) -> TransformerBlockSubmodules:
+def layer_specs(
+    config: TransformerConfig, count: int, device: torch.device, adapted: bool
+) -> TransformerBlockSubmodules:
     """`count` layers: of Transformer Engine on a GPU, of megatron-core's own modules on a CPU. Attention over packs is
-    streamrl's on both, and so are the norms on a CPU, which megatron-core has for whole sequences alone."""
+    streamrl's on both, and so are the norms on a CPU, which megatron-core has for whole sequences alone. adapted:
+    whether each linear layer is to be given what it multiplies, so that adapters are given the same."""
     experts = {"num_experts": config.num_moe_experts, "moe_grouped_gemm": config.moe_grouped_gemm}
     if device.type == "cuda":
-        from megatron.core.extensions.transformer_engine import TENorm
+        from megatron.core.extensions.transformer_engine import TEColumnParallelLinear, TENorm
 
         spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm, **experts)
-        spec.submodules.self_attention.submodules.core_attention = PackedAttention
+        layer, attention = spec.submodules, spec.submodules.self_attention.submodules
+        attention.core_attention = PackedAttention
+        if adapted:  # the norms are layers of their own, in the place of parts of the products behind them
+            layer.input_layernorm = layer.pre_mlp_layernorm = TENorm
+            attention.linear_qkv = TEColumnParallelLinear
+            if config.num_moe_experts is None:
+                layer.mlp.submodules.linear_fc1 = TEColumnParallelLinear
         return TransformerBlockSubmodules(layer_specs=[spec] * count, layer_norm=TENorm)
     spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm", **experts)
     layer, attention = spec.submodules, spec.submodules.self_attention.submodules
@@ -44,7 +53,7 @@ def layer_specs(config: TransformerConfig, count: int, device: torch.device) -> 
 
 class Chunk(GPTModel):
     """See the module. `number` counts the chunks of this rank. padding: the token whose embedding learns nothing. tied:
-    whether the output layer is the embedding."""
+    whether the output layer is the embedding. adapted: as `layer_specs` has it."""
 
     def __init__(
         self,
@@ -56,12 +65,13 @@ class Chunk(GPTModel):
         rotary: Rotary,
         padding: int | None,
         tied: bool,
+        adapted: bool = False,
     ) -> None:
         layout, stage = ranks.layout, ranks.stage
         layers = layout.layers(config.num_layers, stage, number)
         super().__init__(
             config=config,
-            transformer_layer_spec=layer_specs(config, len(layers), ranks.group.device),
+            transformer_layer_spec=layer_specs(config, len(layers), ranks.group.device, adapted),
             vocab_size=layout.padded_vocabulary(model.vocab_size),
             max_sequence_length=model.max_position_embeddings,
             pre_process=stage == 0 and number == 0,
@@ -79,6 +89,8 @@ class Chunk(GPTModel):
         cos, sin = self._rotary[0](self._like(), pack.position_ids[None])
         layout = PackLayout(qkv_format="sbhd", layout=pack.layout, cos=cos[0], sin=sin[0])
         first = self._embedded(pack) if self.pre_process else None
+        if first is not None and torch.is_grad_enabled() and self.config.recompute_granularity == "full":
+            first.requires_grad_()  # behind an embedding that is not trained layers would be computed again for nothing
         hidden: torch.Tensor = self.decoder(hidden_states=first, attention_mask=None, packed_seq_params=layout)
         return hidden
 

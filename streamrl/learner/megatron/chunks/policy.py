@@ -25,7 +25,7 @@ class PolicyChunk(Chunk):
     def __init__(
         self, config: TransformerConfig, model: PretrainedConfig, ranks: MegatronRanks, number: int, **own: Any
     ) -> None:
-        """own: `rotary` and `padding`, as `Chunk` has them."""
+        """own: `rotary`, `padding` and `adapted`, as `Chunk` has them."""
         super().__init__(config, model, ranks, number, tied=model.tie_word_embeddings, **own)
         layout = ranks.layout
         each = layout.padded_vocabulary(model.vocab_size) // layout.tensor

@@ -34,7 +34,7 @@ class ValueChunk(Chunk):
     def __init__(
         self, config: TransformerConfig, model: PretrainedConfig, ranks: MegatronRanks, number: int, **own: Any
     ) -> None:
-        """own: `rotary` and `padding`, as `Chunk` has them."""
+        """own: `rotary`, `padding` and `adapted`, as `Chunk` has them."""
         super().__init__(config, model, ranks, number, tied=False, **own)
         if self.post_process:
             self.output_layer = ValueHead(config)

@@ -10,7 +10,7 @@ from streamrl.config import Config
 from streamrl.config.estimates.megatron_memory import DEVICE_BYTES, RankMemory, rank_memory
 from streamrl.config.estimates.model_facts import ModelFacts, facts_of
 from streamrl.config.schema.algorithm import AlgorithmConfig
-from streamrl.config.schema.learner import LearnerConfig, MegatronConfig
+from streamrl.config.schema.learner import LearnerConfig, LoraConfig, MegatronConfig
 from streamrl.config.schema.run import ModelConfig
 
 NODE = 8
@@ -68,6 +68,34 @@ def test_a_critic_is_counted_as_a_second_model() -> None:
     assert both == alone._replace(
         weights=2 * alone.weights, gradients=2 * alone.gradients, optimizer=2 * alone.optimizer
     )
+
+
+def with_adapters(ranks: int, advantage: str = "grpo", **layout: Any) -> list[RankMemory]:
+    """Of rank 8 on two layers, one cut by its outputs and one by its inputs."""
+    learner = LearnerConfig(
+        backend="megatron",
+        num_workers=ranks,
+        megatron=MegatronConfig(**layout),
+        algorithm=AlgorithmConfig(advantage=advantage),
+        lora=LoraConfig(rank=8, targets=("q_proj", "down_proj")),
+    )
+    return rank_memory(Config(model=ModelConfig(path="m", dtype="bfloat16"), learner=learner), facts("8B"))
+
+
+def test_of_a_model_with_adapters_these_alone_have_gradients_and_moments() -> None:
+    (alone,), (adapted,) = stages("8B", 1), with_adapters(1)
+    count = 36 * 8 * ((4096 + 32 * 128) + (12288 + 4096))
+    assert adapted == alone._replace(weights=alone.weights + 4 * count, gradients=4 * count, optimizer=8 * count)
+    (critic,) = with_adapters(1, "gae")
+    assert critic.gradients == alone.gradients + 4 * count
+
+
+def test_a_rank_has_its_part_of_the_end_of_an_adapter_at_which_the_layer_is_cut() -> None:
+    count = 18 * 8 * ((4096 + 32 * 128 // 4) + (12288 // 4 + 4096))
+    for one in with_adapters(NODE, tensor_parallel=4, pipeline_parallel=2):
+        assert (one.gradients, one.optimizer) == (4 * count, 8 * count)
+    (spread,) = with_adapters(NODE, tensor_parallel=4)
+    assert (spread.gradients, spread.optimizer) == (4 * 2 * count, 8 * count)
 
 
 def test_bytes_of_a_parameter_by_format_and_by_who_has_its_moments() -> None:

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from streamrl.learner.megatron.cuts import COLUMNS, FUSED_GATE_UP, GATE_UP, HEADS, VOCABULARY, WHOLE, Cut, Sizes
+from streamrl.learner.megatron.cuts import COLUMNS, FUSED_GATE_UP, GATE_UP, HEADS, ROWS, VOCABULARY, WHOLE, Cut, Sizes
 
 GROUPS, QUERIES, HEAD, HIDDEN, VOCAB = 4, 3, 5, 7, 67
 SIZES = Sizes(GROUPS, QUERIES, VOCAB)
 WAYS: dict[str, tuple[Cut, list[tuple[int, ...]]]] = {
     "whole": (WHOLE, [(HIDDEN,)]),
+    "rows": (ROWS, [(8, HIDDEN)]),
     "columns": (COLUMNS, [(HIDDEN, 8)]),
     "vocabulary": (VOCABULARY, [(VOCAB, HIDDEN)]),
     "heads": (HEADS, [(GROUPS * QUERIES * HEAD, HIDDEN), (GROUPS * HEAD, HIDDEN), (GROUPS * HEAD, HIDDEN)]),
