@@ -41,6 +41,7 @@ PR_SET_PDEATHSIG = 1
 _LONGEST = 4000
 # Of the training data, whose columns are looked at.
 _ROWS = 256
+REWARDS_MODEL = "reward.model.path"
 _KEYED = re.compile(r"[a-z_]+(\.[a-z_]+)+( =|:)")
 
 
@@ -163,17 +164,32 @@ def _looks(config: Config, folder: Path) -> Iterator[Look]:
 
 
 def _models(config: Config, folder: Path) -> Iterator[Look]:
-    """The vocabulary of those beside the policy."""
+    """The weights of each folder by their headers, and the vocabulary of those beside the policy."""
     from streamrl.models.vocabulary import require_same_vocabulary
 
     for key, path in (
+        ("model.path", config.model.path),
         ("learner.algorithm.reference.path", config.learner.algorithm.reference.path),
         ("learner.critic.path", config.learner.critic.path),
-        ("reward.model.path", config.reward.model.path),
+        (REWARDS_MODEL, config.reward.model.path),
     ):
-        if path is not None:
-            other = Path(path).expanduser()
+        if path is None:
+            continue
+        other = Path(path).expanduser()
+        if key != "model.path":
             yield key, f"model {path!r}", partial(require_same_vocabulary, folder, other, key)
+        yield key, f"model {path!r}", partial(_fits, other, key == REWARDS_MODEL)
+
+
+def _fits(folder: Path, scores: bool) -> None:
+    from streamrl.models.fitting.plain_shapes import fits_plainly
+
+    if not scores and fits_plainly(folder):
+        return
+    # Here and not above: with torch and transformers, which take seconds.
+    from streamrl.models.fitting.weights_fit import require_fitting_weights
+
+    require_fitting_weights(folder, scores=scores)
 
 
 def _environment(config: Config, folder: Path) -> Iterator[Look]:

@@ -1,11 +1,13 @@
 """What is looked at before anything starts: the user's code, in a process of its own, and what it is told by."""
 
+import json
 import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from support.engines.real_models import write_model
 
 from streamrl.config import Config, load_args
 from streamrl.errors import ComponentError, ConfigError, DeadlineError
@@ -135,6 +137,19 @@ def test_a_module_that_does_not_come_back_is_told_by_name_and_is_ended() -> None
     expected = ["reward.function: reward 'slow:score' took longer than deadlines.start_s = 5"]
     says(DeadlineError, "--reward.function slow:score --deadlines.start_s 5", expected)
     assert not Path(f"/proc/{Path('pid').read_text()}").exists()
+
+
+def test_weights_that_do_not_fit_are_told_by_the_key_of_their_folder(tmp_path: Path) -> None:
+    good, bad = write_model(tmp_path / "good", 0), write_model(tmp_path / "bad", 0)
+    given = json.loads((bad / "config.json").read_text())
+    (bad / "config.json").write_text(json.dumps({**given, "intermediate_size": 2 * given["intermediate_size"]}))
+    preset = "--model.preset none --model.path"
+    preflight(config_of(f"{preset} {good}"))
+    told = f"the weights in {bad} do not fit its config.json: model.layers.0.mlp.down_proj.weight is "
+    says(ConfigError, f"{preset} {bad}", [f"model.path: {told}"])
+    reference = "--learner.algorithm.kl_coef 0.1 --learner.algorithm.reference.kind path"
+    told = f"learner.algorithm.reference.path: {told}"
+    says(ConfigError, f"{preset} {good} {reference} --learner.algorithm.reference.path {bad}", [told])
 
 
 def test_options_are_looked_at_by_name() -> None:
