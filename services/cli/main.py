@@ -108,7 +108,7 @@ def check(
     gpu_gib: float = 80.0,
     as_json: Json = False,
 ) -> int:
-    """Check a configuration and what it needs of this machine; start nothing.
+    """Check a configuration, its data, code and models, and what it needs of this machine; start nothing.
 
     Parameters
     ----------
@@ -129,15 +129,10 @@ def check(
         from streamrl.services.commands.world_size import check_layout
 
         return check_layout(config, rest, world_size, gpu_gib, as_json)
-    from streamrl.services.commands.data import data_lines
-    from streamrl.services.commands.model_facts import model_lines
-    from streamrl.services.commands.row_products import product_lines
-    from streamrl.services.commands.sandbox import sandbox_lines
-    from streamrl.services.storage.place import require_stores
+    from streamrl.services.commands.check import check_lines
 
     checked = _checked(config, rest, name)
-    stores = require_stores(checked)
-    lines = [*model_lines(checked), *product_lines(checked), *data_lines(checked), *sandbox_lines(checked), *stores]
+    lines = check_lines(checked)
     if as_json:
         print(msgspec.json.encode(checked).decode())
     else:

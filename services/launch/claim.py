@@ -8,14 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from streamrl.config import diff, dump, load
-from streamrl.config.data_names import full_address, names_data
-from streamrl.config.schema.data import DataConfig
+from streamrl.config import dump, load
+from streamrl.config.loading.full_paths import full_paths
 from streamrl.config.schema.run import Config
 from streamrl.errors import RunFolderError
 from streamrl.services.launch.stored_run import (
     FETCHED,
-    PLACES,
+    changed_keys,
     clear_half_made,
     fetch_newer,
     go_on,
@@ -25,7 +24,6 @@ from streamrl.services.launch.stored_run import (
 from streamrl.services.run import run_lock
 from streamrl.services.run.folder import RunFolder, RunState, explained, write_whole
 from streamrl.services.run.run_lock import RunLock
-from streamrl.storage.address import has_scheme
 
 # A `status` or `down` of the same moment holds the lock for an instant; the rest of a killed run, some
 # seconds.
@@ -61,7 +59,7 @@ def claim(config: Config, *, fresh: bool = False, accept_changed_data: bool = Fa
     the data set is another one. Raises RunFolderError (in use, another schema, another configuration, not a run),
     ResourceError (the disk is full), and what `checkpoint.folder` fails with.
     """
-    config = _placed(config)
+    config = full_paths(config)
     if fresh:
         config = _free_name(config)
     path = Path(config.runs) / config.name
@@ -82,43 +80,6 @@ def claim(config: Config, *, fresh: bool = False, accept_changed_data: bool = Fa
 def is_new(config: Config) -> bool:
     """Whether a claim of `config` would make its folder."""
     return not (Path(config.runs) / config.name / "run.json").exists()
-
-
-def _placed(config: Config) -> Config:
-    """The configuration with the folders of the model and of a reward model, and the files of its data, by their full
-    names: the parts of a run work in another folder."""
-    scores = msgspec.structs.replace(config.reward.model, path=_full_name(config.reward.model.path))
-    folder = config.checkpoint.folder
-    if folder is not None and not has_scheme(folder):
-        folder = _full_name(folder)
-    return msgspec.structs.replace(
-        config,
-        checkpoint=msgspec.structs.replace(config.checkpoint, folder=folder),
-        model=msgspec.structs.replace(config.model, path=_full_name(config.model.path)),
-        task=msgspec.structs.replace(config.task, name=_full_task(config.task.name)),
-        data=_full_data(config.data),
-        reward=msgspec.structs.replace(config.reward, model=scores),
-    )
-
-
-def _full_task(name: str) -> str:
-    return full_address(name) if names_data(name) else name
-
-
-def _full_data(data: DataConfig) -> DataConfig:
-    train, held_out = data.train, data.eval
-    if train is not None:
-        train = full_address(train) if isinstance(train, str) else tuple(map(full_address, train))
-    if held_out is not None:
-        sets = data.eval_addresses
-        held_out = (
-            full_address(held_out) if isinstance(held_out, str) else {n: full_address(a) for n, a in sets.items()}
-        )
-    return msgspec.structs.replace(data, train=train, eval=held_out, cache=_full_name(data.cache))
-
-
-def _full_name(path: str | None) -> str | None:
-    return None if path is None else str(Path(path).expanduser().absolute())
 
 
 def _refuse_unusable(path: Path) -> None:
@@ -174,7 +135,7 @@ def _take(path: Path, config: Config, lock: RunLock, accept_changed_data: bool, 
         return _new(path, config, lock, fresh)
     run = RunFolder.open(path)
     stored = load(run.config_path)
-    changed = [key for key in diff(stored, config) if key not in PLACES]
+    changed = changed_keys(stored, config)
     if changed:
         raise RunFolderError(_changed(path, changed))
     if run.summary_path.exists():

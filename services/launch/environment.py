@@ -5,6 +5,7 @@ lines is made of, its node does not come up; a warning as an error ends it. The 
 children of their own and get what he said.
 """
 
+import os
 from collections.abc import Mapping
 
 from streamrl.system.child_process import USERS_WARNINGS
@@ -22,11 +23,15 @@ LEFT_OUT: Mapping[str, str] = {
 }
 """Variables, and why they are left out."""
 WARNINGS = "PYTHONWARNINGS"
+IMPORTS = "PYTHONPATH"
 
 
 def launch_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Of the watcher and the owner, and through them of Ray and all parts."""
     kept = {name: value for name, value in environment.items() if name not in LEFT_OUT}
+    if path := environment.get(IMPORTS):
+        # Relative folders begin where the user is, and the parts of a run work in another one.
+        kept[IMPORTS] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
     if environment.get(WARNINGS):
         kept[USERS_WARNINGS] = environment[WARNINGS]
     return kept

@@ -12,6 +12,7 @@ import msgspec
 
 from streamrl.config import diff, dump
 from streamrl.config.loading.convert import convert
+from streamrl.config.loading.full_paths import full_paths
 from streamrl.config.loading.toml_lines import parse_toml
 from streamrl.config.schema.run import Config
 from streamrl.errors import ComponentError, RunFolderError
@@ -25,6 +26,12 @@ PLACES = frozenset({"name", "runs", "checkpoint.folder"})
 """Where things lie may change from launch to launch; what is trained may not."""
 FETCHED = frozenset({"fetched", "start", "metrics.jsonl"})
 """What a folder may hold that is being made from a place."""
+
+
+def changed_keys(stored: Config, config: Config) -> list[str]:
+    """The keys in which a run's own configuration differs from the one that it is to go on with. Paths count by their
+    full names: a run of an earlier release has some as they were given."""
+    return [key for key in diff(full_paths(stored), full_paths(config)) if key not in PLACES]
 
 
 def record_of_place(path: Path, config: Config, *, fresh: bool) -> RunRecord | None:
@@ -41,7 +48,7 @@ def record_of_place(path: Path, config: Config, *, fresh: bool) -> RunRecord | N
     where = f"{address_of(config)} has the checkpoints of run {owner.run_id}"
     if fresh:
         raise RunFolderError(f"{where}, and --fresh goes on with none; give a name that is free there (--name)")
-    changed = [key for key in diff(_config_of(owner), config) if key not in PLACES]
+    changed = changed_keys(_config_of(owner), config)
     if changed:
         what = f"{where}, which was started with another configuration; it differs in {', '.join(changed)}"
         raise RunFolderError(f"{what}. Take that configuration, or another name (--name)")

@@ -1,6 +1,8 @@
 """From `[environment]` to what makes the object of an episode."""
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import Any, Final
 
 from streamrl.config.known import PYTHON_TOOL
@@ -42,13 +44,35 @@ def environment_factory(
         raise ConfigError(f"environment {name!r} is a {type(make).__name__}, not a class")
     given = dict(options)
     if name == TOOLS:
-        given["tools"] = [_tool(one, sandbox) for one in tools]
+        given["tools"] = [find_tool(one, sandbox) for one in tools]
 
     def factory() -> Any:
         return make(**given)
 
+    _check_options(make, name, given)
     _check(factory, name, given)
     return factory
+
+
+def _check_options(make: Callable[..., Any], name: str, given: Mapping[str, Any]) -> None:
+    """Refuse an option that the class does not take, and a call without one that it needs."""
+    try:
+        parameters = list(signature(make).parameters.values())
+    except (TypeError, ValueError):
+        return  # of a class in another language, which says for itself what it does not take
+    names = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    takes = f"it takes {', '.join(names) or 'none'}"
+    for option in () if takes_any else given:
+        if option not in names:
+            near = difflib.get_close_matches(option, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"environment.options: environment {name!r} takes no option {option!r}; {takes}{hint}")
+    needed = [one.name for one in parameters if one.name in names and one.default is one.empty]
+    lacking = [option for option in needed if option not in given]
+    if lacking:
+        what = f"environment {name!r} cannot be made without {', '.join(map(repr, lacking))}; {takes}"
+        raise ConfigError(f"environment.options: {what}")
 
 
 def _check(factory: Callable[[], Any], name: str, options: Mapping[str, Any]) -> None:
@@ -67,7 +91,8 @@ def _check(factory: Callable[[], Any], name: str, options: Mapping[str, Any]) ->
         )
 
 
-def _tool(name: str, sandbox: SandboxConfig) -> Callable[..., Any]:
+def find_tool(name: str, sandbox: SandboxConfig = _USUAL_SANDBOX) -> Callable[..., Any]:
+    """The function that a model calls: a built-in one, or `module:function`. Raises ConfigError."""
     if name in _MADE_WITH_SANDBOX:
         return _MADE_WITH_SANDBOX[name](sandbox)
     found = resolve(name, kind="tool", built_in=BUILT_IN_TOOLS)

@@ -5,24 +5,42 @@ what a function raises becomes a failed score of the item at fault. It has no ti
 """
 
 import asyncio
+import difflib
 import inspect
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 
+from streamrl.config.toml_text import dotted
 from streamrl.errors import ConfigError
 from streamrl.plugin import resolve
 from streamrl.rewards.base import RewardItem, to_score
 from streamrl.rewards.builtin import BUILT_IN, MADE_BY_NAME
-from streamrl.rewards.signatures import COMPLETION, Arguments, RewardFunction, Style, signature_of, verl_arguments
+from streamrl.rewards.signatures import (
+    COMPLETION,
+    Arguments,
+    RewardFunction,
+    Style,
+    called,
+    signature_of,
+    verl_arguments,
+)
 from streamrl.types import Score
 
 RESERVED = ("prompt", "finish_reason", "completion_ids")  # what streamrl passes beside the payload
 RESERVED_COLUMNS = ("completions", "prompts", "finish_reasons", "completion_ids")
 TRL_LOGGERS = ("log_extra", "log_metric")
 """Functions that TRL gives a reward to note things by. Here a reward notes by what it returns."""
+_VERL = tuple(verl_arguments("", {}))
+OFFERED: Mapping[Style, tuple[str, ...]] = {
+    Style.ONE: RESERVED,
+    Style.BATCH: (*RESERVED_COLUMNS, *TRL_LOGGERS),
+    Style.VERL_ONE: (*RESERVED, *_VERL),
+    Style.VERL_BATCH: tuple(f"{name}s" for name in _VERL),
+}
+"""The arguments that a function of each style is given whatever the rows have."""
 MESSAGES = "messages"
 """Key of a payload whose prompt is a conversation; TRL's signature then gets conversations, as there."""
 
@@ -65,21 +83,42 @@ class SupportsClose(Protocol):
 
 
 class Scorer:
-    """A reward function with its signature understood. options: further keyword arguments of each call.
+    """A reward function with its signature understood. options: further keyword arguments of each call. name: of the
+    function in messages; its own when empty.
 
     Raises ConfigError for a function that takes no completion, and for an option that it does not take. Async functions
     run in an event loop of the scorer's own, so `score` must not be called inside another one. `close` ends that loop.
     """
 
-    def __init__(self, function: RewardFunction, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, function: RewardFunction, options: Mapping[str, Any] | None = None, name: str = "") -> None:
         self._function = function
-        self._signature = signature_of(function)
+        self._signature = signature_of(function, name)
         self._options = dict(options or {})
-        unknown = [] if self._signature.takes_any else [*self._options.keys() - self._signature.accepted]
-        if unknown:
-            takes = ", ".join(sorted(self._signature.accepted)) or "none"
-            raise ConfigError(f"reward {function!r} takes no option {unknown[0]!r}; it takes {takes}")
+        self._name = name or called(function)
+        self._require_known_options()
         self._runner: asyncio.Runner | None = None
+
+    def _require_known_options(self) -> None:
+        accepted = sorted(self._signature.accepted)
+        unknown = [] if self._signature.takes_any else sorted(self._options.keys() - self._signature.accepted)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], accepted, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            what = f"reward {self._name!r} takes no option {unknown[0]!r}; it takes {', '.join(accepted) or 'none'}"
+            raise ConfigError(f"reward.options: {what}{hint}")
+
+    def require(self, columns: Collection[str]) -> None:
+        """Raise ConfigError where the function cannot be called without an argument that nobody gives. columns: the
+        keys of the rows' payloads."""
+        given = {*OFFERED[self._signature.style], *self._options, *columns}
+        lacking = sorted(self._signature.needed - given)
+        if lacking:
+            names, key = ", ".join(map(repr, lacking)), dotted([self._name])
+            raise ConfigError(
+                f"reward {self._name!r} cannot be called without {names}: give it in reward.options, as "
+                f"{{ {key} = {{ {lacking[0]} = ... }} }}, or as a column of the data; the rows have "
+                f"{', '.join(sorted(columns)) or 'none'}"
+            )
 
     def score(self, items: Sequence[RewardItem]) -> list[Score]:
         """One score for each item, in order."""

@@ -35,12 +35,14 @@ class Style(Enum):
 
 class Signature(msgspec.Struct, frozen=True):
     """accepted: names that can be given by keyword. takes_any: whether there is a `**` parameter. by_name: whether the
-    completion is given by keyword, too, since it is not the first parameter."""
+    completion is given by keyword, too, since it is not the first parameter. needed: those of the accepted that have no
+    default."""
 
     style: Style
     accepted: frozenset[str]
     takes_any: bool
     by_name: bool = False
+    needed: frozenset[str] = frozenset()
 
     @property
     def takes_batch(self) -> bool:
@@ -57,31 +59,45 @@ class Signature(msgspec.Struct, frozen=True):
         return {name: value for name, value in offered.items() if name in self.accepted}
 
 
-def signature_of(function: RewardFunction) -> Signature:
-    """Raises ConfigError for a function that takes no completion."""
+def signature_of(function: RewardFunction, name: str = "") -> Signature:
+    """name: of the function in messages; its own when empty. Raises ConfigError for a function that takes no
+    completion."""
+    name = name or called(function)
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"reward {function!r}: its signature cannot be read: {error}") from error
-    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        raise ConfigError(f"reward {name!r}: its signature cannot be read: {error}") from error
+    by_keyword = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    named, needed = {p.name for p in by_keyword}, {p.name for p in by_keyword if p.default is p.empty}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     style = _style(named)
     if style is Style.ONE:
-        first = parameters[0] if parameters else None
-        if COMPLETION in named and first is not None and first.name != COMPLETION:
-            return Signature(style, frozenset(named), takes_any, by_name=True)
-        if first is not None and first.kind is not first.KEYWORD_ONLY and first.name in NOT_COMPLETIONS:
-            raise ConfigError(
-                f"reward {function!r}: its first parameter gets the completion and is called {first.name!r}, which is "
-                "something else; begin with `completion`"
-            )
-        if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
-            raise ConfigError(
-                f"reward {function!r} takes no completion; write "
-                "`def reward(completion, *, prompt, **payload)` or `def reward(completions, **columns)`"
-            )
-        named.discard(first.name)
-    return Signature(style, frozenset(named), takes_any)
+        if COMPLETION in named and parameters[0].name != COMPLETION:
+            return Signature(style, frozenset(named), takes_any, by_name=True, needed=frozenset(needed - {COMPLETION}))
+        first = _first_of(parameters, name)
+        named, needed = named - {first}, needed - {first}
+    return Signature(style, frozenset(named), takes_any, needed=frozenset(needed))
+
+
+def called(function: RewardFunction) -> str:
+    """A function's own name, or the class of an object that is called."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _first_of(parameters: list[inspect.Parameter], name: str) -> str:
+    """The parameter that gets the completion. Raises ConfigError."""
+    first = parameters[0] if parameters else None
+    if first is not None and first.kind is not first.KEYWORD_ONLY and first.name in NOT_COMPLETIONS:
+        raise ConfigError(
+            f"reward {name!r}: its first parameter gets the completion and is called {first.name!r}, which is "
+            "something else; begin with `completion`"
+        )
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        raise ConfigError(
+            f"reward {name!r} takes no completion; write "
+            "`def reward(completion, *, prompt, **payload)` or `def reward(completions, **columns)`"
+        )
+    return first.name
 
 
 def _style(named: set[str]) -> Style:

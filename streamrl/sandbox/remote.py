@@ -14,8 +14,8 @@ import msgspec
 from streamrl.config.schema.sandbox import SandboxConfig
 from streamrl.errors import ComponentError, ConfigError
 from streamrl.sandbox.program import Ending, Finished, Limits, Program, checked, limits_of
+from streamrl.sandbox.wire import REMOTE
 
-REMOTE: Final = "remote"
 _MARGIN_S: Final = 30.0
 _MOST_BYTES: Final = 2**26
 

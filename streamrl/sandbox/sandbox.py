@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -22,12 +22,14 @@ from streamrl.errors import ComponentError, ConfigError
 from streamrl.sandbox.bubblewrap import PRLIMIT
 from streamrl.sandbox.interpreter import Interpreter, read_interpreter
 from streamrl.sandbox.program import Finished, Limits, Program, checked, limits_of
-from streamrl.sandbox.remote import REMOTE, RemoteSandbox
 from streamrl.sandbox.self_test import why_not
 from streamrl.sandbox.system_calls import filter_program
-from streamrl.sandbox.wire import BUBBLEWRAP, NAMESPACES, JailerSettings, Order, Report
+from streamrl.sandbox.wire import BUBBLEWRAP, NAMESPACES, REMOTE, JailerSettings, Order, Report
 from streamrl.system.child_process import start_child
 from streamrl.system.frames import pack, receive_body, receive_body_async
+
+if TYPE_CHECKING:
+    from streamrl.sandbox.remote import RemoteSandbox
 
 _PROGRAM: Final = "streamrl.sandbox.jailer"
 _LOCAL: Final = (BUBBLEWRAP, NAMESPACES)
@@ -214,12 +216,17 @@ def _end(process: "subprocess.Popen[bytes]", channel: socket.socket) -> None:
     process.wait(_STOP_S)
 
 
-AnySandbox = Sandbox | RemoteSandbox
+AnySandbox: TypeAlias = "Sandbox | RemoteSandbox"
 
 
 def make_sandbox(config: SandboxConfig) -> AnySandbox:
     """The one that `[sandbox]` asks for, not started."""
-    return RemoteSandbox(config) if config.level == REMOTE else Sandbox(config)
+    if config.level != REMOTE:
+        return Sandbox(config)
+    # Here and not above: most have none, and an HTTP client takes long to import.
+    from streamrl.sandbox.remote import RemoteSandbox
+
+    return RemoteSandbox(config)
 
 
 def describe(level: str, limits: Limits) -> Sequence[str]:

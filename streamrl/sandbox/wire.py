@@ -1,4 +1,5 @@
-"""What a caller sends to the process that runs its program, and gets back, in frames of `streamrl.system.frames`."""
+"""What a caller sends to the process that runs its program, and gets back, in frames of `streamrl.system.frames`; and
+the names of the levels."""
 
 import msgspec
 
@@ -8,6 +9,7 @@ from streamrl.system.child_process import ChildOrder
 
 BUBBLEWRAP = "bubblewrap"
 NAMESPACES = "namespaces"
+REMOTE = "remote"
 
 
 class JailerSettings(ChildOrder, frozen=True, kw_only=True):

@@ -173,7 +173,7 @@ def _model_config(folder: Path) -> dict[str, Any]:
 
 def _require_eos(folder: Path, config: dict[str, Any]) -> None:
     """A tokenizer that can say how a completion ends, by a token that it has."""
-    vocabulary = _vocabulary(folder / "tokenizer.json")
+    base, added = _vocabulary(folder / "tokenizer.json")
     name = _if_there(folder / "tokenizer_config.json").get("eos_token")
     name = name.get("content") if isinstance(name, dict) else name
     given = [file.get("eos_token_id") for file in (config, _if_there(folder / "generation_config.json"))]
@@ -183,12 +183,20 @@ def _require_eos(folder: Path, config: dict[str, Any]) -> None:
             f"the tokenizer in {folder} has no end-of-sequence token; "
             "set eos_token in tokenizer_config.json or eos_token_id in config.json"
         )
-    if name is not None and not ids and name not in vocabulary:
+    if name is not None and not ids and name not in base and name not in added:
         raise Unreadable(
             f"the tokenizer in {folder} names {name!r} as its end-of-sequence token and does not have it; "
             "set eos_token in tokenizer_config.json to a token of tokenizer.json"
         )
     size = config.get("vocab_size")
+    # Tokens that were added may be of no use to the text: a picture's place, of a model that sees none.
+    ids_of_text = (number for token, number in base.items() if token not in added and isinstance(number, int))
+    highest = max(ids_of_text, default=0)
+    if isinstance(size, int) and highest >= size:
+        raise Unreadable(
+            f"the tokenizer in {folder} has ids up to {highest}, and vocab_size in config.json is {size}; give the "
+            "tokenizer and the config.json that belong to the weights"
+        )
     wrong = [one for one in ids if not isinstance(one, int) or one < 0 or (isinstance(size, int) and one >= size)]
     if wrong:
         raise Unreadable(f"eos_token_id {wrong[0]!r} in {folder} is no token of the model, which has {size}")
@@ -198,13 +206,15 @@ def _if_there(path: Path) -> dict[str, Any]:
     return read_object(path) if path.exists() else {}
 
 
-def _vocabulary(path: Path) -> set[str]:
-    """All tokens of a fast tokenizer's file: a table of ids, or a list of (token, score), and what was added."""
+def _vocabulary(path: Path) -> tuple[dict[str, int], set[str]]:
+    """The tokens of a fast tokenizer's file with their ids, which it has as a table or as a list of (token, score); and
+    those that were added."""
     file = read_object(path)
     model = file.get("model")
     tokens = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(tokens, dict | list):
         raise Unreadable(f"{path} holds no vocabulary; save a fast tokenizer there")
     added = file.get("added_tokens") or []
-    known = {token if isinstance(token, str) else token[0] for token in tokens if token}
-    return known | {token["content"] for token in added if isinstance(token, dict) and "content" in token}
+    listed = enumerate(tokens) if isinstance(tokens, list) else ((number, token) for token, number in tokens.items())
+    base = {token if isinstance(token, str) else token[0]: number for number, token in listed if token}
+    return base, {token["content"] for token in added if isinstance(token, dict) and "content" in token}

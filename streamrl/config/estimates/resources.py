@@ -27,6 +27,8 @@ _TORCH_PROCESS = 400 * _MIB  # a process with torch and Ray, its shared pages co
 _SERVER = 1800 * _MIB  # the processes of a vLLM server on a CPU, without its weights and its KV cache
 _TRACKER = 250 * _MIB  # its package, and the program that some start beside it
 _LIGHT_PROCESS = 100 * _MIB  # an actor without torch, or a scoring child
+_SERVE_PROCESS = 200 * _MIB  # Ray Serve's controller, its proxy, or a replica of the gateway in it
+_SERVE_OWN = 2  # the controller and the proxy of the run's node
 _RAY = 700 * _MIB  # gcs, raylet, agents, and the owner
 _NUM_LIGHT_ACTORS = 4  # queue, weight store, reward stage, controller
 _LIVE_VERSIONS = 3  # of the weights in shared memory: served, being pulled, being published
@@ -123,6 +125,7 @@ def _memory(config: Config, model: ModelFacts | None, weights: int) -> dict[str,
     memory["reward.workers"] = config.reward.workers * _LIGHT_PROCESS
     memory["rollout.replicas"] = replicas * _TORCH_PROCESS
     memory["learner.num_workers"] = ranks * _TORCH_PROCESS
+    memory |= _gateways(config)
     if trackers := config.observe.all_trackers:
         memory["observe.trackers"] = len(trackers) * _TRACKER
     if config.reward.model.path is not None:
@@ -145,6 +148,16 @@ def _memory(config: Config, model: ModelFacts | None, weights: int) -> dict[str,
     if config.rollout.device == "cpu" and _starts_servers(config):
         # A server packs its weights, and takes all of its KV cache at once.
         memory["rollout.engine"] = replicas * (_SERVER + 2 * weights + config.rollout.kv_bytes)
+    return memory
+
+
+def _gateways(config: Config) -> dict[str, int]:
+    """The gateway's own process, and those of Ray Serve, whose autoscaler asks nobody."""
+    gateway = config.gateway
+    memory = {"gateway.enabled": _LIGHT_PROCESS} if gateway.enabled else {}
+    if gateway.enabled and gateway.serve.enabled:
+        replicas = gateway.serve.max_replicas or gateway.serve.replicas
+        memory["gateway.serve.replicas"] = (_SERVE_OWN + replicas) * _SERVE_PROCESS
     return memory
 
 

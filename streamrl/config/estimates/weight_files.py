@@ -15,6 +15,7 @@ _HEADER_LIMIT = 100 * 2**20  # the safetensors format's own bound of a header
 _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 _POINTER = b"version https://git-lfs"
+Shape = tuple[int, ...]
 
 
 class Unreadable(ValueError):
@@ -44,6 +45,16 @@ def count_parameters(folder: Path) -> int:
     """Elements of all tensors that transformers loads. Raises Unreadable for files that are missing, cut off or
     damaged, and for weights that are no floating-point numbers."""
     return sum(_elements(path) for path in weight_files(folder))
+
+
+def tensor_shapes(folder: Path) -> dict[str, Shape]:
+    """The shape of each tensor that transformers loads, by its name. Raises Unreadable."""
+    shapes: dict[str, Shape] = {}
+    for path in weight_files(folder):
+        header = _safetensors_header(path)
+        header.pop("__metadata__", None)
+        shapes |= dict(zip(header, map(tuple, _shapes(header, path)), strict=True))
+    return shapes
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -1,17 +1,16 @@
 """The rules of `[environment]`. Pure: a configuration in, problems out."""
 
-import re
 from collections.abc import Iterator
 
 from streamrl.config.known import ENVIRONMENT_REWARD, ENVIRONMENTS, TOOL_ENVIRONMENT, TOOLS
 from streamrl.config.problems import Problem
+from streamrl.config.references import is_reference, meant_reference
 from streamrl.config.schema.environment import EnvironmentConfig
 from streamrl.config.schema.run import Config
 from streamrl.config.suggest import nearest_value
 from streamrl.config.toml_text import quoted
 
 _NAME = "environment.name"
-_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def _known(config: Config) -> Iterator[Problem]:
@@ -23,8 +22,8 @@ def _known(config: Config) -> Iterator[Problem]:
 
 
 def _known_name(key: str, what: str, name: str, known: tuple[str, ...], own: str) -> Iterator[Problem]:
-    if name not in known and not _REFERENCE.fullmatch(name):
-        near = nearest_value(name, list(known))
+    if name not in known and not is_reference(name):
+        near = nearest_value(name, list(known)) or meant_reference(name, own.strip("`").partition(":")[2])
         allowed = f"{', '.join(map(quoted, known))}, or {own} of your own"
         suggestion = quoted(near) if near else ""
         yield Problem(key=key, what=what, given=quoted(name), allowed=allowed, suggestion=suggestion)

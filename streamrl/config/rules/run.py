@@ -12,6 +12,7 @@ from streamrl.config.estimates.model_presets import PRESETS
 from streamrl.config.estimates.sizes import INVARIANT_ROWS
 from streamrl.config.known import REWARDS, TASK_LONGEST_PROMPT
 from streamrl.config.problems import Problem
+from streamrl.config.references import is_reference, meant_reference
 from streamrl.config.rules.data import DATA_RULES
 from streamrl.config.rules.environment import ENVIRONMENT_RULES
 from streamrl.config.rules.gateway import GATEWAY_RULES
@@ -42,7 +43,6 @@ from streamrl.config.schema.run import Config
 from streamrl.config.suggest import nearest_value
 from streamrl.config.toml_text import quoted
 
-_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _ADDRESS = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):(\d{1,5})")
 _CHILD_BYTES = 256 * 2**20  # a Python child with numpy takes 100 MB of address space before it does anything
 
@@ -68,14 +68,14 @@ def _one_model(config: Config) -> Iterator[Problem]:
 
 def _known_task(config: Config) -> Iterator[Problem]:
     name = config.task.name
-    if name not in TASK_LONGEST_PROMPT and not _REFERENCE.fullmatch(name) and not names_data(name):
+    if name not in TASK_LONGEST_PROMPT and not is_reference(name) and not names_data(name):
         yield _unknown("task.name", "no such task", name, TASK_LONGEST_PROMPT, "`module:Class`")
 
 
 def _known_reward(config: Config) -> Iterator[Problem]:
     several = config.reward.functions is not None
     for name in config.reward.functions or [config.reward.function]:
-        if name not in REWARDS and not _REFERENCE.fullmatch(name):
+        if name not in REWARDS and not is_reference(name):
             key = "reward.functions" if several else "reward.function"
             yield _unknown(key, "no such reward", name, REWARDS, "`module:function`")
 
@@ -197,6 +197,8 @@ def _ray_address(config: Config) -> Iterator[Problem]:
 
 def _unknown(key: str, what: str, name: str, known: Iterable[str], form: str = "") -> Problem:
     near = nearest_value(name, list(known))
+    if form:
+        near = near or meant_reference(name, form.strip("`").partition(":")[2])
     allowed = _names(known) + (f", or {form} of your own" if form else "")
     return Problem(key=key, what=what, given=quoted(name), allowed=allowed, suggestion=quoted(near) if near else "")
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from streamrl.config.schema.data import DataConfig
-from streamrl.config.schema.learner import LearnerConfig
-from streamrl.config.schema.run import Config, ModelConfig, RewardConfig, RewardModelConfig, TaskConfig
+from streamrl.config import dump
+from streamrl.config.schema.learner import CriticConfig, LearnerConfig
+from streamrl.config.schema.run import Config, GatewayConfig, ModelConfig, RewardConfig
+from streamrl.config.schema.sandbox import SandboxConfig
 from streamrl.errors import ResourceError, RunFolderError
 from streamrl.services.launch.claim import Claim, claim
 from streamrl.services.run import run_lock
@@ -48,45 +49,39 @@ def test_a_new_folder_has_a_readable_config_a_private_key_and_no_secret_in_its_r
     assert run.shared_memory_prefix == f"streamrl-{run.run_id}"
 
 
-def test_a_model_folder_is_kept_by_its_full_name_for_parts_that_work_elsewhere(
+def with_paths(folder: Path, text: str) -> Config:
+    """A configuration whose model, critic and certificate are given from the current folder."""
+    given = config(folder)
+    gateway = GatewayConfig(tls_cert=f"{text}/cert.pem", tls_key=f"{text}/key.pem")
+    learner = msgspec.structs.replace(given.learner, critic=CriticConfig(path=f"{text}/critic"))
+    return msgspec.structs.replace(given, model=ModelConfig(path=f"{text}/model"), learner=learner, gateway=gateway)
+
+
+def test_files_and_folders_are_kept_by_their_full_names_for_parts_that_work_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    taken = claim(msgspec.structs.replace(config(tmp_path), model=ModelConfig(path="hub/model")))
+    taken = claim(with_paths(tmp_path, "hub"))
     assert taken.lock is not None
     taken.lock.abandon()
-    assert taken.config.model.path == str(tmp_path / "hub" / "model")
-    assert str(tmp_path / "hub" / "model") in taken.run.config_path.read_text()
+    assert taken.config == with_paths(tmp_path, f"{tmp_path}/hub")
+    assert f'"{tmp_path}/hub/critic"' in taken.run.config_path.read_text()
 
 
-def test_files_of_data_are_kept_by_their_full_names_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_an_earlier_release_that_has_a_path_as_it_was_given_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    data = DataConfig(train=("a/*.jsonl", "hf:own/er#train"), eval={"one": "b#test"}, cache="cache")
-    taken = claim(msgspec.structs.replace(config(tmp_path), data=data))
-    assert taken.lock is not None
-    taken.lock.abandon()
-    kept = taken.config.data
-    assert kept.train == (str(tmp_path / "a" / "*.jsonl"), "hf:own/er#train")
-    assert (kept.eval, kept.cache) == ({"one": f"{tmp_path}/b#test"}, str(tmp_path / "cache"))
-
-
-def test_so_is_a_task_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    taken = claim(msgspec.structs.replace(config(tmp_path), task=TaskConfig(name="prompts.jsonl")))
-    assert taken.lock is not None
-    taken.lock.abandon()
-    assert taken.config.task.name == str(tmp_path / "prompts.jsonl")
-
-
-def test_so_is_that_of_a_reward_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    reward = RewardConfig(function="reward_model", model=RewardModelConfig(path="scores"))
-    taken = claim(msgspec.structs.replace(config(tmp_path), reward=reward))
-    assert taken.lock is not None
-    taken.lock.abandon()
-    assert taken.config.reward.model.path == str(tmp_path / "scores")
-    assert taken.config.reward.function == "reward_model"
-    assert taken.config.model.preset == "tiny-qwen3"
+    given = msgspec.structs.replace(config(tmp_path), reward=RewardConfig(function="code"))
+    relative = msgspec.structs.replace(given, sandbox=SandboxConfig(python=".venv/bin/python"))
+    for state in (RunState.NEW, RunState.INTERRUPTED):
+        taken = claim(relative)
+        assert taken.lock is not None
+        taken.lock.abandon()
+        assert taken.state is state
+        write_whole(taken.run.config_path, dump(relative).encode())
+    with pytest.raises(RunFolderError, match=r"differs in sandbox\.python\."):
+        claim(msgspec.structs.replace(given, sandbox=SandboxConfig(python="other/python")))
 
 
 def test_each_resume_raises_the_incarnation_and_keeps_the_run_id(tmp_path: Path) -> None:

@@ -1,5 +1,9 @@
 """What a run's processes inherit, and what a person is told does not reach them."""
 
+from pathlib import Path
+
+import pytest
+
 from streamrl.services.launch.environment import LEFT_OUT, launch_environment, left_out
 from streamrl.system.child_process import USERS_WARNINGS, child_environment
 
@@ -19,6 +23,12 @@ def test_an_environment_with_nothing_of_that_is_as_it_was() -> None:
     given = {"PATH": "/bin", "PYTHONWARNINGS": ""}
     assert launch_environment(given) == {"PATH": "/bin"}
     assert left_out(given) == []
+
+
+def test_relative_folders_of_modules_are_those_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert launch_environment({"PYTHONPATH": "/mine:lib:"}) == {"PYTHONPATH": f"/mine:{tmp_path}/lib:{tmp_path}"}
+    assert launch_environment({"PYTHONPATH": ""}) == {"PYTHONPATH": ""}
 
 
 def test_warnings_reach_the_users_code_past_rays(monkeypatch) -> None:

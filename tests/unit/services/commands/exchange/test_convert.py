@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,13 @@ SAMPLES = {
     "reverse_text.toml": "models/Qwen3-0.6B-Reverse-Text-SFT",
 }
 
+CODE = {
+    "my_math": "def score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n",
+    "trl_rewards": "def correctness_reward_func(completions, answer, **more):\n    return [1.0] * len(answer)\n",
+    "own": "class Game:\n    def reset(self, seed, row): ...\n    def step(self, reply): ...\n",
+}
+"""Modules of the user's that the samples name."""
+
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -75,18 +83,20 @@ def test_what_is_written_passes_a_check(name: str, place: Path, capsys: pytest.C
     write_model(place / SAMPLES[name])
     write_rows(place / "rows.jsonl", [{"prompt": f"{n}+{n}?", "answer": str(2 * n)} for n in range(40)])
     data = {"data.train": "rows.jsonl", "data.eval": "rows.jsonl", "data.columns": "none", "data.cache": "cache"}
-    if "adapters" not in told and not _has_peft():
+    if "adapters" not in told and not _has("peft"):
         data["learner.lora.rank"] = "0"
         data |= {"learner.lora.alpha": "none", "learner.lora.targets": "none"}
+    for module, text in CODE.items():
+        (place / f"{module}.py").write_text(text)
+    if "verifiers" in Path("run.toml").read_text() and not _has("verifiers"):
+        data |= {"environment.name": "own:Game", "environment.options": "none"}
     given = {**SMALLER, **SMALL_BATCH, **data, "observe.trackers": "[]", "learner.critic.path": "none"}
     assert run_app(["check", "run.toml", *options(given)]) == 0, capsys.readouterr().err
     assert "nothing wrong" in capsys.readouterr().out
 
 
-def _has_peft() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("peft") is not None
+def _has(package: str) -> bool:
+    return find_spec(package) is not None
 
 
 def test_without_out_the_configuration_is_on_standard_output_and_the_list_is_not(

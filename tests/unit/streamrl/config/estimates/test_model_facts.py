@@ -20,6 +20,7 @@ CONFIG = {
 WEIGHTS = {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
 TABLE = {"a": 0, "<end>": 1}
 ADDED = {"model": {"vocab": {}}, "added_tokens": [{"content": "<e>"}]}
+PICTURE = {"model": {"vocab": {"a": 0, "<picture>": 9}}, "added_tokens": [{"content": "<picture>"}]}
 LIST = [["a", -1.0], ["<end>", -2.0]]
 
 
@@ -42,6 +43,7 @@ def folder(path: Path, *, vocabulary: Any = TABLE, weights_bytes: int = 24, **fi
         {"tokenizer": ADDED, "tokenizer_config": {"eos_token": "<e>"}},
         {"config": {"eos_token_id": 1}},
         {"config": {"eos_token_id": [1, 3]}},
+        {"config": {"eos_token_id": 1}, "tokenizer": PICTURE},
         {"generation_config": {"eos_token_id": 3}},
     ],
 )
@@ -58,6 +60,14 @@ def test_every_way_to_name_an_end_token_that_exists_is_good(tmp_path: Path, file
         ({}, "has no end-of-sequence token"),
         ({"tokenizer_config": {"eos_token": "</s>"}}, "names '</s>' as its end-of-sequence token and does not have it"),
         ({"config": {"eos_token_id": 4}}, "eos_token_id 4 in .* is no token of the model, which has 4"),
+        (
+            {"config": {"eos_token_id": 1}, "vocabulary": {"a": 0, "b": 4}},
+            "has ids up to 4, and vocab_size in config.json is 4; give the tokenizer and the config.json that belong",
+        ),
+        (
+            {"config": {"eos_token_id": 1}, "vocabulary": [["a", 0.0]] * 5},
+            "has ids up to 4, and vocab_size in config.json is 4",
+        ),
         ({"config": {"eos_token_id": "<end>"}}, "eos_token_id '<end>' in .* is no token"),
         ({"config": {"eos_token_id": 1}, "tokenizer": {}}, "tokenizer.json holds no vocabulary"),
         ({"config": {"eos_token_id": 1}, "weights_bytes": 23}, "is cut off: it has [0-9]+ bytes of [0-9]+"),

@@ -124,6 +124,26 @@ def test_a_runs_folder_that_cannot_be_used_says_why(changes, words):
     assert words in problem
 
 
+def test_the_gateway_and_the_processes_of_ray_serve_are_counted():
+    def needed(*args):
+        return estimate(quickstart(*" ".join(args).split()), TINY).memory
+
+    on, serve = "--gateway.enabled=true", "--gateway.insecure_bind=true --gateway.serve.replicas={}"
+    assert not {key for key in needed() if key.startswith("gateway")}
+    assert needed(on)["gateway.enabled"] == 100 * 2**20
+    assert "gateway.serve.replicas" not in needed(on)
+    one, three = (needed(on, serve.format(count))["gateway.serve.replicas"] for count in (1, 3))
+    assert (one, three) == (600 * 2**20, 1000 * 2**20)
+    assert needed(on, serve.format(1), "--gateway.serve.max_replicas=3")["gateway.serve.replicas"] == three
+
+
+def test_too_many_replicas_of_ray_serve_are_named_by_their_key():
+    (problem,) = found(
+        quickstart("--gateway.enabled=true", "--gateway.insecure_bind=true", "--gateway.serve.replicas=400")
+    )
+    assert problem.startswith("this machine: gateway.serve.replicas: the run needs about ")
+
+
 def test_a_server_of_each_replica_is_counted_with_its_whole_kv_cache():
     facts = preset_facts(PRESETS["tiny-qwen3"])
 

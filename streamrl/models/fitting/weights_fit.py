@@ -1,0 +1,103 @@
+"""Whether the weights of a model folder fit its config.json: by the headers of their files, so none of them is read.
+
+Guarantees that what is refused here transformers would refuse, or load wrong, when the run loads it. What transformers
+makes of several tensors, or renames, is its own business and passes.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from streamrl.config.estimates.weight_files import Shape, Unreadable, read_object, tensor_shapes
+from streamrl.errors import ConfigError
+
+_SHOWN = 3
+
+
+def require_fitting_weights(folder: Path, *, scores: bool = False) -> None:
+    """scores: whether it is a sequence classifier, and no causal language model. Raises ConfigError for a model type
+    that transformers does not know, and names the tensors that have another shape than config.json wants, or that are
+    missing."""
+    kind = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+    try:
+        config, found = read_object(folder / "config.json"), tensor_shapes(folder)
+    except Unreadable as error:
+        raise ConfigError(str(error)) from error
+    _require_known_type(folder, str(config.get("model_type")))
+    if config.get("quantization_config") is not None:
+        return  # its tensors are of other shapes, and are unpacked when they are loaded
+    model = _without_weights(kind, folder)
+    if model is None:
+        return
+    wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    converted = [pattern for entry in get_model_conversion_mapping(model) for pattern in entry.source_patterns]
+    kept = {name: shape for name, shape in found.items() if not any(re.search(one, name) for one in converted)}
+    wrong = [name for name, shape in kept.items() if name in wanted and wanted[name] != shape]
+    if wrong:
+        shown = sorted(wrong)[:_SHOWN]
+        shapes = "; ".join(f"{name} is {_text(kept[name])} and should be {_text(wanted[name])}" for name in shown)
+        raise ConfigError(_refusal(folder, f"do not fit its config.json: {shapes}", len(wrong)))
+    if kept.keys() == found.keys():
+        _require_all(folder, found, model)
+
+
+def _require_all(folder: Path, found: Mapping[str, Shape], model: Any) -> None:
+    """Refuse weights that are missing. A tensor of an unknown name may be one of its shape, renamed as it is loaded."""
+    names_of: dict[torch.nn.Parameter, list[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names_of.setdefault(weight, []).append(name)  # of tied weights, any name will do
+    known = {name for names in names_of.values() for name in names}
+    renamed = {shape for name, shape in found.items() if name not in known}
+    optional = model._keys_to_ignore_on_load_missing or ()
+    missing = sorted(
+        names[0]
+        for weight, names in names_of.items()
+        if not any(name in found or any(re.search(one, name) for one in optional) for name in names)
+        and tuple(weight.shape) not in renamed
+    )
+    if missing:
+        shown = ", ".join(missing[:_SHOWN])
+        raise ConfigError(_refusal(folder, f"lack what its config.json asks for: {shown}", len(missing)))
+
+
+def _refusal(folder: Path, what: str, count: int) -> str:
+    more = f" and {count - _SHOWN} more" if count > _SHOWN else ""
+    return f"the weights in {folder} {what}{more}; take the config.json that belongs to them"
+
+
+def _require_known_type(folder: Path, model_type: str) -> None:
+    if model_type not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; a newer transformers may know it"
+        raise ConfigError(
+            f"{folder / 'config.json'}: transformers {transformers.__version__} knows no model_type {model_type!r}"
+            f"{hint}"
+        )
+
+
+def _without_weights(kind: Any, folder: Path) -> Any | None:
+    """The model of a folder's config.json, on torch's device without memory; None where it has no such form. Raises
+    ConfigError where transformers makes none of it."""
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            return kind.from_config(config, trust_remote_code=False)
+    except (ValueError, KeyError, TypeError, AttributeError, ImportError, StrictDataclassError) as error:
+        # transformers raises any of these for values that do not go together.
+        told = " ".join(str(error).split())
+        raise ConfigError(f"{folder / 'config.json'}: no model can be made of it: {told[:400]}") from error
+    except RuntimeError:
+        return None  # something of it is computed as it is made, which takes memory: loading it will say more
+
+
+def _text(shape: Shape) -> str:
+    return " x ".join(map(str, shape)) or "a number"
