@@ -6,7 +6,7 @@ makes of several tensors, or renames, is its own business and passes.
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,23 +47,17 @@ def require_fitting_weights(folder: Path, *, scores: bool = False) -> None:
         shapes = "; ".join(f"{name} is {_text(kept[name])} and should be {_text(wanted[name])}" for name in shown)
         raise ConfigError(_refusal(folder, f"do not fit its config.json: {shapes}", len(wrong)))
     if kept.keys() == found.keys():
-        _require_all(folder, found, model)
+        _require_all(folder, found, wanted, model._keys_to_ignore_on_load_missing or ())
 
 
-def _require_all(folder: Path, found: Mapping[str, Shape], model: Any) -> None:
-    """Refuse weights that are missing. A tensor of an unknown name may be one of its shape, renamed as it is loaded."""
-    names_of: dict[torch.nn.Parameter, list[str]] = {}
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        names_of.setdefault(weight, []).append(name)  # of tied weights, any name will do
-    known = {name for names in names_of.values() for name in names}
-    renamed = {shape for name, shape in found.items() if name not in known}
-    optional = model._keys_to_ignore_on_load_missing or ()
-    missing = sorted(
-        names[0]
-        for weight, names in names_of.items()
-        if not any(name in found or any(re.search(one, name) for one in optional) for name in names)
-        and tuple(weight.shape) not in renamed
-    )
+def _require_all(
+    folder: Path, found: Mapping[str, Shape], wanted: Mapping[str, Shape], optional: Iterable[str]
+) -> None:
+    """Refuse weights that are missing. optional: patterns of names that may be. A tensor of an unknown name may be one
+    of its shape, which is renamed as it is loaded, or a tied one by its other name."""
+    renamed = {shape for name, shape in found.items() if name not in wanted}
+    lacking = [name for name, shape in wanted.items() if name not in found and shape not in renamed]
+    missing = sorted(name for name in lacking if not any(re.search(one, name) for one in optional))
     if missing:
         shown = ", ".join(missing[:_SHOWN])
         raise ConfigError(_refusal(folder, f"lack what its config.json asks for: {shown}", len(missing)))

@@ -147,9 +147,6 @@ def test_weights_that_do_not_fit_are_told_by_the_key_of_their_folder(tmp_path: P
     preflight(config_of(f"{preset} {good}"))
     told = f"the weights in {bad} do not fit its config.json: model.layers.0.mlp.down_proj.weight is "
     says(ConfigError, f"{preset} {bad}", [f"model.path: {told}"])
-    reference = "--learner.algorithm.kl_coef 0.1 --learner.algorithm.reference.kind path"
-    told = f"learner.algorithm.reference.path: {told}"
-    says(ConfigError, f"{preset} {good} {reference} --learner.algorithm.reference.path {bad}", [told])
 
 
 def test_options_are_looked_at_by_name() -> None:
