@@ -39,7 +39,8 @@ REPLACED = (
         "issued",
     ),
     ("RewardActor", signal.SIGKILL, "reward", "ended by SIGKILL, not for lack of memory", "scored"),
-    ("LearnerRank", signal.SIGABRT, "learner-0", "ended by SIGABRT: Fatal Python error: Aborted", "trained"),
+    # Of a learner that is aborted the kernel was seen to tell either: what handles the signal may fault itself.
+    ("LearnerRank", signal.SIGABRT, "learner-0", "ended by SIG(ABRT|SEGV): Fatal Python error: Aborted", "trained"),
 )
 STARTED_AGAIN = {"QueueActor": "queue", "WeightStoreActor": "weights", "Controller": "controller"}
 
@@ -89,7 +90,7 @@ def test_how_each_part_died_doing_what_and_at_what_cost_is_told_once_and_written
         end(run)
     for _, _, part, how, cost in REPLACED:
         text = told_of(run, part)
-        assert f"its process died, {how}" in text
+        assert re.search(f"its process died, {how}", text), text
         assert re.search(rf"; {cost} again: \d+ ", text), text
         assert text.endswith("restart 1 of 3")
         report = report_in(text)
