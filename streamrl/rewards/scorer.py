@@ -24,6 +24,7 @@ from streamrl.rewards.signatures import (
     RewardFunction,
     Style,
     called,
+    openrlhf_arguments,
     signature_of,
     verl_arguments,
 )
@@ -34,11 +35,13 @@ RESERVED_COLUMNS = ("completions", "prompts", "finish_reasons", "completion_ids"
 TRL_LOGGERS = ("log_extra", "log_metric")
 """Functions that TRL gives a reward to note things by. Here a reward notes by what it returns."""
 _VERL = tuple(verl_arguments("", {}))
+_OPENRLHF = tuple(openrlhf_arguments("", "", {}))
 OFFERED: Mapping[Style, tuple[str, ...]] = {
     Style.ONE: RESERVED,
     Style.BATCH: (*RESERVED_COLUMNS, *TRL_LOGGERS),
     Style.VERL_ONE: (*RESERVED, *_VERL),
     Style.VERL_BATCH: tuple(f"{name}s" for name in _VERL),
+    Style.OPENRLHF: _OPENRLHF,
 }
 """The arguments that a function of each style is given whatever the rows have."""
 MESSAGES = "messages"
@@ -162,7 +165,7 @@ class Scorer:
         """Score a batch in one call; if that fails as a whole, one by one, so that only the guilty item
         fails."""
         outcome = self._settled([self._call_columns(items)])[0]
-        values = _as_list(outcome)
+        values = _as_list(_by_item(outcome, len(items)) if self._signature.style is Style.OPENRLHF else outcome)
         if isinstance(values, list) and len(values) == len(items):
             return [None if value is None else to_score(value) for value in values]
         if len(items) > 1:
@@ -183,6 +186,8 @@ class Scorer:
         payloads = [_payload(item, RESERVED_COLUMNS) for item in items]
         if self._signature.style is Style.VERL_BATCH:
             return self._verl_columns(items, payloads)
+        if self._signature.style is Style.OPENRLHF:
+            return self._openrlhf_columns(items)
         keys = dict.fromkeys(key for payload in payloads for key in payload)
         columns: Arguments = {key: [payload.get(key) for payload in payloads] for key in keys}
         pairs = list(zip(items, payloads, strict=True))
@@ -196,6 +201,15 @@ class Scorer:
     def _verl_columns(self, items: Sequence[RewardItem], payloads: list[dict[str, Any]]) -> Arguments:
         rows = [verl_arguments(item.completion, payload) for item, payload in zip(items, payloads, strict=True)]
         columns: Arguments = {f"{name}s": [row[name] for row in rows] for name in rows[0]} if rows else {}
+        return self._signature.select({**columns, **self._options})
+
+    def _openrlhf_columns(self, items: Sequence[RewardItem]) -> Arguments:
+        """The columns of the rows, too, for a function that takes any."""
+        payloads = [_payload(item, ()) for item in items]
+        pairs = zip(items, payloads, strict=True)
+        rows = [payload | openrlhf_arguments(item.prompt, item.completion, payload) for item, payload in pairs]
+        keys = dict.fromkeys(key for row in rows for key in row)
+        columns: Arguments = {key: [row.get(key) for row in rows] for key in keys}
         return self._signature.select({**columns, **self._options})
 
     def _settled(self, outcomes: list[object]) -> list[object]:
@@ -239,6 +253,24 @@ def _as_list(outcome: object) -> object:
         return list(outcome)
     to_list = getattr(outcome, "tolist", None)
     return to_list() if callable(to_list) else outcome
+
+
+def _by_item(outcome: object, count: int) -> object:
+    """What OpenRLHF's functions return, `{"rewards": ..., "scores": ..., "extra_logs": {...}}` with a list or tensor of
+    `count` each, as one dict for each item; anything else as it is. `scores`, by which groups are left out there, are a
+    number beside the reward here."""
+    if not isinstance(outcome, Mapping) or "rewards" not in outcome:
+        return outcome
+    rewards, logs = _as_list(outcome["rewards"]), outcome.get("extra_logs")
+    if not isinstance(rewards, list):
+        return outcome["rewards"]
+    noted = {"scores": outcome.get("scores"), **(logs if isinstance(logs, Mapping) else {})}
+    columns = {name: values for name, value in noted.items() if isinstance(values := _as_list(value), list)}
+    columns["reward"] = rewards
+    for values in columns.values():
+        if len(values) != count:
+            return values
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 async def _gather(awaitables: Sequence[Awaitable[object]]) -> list[object]:

@@ -4,6 +4,7 @@ reward(completion, *, prompt, finish_reason, **payload)                         
 reward(completions, prompts, **columns)                                         TRL's: a batch
 compute_score(data_source, solution_str, ground_truth, extra_info=None)         verl's: one completion
 compute_score(data_sources, solution_strs, ground_truths, extra_infos)          verl's: a batch
+reward_func(queries, prompts, labels)                                           OpenRLHF's: a batch
 """
 
 import inspect
@@ -31,6 +32,7 @@ class Style(Enum):
     BATCH = "batch"
     VERL_ONE = "verl one"
     VERL_BATCH = "verl batch"
+    OPENRLHF = "OpenRLHF batch"
 
 
 class Signature(msgspec.Struct, frozen=True):
@@ -46,7 +48,7 @@ class Signature(msgspec.Struct, frozen=True):
 
     @property
     def takes_batch(self) -> bool:
-        return self.style in (Style.BATCH, Style.VERL_BATCH)
+        return self.style in (Style.BATCH, Style.VERL_BATCH, Style.OPENRLHF)
 
     @property
     def wants_ids(self) -> bool:
@@ -103,6 +105,8 @@ def _first_of(parameters: list[inspect.Parameter], name: str) -> str:
 def _style(named: set[str]) -> Style:
     if "completions" in named:
         return Style.BATCH
+    if "queries" in named:
+        return Style.OPENRLHF
     if "solution_str" in named:
         return Style.VERL_ONE
     return Style.VERL_BATCH if "solution_strs" in named else Style.ONE
@@ -112,13 +116,26 @@ def verl_arguments(completion: str, payload: dict[str, Any]) -> Arguments:
     """What verl's reward managers pass: the ground truth of the row's `reward_model`, its source and its extra info.
 
     A row that is not in verl's layout gives its `ground_truth`, else its `answer`."""
-    model = payload.get("reward_model")
-    truth = model.get("ground_truth") if isinstance(model, dict) else None
-    if truth is None:
-        truth = payload.get("ground_truth", payload.get("answer"))
     return {
         "data_source": payload.get("data_source", ""),
         "solution_str": completion,
-        "ground_truth": truth,
+        "ground_truth": _truth(payload),
         "extra_info": payload.get("extra_info"),
     }
+
+
+def openrlhf_arguments(prompt: str, completion: str, payload: dict[str, Any]) -> Arguments:
+    """What OpenRLHF passes of one completion, each under its name there: the text of prompt and completion, that of the
+    prompt, and the row's `label` or `labels`, else its answer as verl's have it."""
+    label = next((payload[name] for name in ("label", "labels") if name in payload), None)
+    return {
+        "queries": prompt + completion,
+        "prompts": prompt,
+        "labels": _truth(payload) if label is None else label,
+    }
+
+
+def _truth(payload: dict[str, Any]) -> object:
+    model = payload.get("reward_model")
+    truth = model.get("ground_truth") if isinstance(model, dict) else None
+    return payload.get("ground_truth", payload.get("answer")) if truth is None else truth

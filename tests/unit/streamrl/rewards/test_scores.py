@@ -351,6 +351,49 @@ def test_verls_signature_takes_the_answer_of_a_row_that_is_not_in_verls_layout()
     assert score.reward == 1.0
 
 
+def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict[str, Any]:
+    right = [query == prompt + label for query, prompt, label in zip(queries, prompts, labels, strict=True)]
+    reward = torch.tensor(right).float()
+    lengths = torch.tensor([len(query) for query in queries])
+    return {"rewards": reward, "scores": reward, "extra_logs": {"length": lengths, "batch": len(queries)}}
+
+
+@pytest.mark.parametrize("column", ["label", "labels", "answer", "ground_truth"])
+def test_openrlhfs_functions_get_prompt_and_completion_as_one_text_and_the_label(column: str) -> None:
+    payload = json.dumps({column: "122"})
+    right, wrong = score_with(reward_func, item(payload=payload), item(payload=payload, completion="1"))
+    assert right == Score.ok(1.0, {"reward": 1.0, "scores": 1.0, "length": 9.0})
+    assert wrong == Score.ok(0.0, {"reward": 0.0, "scores": 0.0, "length": 7.0})
+
+
+def test_openrlhfs_functions_get_the_columns_that_they_take_and_may_return_a_tensor_alone() -> None:
+    seen: list[Any] = []
+
+    def reward(queries: list[str], level: list[int], **kwargs: Any) -> torch.Tensor:
+        seen.append((level, sorted(kwargs)))
+        return torch.ones(len(queries))
+
+    payload = '{"label":"122","level":3}'
+    assert [score.reward for score in score_with(reward, item(payload=payload), item(payload=payload))] == [1.0, 1.0]
+    assert seen == [([3, 3], ["label", "labels", "prompts"])]
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        ({"rewards": torch.ones(3)}, "returned 3 rewards for 1 completion"),
+        ({"rewards": torch.ones(1), "extra_logs": {"length": [1, 2]}}, "returned 2 rewards for 1 completion"),
+        ({"rewards": torch.tensor(1.0)}, "returned Tensor, not a list of rewards"),
+        ({"rewards": torch.tensor([math.nan])}, "component 'reward' is nan"),
+        ({"scores": torch.ones(1)}, "returned dict, not a list of rewards"),
+    ],
+)
+def test_what_is_no_reward_of_openrlhfs_fails_and_says_what_it_was(returned: dict[str, Any], reason: str) -> None:
+    (score,) = score_with(lambda queries, prompts, labels: returned, item())
+    assert score.status is ScoreStatus.FAILED
+    assert reason in score.reason
+
+
 CHAT = json.dumps({"messages": [{"role": "user", "content": "37+85?"}], "answer": "122"})
 
 
