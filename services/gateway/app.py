@@ -221,9 +221,10 @@ def _add_health(app: FastAPI, services: ModelServices) -> None:
         """The gateway answers."""
         return _json({"status": "ok"})
 
+    @app.get("/health", responses={**ANYBODY, 503: REFUSALS[503]})
     @app.get("/readyz", responses={**ANYBODY, 503: REFUSALS[503]})
     async def readyz() -> Response:
-        """A replica serves, so that completions can be had."""
+        """A replica serves, so that completions can be had. `/health` is what vLLM and SGLang call it."""
         if not services.pool.ready:
             raise Refusal(503, "no_replica", "no replica serves yet; ask again soon")
         return _json({"status": "ready"})

@@ -13,6 +13,7 @@ ANYWHERE: Final = frozenset(
     {
         "/healthz",
         "/readyz",
+        "/health",
         "/v1/models",
         "/v1/models/{name}",
         "/v1/completions",

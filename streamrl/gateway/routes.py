@@ -6,6 +6,7 @@ from streamrl.gateway.page.files import PAGE, PAGE_FILES
 ROUTES: dict[str, Scope | None] = {
     "/healthz": None,
     "/readyz": None,
+    "/health": None,
     "/openapi.json": None,
     "/docs": None,
     "/v1/models": Scope.GENERATE,

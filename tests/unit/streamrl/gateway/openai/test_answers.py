@@ -190,7 +190,7 @@ async def test_with_no_replica_left_what_was_shown_waits_for_one(tmp_path: Path)
             assert len(gateway.actor._pool._homeless) == 1
             status, answer = await gateway.complete()
             assert (status, answer["error"]["code"]) == (503, "no_replica")
-            assert (await gateway.ask("/readyz"))[0] == 503
+            assert [(await gateway.ask(path, headers={}))[0] for path in ("/readyz", "/health")] == [503, 503]
         await until(lambda: not gateway.actor._pool.running)
         assert gateway.actor._pool._homeless == {}
 
