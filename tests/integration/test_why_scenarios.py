@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.runs.finished_run import run
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 COMMON = """
 [model]
@@ -122,7 +122,6 @@ def learned(explained: Callable[[str, str], Explained]) -> Explained:
     return explained("learned", SLOW_LEARNER)
 
 
-@pytest.mark.long
 def test_a_slow_reward_bounds_the_run(judged: Explained) -> None:
     figures = judged.figures("bound by reward")
     assert next(iter(judged.findings)) == "bound by reward"
@@ -143,7 +142,6 @@ def test_answers_that_are_all_cut_are_named_with_the_limit(judged: Explained) ->
     assert "rollout.sampling.max_new_tokens = 6" in judged.findings["truncated"]["text"]
 
 
-@pytest.mark.long
 def test_a_slow_learner_bounds_the_run(learned: Explained) -> None:
     figures = learned.figures("bound by learner")
     assert next(iter(learned.findings)) == "bound by learner"
@@ -151,7 +149,6 @@ def test_a_slow_learner_bounds_the_run(learned: Explained) -> None:
     assert figures["time/forward_backward"] > 0.5 * figures["time/step"]
 
 
-@pytest.mark.long
 def test_one_biased_replica_is_named_and_it_is_the_one_whose_rows_say_other_log_probs(learned: Explained) -> None:
     figures = learned.figures("drifting replica")
     assert figures.keys() == {"mismatch/rollout-1/kl", "peers_median"}
@@ -162,7 +159,6 @@ def test_one_biased_replica_is_named_and_it_is_the_one_whose_rows_say_other_log_
     assert told[1]["told"] - told[0]["told"] == pytest.approx(-5.0, abs=0.1)
 
 
-@pytest.mark.long
 def test_nothing_is_found_in_a_run_that_has_it_not(judged: Explained, learned: Explained) -> None:
     amiss = {"bound by reward", "constant reward", "zero variance", "no gradient", "truncated"}
     assert judged.findings.keys() == amiss

@@ -72,7 +72,9 @@ def options(given: dict[str, str]) -> list[str]:
     return [word for key, value in given.items() for word in (f"--{key}", value)]
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize(
+    "name", [name if name in ("ppo.yaml", "grpo_gsm8k.py") else pytest.param(name, marks=pytest.mark.long) for name in SAMPLES]
+)
 def test_what_is_written_passes_a_check(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_sample(place, name)
     assert run_app(["convert", name, "--out", "run.toml", "--rows", "1000"]) == 0

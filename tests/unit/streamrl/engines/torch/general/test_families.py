@@ -100,6 +100,7 @@ def test_experts_are_run_in_groups_by_the_library_and_one_by_one_where_rows_are_
             assert_sampled_by(model, request, result)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [name for name, family in FAMILIES.items() if not family.invariant])
 def test_a_promise_of_equal_bits_is_kept_by_a_rung_or_refused_or_given_up(kind: str) -> None:
     """Which of them is a matter of the processor: strict mode may keep what another library does not."""
