@@ -73,7 +73,8 @@ def options(given: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ("ppo.yaml", "grpo_gsm8k.py") else pytest.param(name, marks=pytest.mark.long) for name in SAMPLES]
+    "name",
+    [name if name in ("ppo.yaml", "grpo_gsm8k.py") else pytest.param(name, marks=pytest.mark.long) for name in SAMPLES],
 )
 def test_what_is_written_passes_a_check(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_sample(place, name)
