@@ -165,7 +165,9 @@ class Scorer:
         """Score a batch in one call; if that fails as a whole, one by one, so that only the guilty item
         fails."""
         outcome = self._settled([self._call_columns(items)])[0]
-        values = _as_list(_by_item(outcome, len(items)) if self._signature.style is Style.OPENRLHF else outcome)
+        if self._signature.style is Style.OPENRLHF:
+            outcome = _by_item(outcome, len(items))
+        values = _as_list(outcome)
         if isinstance(values, list) and len(values) == len(items):
             return [None if value is None else to_score(value) for value in values]
         if len(items) > 1:
