@@ -89,7 +89,7 @@ class Conversation:
         branch.turns.append(Turn(between, list(call.token_ids), list(call.logprobs), list(call.spans), call.routes))
         self._text_bytes += sys.getsizeof(call.text) - sys.getsizeof(branch.so_far.text)
         ids, opening = [*branch.so_far.ids, *between, *call.token_ids], len(branch.turns[0].prompt_ids)
-        branch.so_far = SoFar(ids, call.text, opening)
+        branch.so_far = SoFar(ids, call.text, opening, branch.so_far.ends_within(call.text))
         branch.finish_reason = call.finish_reason
         self.num_tokens += len(between) + len(call.token_ids)
         if call.answer is not None:

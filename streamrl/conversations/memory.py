@@ -1,12 +1,12 @@
 """What a session knows of what was said in it, so that its next prompt continues the very tokens. Pure.
 
 A conversation comes back as messages, and text that is encoded again may be other tokens than were sampled; a tool
-call that was read and is written again may even be another text. So a prompt whose text begins with all text of a
-branch begins with that branch's ids, and only what follows is encoded; and a message of the session of which tool
-calls or thoughts were read is given to the template as the text that the model sampled.
+call that was read and is written again may even be another text. So a prompt whose text begins with turns of a branch
+begins with the ids of these, and only what follows is encoded; and a message of the session of which tool calls or
+thoughts were read is given to the template as the text that the model sampled.
 
-Guarantees: no id of a branch is ever encoded anew, and a prompt that says anything else than the branch did is encoded
-as a whole.
+Guarantees: no id of a turn is ever encoded anew, also where the turn behind it is asked for again, and what a prompt
+says else than a branch did is encoded from the last turn that both have.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,38 @@ from streamrl.conversations.tool_calls import ParsedMessage
 from streamrl.types import IntArray
 
 
+class TurnEnd(NamedTuple):
+    """How much of a branch there was behind one of its turns: ids, and characters of its text."""
+
+    ids: int
+    characters: int
+
+
 class SoFar(NamedTuple):
     """Of a branch: all its ids, and its text as far as a client saw it, with the token that ended it written out; None
-    where that is not known. opening: ids of its first prompt."""
+    where that is not known. opening: ids of its first prompt. ends: of the turns before the last one."""
 
     ids: list[int]
     text: str | None
     opening: int = 0
+    ends: tuple[TurnEnd, ...] = ()
+
+    def ends_within(self, text: str | None) -> tuple[TurnEnd, ...]:
+        """Of all its turns, in a text that goes on with its own; none where that is not known."""
+        if not self.text or text is None or not text.startswith(self.text):
+            return ()
+        return (*self.ends, TurnEnd(len(self.ids), len(self.text)))
+
+    def shared_with(self, text: str) -> TurnEnd:
+        """The end of the last turn up to which a text is its own."""
+        if self.text is None:
+            return _NO_TURN
+        ends = (*self.ends, TurnEnd(len(self.ids), len(self.text)))
+        same = (end for end in reversed(ends) if text.startswith(self.text[: end.characters]))
+        return next(same, _NO_TURN)
+
+
+_NO_TURN: Final = TurnEnd(0, 0)
 
 
 _READ: Final = frozenset({"reasoning", "reasoning_content", "tool_calls"})
@@ -51,11 +76,13 @@ class Memory:
         return [self._recalled(message) for message in messages]
 
     def begun(self, text: str) -> tuple[list[int], str]:
-        """The ids of the longest branch that this text continues, and what of the text follows; no ids, and all of the
-        text, where there is none."""
-        known = [one for one in self._branches if one.text is not None and text.startswith(one.text)]
-        longest = max(known, key=lambda one: len(one.ids), default=SoFar([], ""))
-        return longest.ids, text[len(longest.text or "") :]
+        """The ids of the most turns of a branch with which this text begins, and what of the text follows; no ids, and
+        all of the text, where there are none."""
+        found, end = SoFar([], ""), _NO_TURN
+        for branch in self._branches:
+            if (shared := branch.shared_with(text)).ids > end.ids:
+                found, end = branch, shared
+        return found.ids[: end.ids], text[end.characters :]
 
     def opening(self, ids: IntArray) -> int:
         """With how many ids the longest branch began that a prompt continues; 0 where it continues none."""

@@ -14,13 +14,14 @@ from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
 
-CHECKOUT = Path(__file__).parents[2]
+HERE = Path(__file__).relative_to(Path(__file__).parents[2])
 
 
 def give_way(name: str) -> None:
     """Have the name, under which a package of the checkout is being imported, stand for what it means: a package of the
     user's that lies behind the checkout on the path, else `streamrl.<name>`, whose modules it finds as well."""
-    elsewhere = [entry for entry in sys.path if Path(entry or ".").resolve() != CHECKOUT]
+    # Of another checkout they would stand for the same, and give way to this one.
+    elsewhere = [entry for entry in sys.path if not (Path(entry or ".") / HERE).is_file()]
     if spec := PathFinder.find_spec(name, elsewhere):
         sys.modules[name] = module_from_spec(spec)
         if spec.loader is not None:

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from streamrl.gateway.openai.bodies import ChatRequest, ToolName
+from streamrl.gateway.anthropic.documents import TextBlock, Written, joined_text
+from streamrl.gateway.openai.bodies import AtLeastOne, ChatRequest, NumberOfTokens, ToolName
 from streamrl.gateway.refusal import invalid
 
 _IGNORED: Final = frozenset({"cache_control", "context_management", "inference_geo", "metadata", "service_tier"})
@@ -22,11 +23,6 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {"container": (None,), "mcp_ser
 
 class _Block(BaseModel):
     model_config = ConfigDict(extra="ignore")
-
-
-class TextBlock(_Block):
-    type: Literal["text"]
-    text: str
 
 
 class ToolUse(_Block):
@@ -43,7 +39,7 @@ class ToolResult(_Block):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[Annotated[Written, Field(discriminator="type")]] | None = None
     is_error: bool | None = None
 
 
@@ -58,7 +54,7 @@ class HiddenThought(_Block):
     type: Literal["redacted_thinking"]
 
 
-Block = Annotated[TextBlock | ToolUse | ToolResult | Thought | HiddenThought, Field(discriminator="type")]
+Block = Annotated[Written | ToolUse | ToolResult | Thought | HiddenThought, Field(discriminator="type")]
 
 
 class Turn(BaseModel):
@@ -157,12 +153,12 @@ class CountRequest(BaseModel):
 class MessagesRequest(CountRequest):
     """The body of `/v1/messages`."""
 
-    max_tokens: Annotated[int, Field(strict=True, ge=1)]
+    max_tokens: AtLeastOne
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
-    top_k: Annotated[int, Field(strict=True, ge=0, lt=2**31)] | None = None
+    top_k: NumberOfTokens | None = None
 
     def _goes_on(self) -> bool:
         return self.messages[-1].role == "assistant"
@@ -208,7 +204,7 @@ def _of_others(turn: Turn) -> Iterator[dict[str, Any]]:
         return
     texts: list[str] = []
     for block in turn.content:
-        if isinstance(block, TextBlock):
+        if isinstance(block, Written):
             texts.append(block.text)
             continue
         if texts:
@@ -217,7 +213,7 @@ def _of_others(turn: Turn) -> Iterator[dict[str, Any]]:
         if not isinstance(block, ToolResult):
             what = f"a message of the {turn.role} has a block of type {block.type!a}"
             raise invalid("invalid_value", what, "messages")
-        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content or "")}
+        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": joined_text(block.content or "")}
     if texts or not turn.content:
         yield {"role": turn.role, "content": "".join(texts)}
 
@@ -226,11 +222,7 @@ def _system(system: str | list[TextBlock]) -> str:
     """Claude Code's own mark is for Anthropic, and has another value in each request: the conversation would begin
     anew with each."""
     kept = system if isinstance(system, str) else [one for one in system if not one.text.startswith(_BILLING)]
-    return _text(kept)
-
-
-def _text(content: str | list[TextBlock]) -> str:
-    return content if isinstance(content, str) else "".join(block.text for block in content)
+    return joined_text(kept)
 
 
 def _tool(tool: ToolParam) -> dict[str, Any]:

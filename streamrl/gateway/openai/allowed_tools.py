@@ -20,7 +20,7 @@ def with_allowed_tools(body: ChatRequest) -> ChatRequest:
     if mode not in ("auto", "required") or not isinstance(named, list) or not named:
         what = "tool_choice of type 'allowed_tools' has `mode`, which is `auto` or `required`, and one or more `tools`"
         raise invalid("invalid_value", what, "tool_choice")
-    names = [tool.function.name for tool in body.tools or ()]
+    names = [tool.name for tool in body.tools or ()]
     allowed = {named_tool(one, names) for one in named}
-    left = [tool for tool in body.tools or () if tool.function.name in allowed]
+    left = [tool for tool in body.tools or () if tool.name in allowed]
     return body.model_copy(update={"tools": left, "tool_choice": mode})

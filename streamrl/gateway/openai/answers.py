@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from streamrl.conversations.tool_calls import MessageReader, MessageStream, ParsedMessage, ToolCall
 from streamrl.gateway.openai.choice import Delta
+from streamrl.gateway.openai.custom_tools import INPUT, text_of
 from streamrl.gateway.openai.logprobs import (
     TokenTexts,
     completion_logprobs,
@@ -67,6 +68,8 @@ class ChunkForm(ABC):
 
     def __init__(self) -> None:
         self._told = False
+        self._tokens: dict[int, int] = {}
+        """Of each choice so far."""
 
     @abstractmethod
     def told(self, head: Head, choices: Sequence[Json], usage: Json | None) -> Json:
@@ -94,6 +97,9 @@ class ChunkForm(ABC):
         """As `Form.step`; the first one tells of the prompts."""
         more = {} if self._told else of_prompts(asked, self.one_prompt)
         self._told = True
+        if asked.usage_each:
+            self._tokens[index] = delta.start + len(delta.token_ids)
+            more["usage"] = usage_of(asked, sum(self._tokens.values()))
         return event({**self.told(head, [self.part(index, delta, asked)], None), **more})
 
     def closing(self, head: Head, asked: ParsedRequest, tokens: int) -> bytes:
@@ -170,7 +176,7 @@ class ChatForm(ChunkForm):
 
     def choice(self, index: int, delta: Delta, asked: ParsedRequest) -> Json:
         said = self._reader.parse(index, delta.text, delta.finish_reason)
-        calls = [_tool_call(call) for call in said.calls]
+        calls = [_tool_call(call, asked) for call in said.calls]
         message: Json = {"role": "assistant", "content": said.content or (None if calls else ""), "refusal": None}
         message |= _of_thoughts(said)
         reason = _reason(delta.finish_reason, len(calls))
@@ -178,7 +184,7 @@ class ChatForm(ChunkForm):
 
     def part(self, index: int, delta: Delta, asked: ParsedRequest) -> Json:
         said, calls_before, calls_now = self._read(index, delta)
-        calls = [{"index": calls_before + place, **_tool_call(call)} for place, call in enumerate(said.calls)]
+        calls = [{"index": calls_before + place, **_tool_call(call, asked)} for place, call in enumerate(said.calls)]
         message: Json = {"content": said.content or (None if calls else "")} | _of_thoughts(said) | _of_calls(calls)
         if not delta.start:
             message = {"role": "assistant"} | message
@@ -255,7 +261,9 @@ def _head(head: Head, kind: str, choices: Sequence[Json]) -> Json:
     return {"id": head.id, "object": kind, "created": head.created, "model": head.model, "choices": list(choices)}
 
 
-def _tool_call(call: ToolCall) -> Json:
+def _tool_call(call: ToolCall, asked: ParsedRequest) -> Json:
+    if call.name in asked.text_tools:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, INPUT: text_of(call.arguments)}}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from streamrl.gateway.openai.custom_tools import TEXT_ALONE, TextFormat
 from streamrl.gateway.refusal import invalid
 
 _OF_THE_RENDERER = frozenset(
@@ -18,20 +19,30 @@ _OF_THE_RENDERER = frozenset(
 )
 """Names that `chat_template_kwargs` may not have: they are not the template's."""
 
+
+def whole_number(value: Any) -> Any:
+    """A number without a fraction as an integer, as JSON has them: 8.0 is 8. Some languages write no other."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Whole = Annotated[int, Field(strict=True), BeforeValidator(whole_number)]
+AtLeastOne = Annotated[_Whole, Field(ge=1)]
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
-NumberOfTokens = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+NumberOfTokens = Annotated[_Whole, Field(ge=0, lt=2**31)]
 _TokenName = Annotated[int, Field(ge=0, lt=2**31)]
 """A token's id as the name of a field, which is text in JSON."""
 ToolName = Annotated[str, Field(min_length=1, max_length=128)]
 """As long as Anthropic's may be; those of MCP servers have the server's name before them."""
-_Seed = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+_Seed = Annotated[_Whole, Field(ge=-(2**63), lt=2**63)]
 
 
 class StreamOptions(BaseModel):
-    """include_usage: a last chunk says how many tokens there were."""
+    """include_usage: a last chunk says how many tokens there were. continuous_usage_stats: each says how many there are
+    by then, as vLLM has it."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class SamplingFields(BaseModel):
@@ -39,12 +50,12 @@ class SamplingFields(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    n: Annotated[int, Field(strict=True, ge=1)] | None = None
+    n: AtLeastOne | None = None
     temperature: Annotated[_Finite, Field(ge=0.0, le=100.0)] | None = None
     top_p: Annotated[_Finite, Field(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] | None = None
+    top_k: Annotated[_Whole, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[_Finite, Field(ge=0.0, le=1.0)] | None = None
-    max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
+    max_tokens: AtLeastOne | None = None
     seed: _Seed | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
@@ -82,7 +93,7 @@ class CompletionRequest(OpenAIRequest):
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
     logprobs: NumberOfTokens | None = None
     echo: bool | None = None
-    max_tokens: Annotated[int, Field(strict=True, ge=0)] | None = None
+    max_tokens: Annotated[_Whole, Field(ge=0)] | None = None
     add_special_tokens: bool | None = None
 
 
@@ -124,6 +135,38 @@ class Tool(BaseModel):
     type: Literal["function"]
     function: Function
 
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class CustomFunction(BaseModel):
+    """What a tool that takes a text is called."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: ToolName
+    description: str | None = None
+    format: TextFormat | None = None
+
+
+class CustomTool(BaseModel):
+    """See `streamrl.gateway.openai.custom_tools`."""
+
+    type: Literal["custom"]
+    custom: CustomFunction
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+    def as_function(self) -> Tool:
+        """As the model is told of it. Raises Refusal."""
+        if self.custom.format is not None:
+            self.custom.format.check(self.name)
+        function = Function(name=self.name, description=self.custom.description, parameters=TEXT_ALONE)
+        return Tool(type="function", function=function)
+
 
 class ChatRequest(OpenAIRequest):
     """The body of `/v1/chat/completions`. top_logprobs: so many of the likeliest tokens are told in the place of each
@@ -131,16 +174,24 @@ class ChatRequest(OpenAIRequest):
     within that message, which the model goes on with."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
+    max_completion_tokens: AtLeastOne | None = None
     logprobs: bool | None = None
     top_logprobs: NumberOfTokens | None = None
-    tools: list[Tool] | None = None
+    tools: list[Tool | CustomTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+
+    def functions(self) -> list[Tool]:
+        """The tools as the model is told of them. Raises Refusal."""
+        return [tool.as_function() if isinstance(tool, CustomTool) else tool for tool in self.tools or ()]
+
+    def text_tools(self) -> frozenset[str]:
+        """The names of those that take a text."""
+        return frozenset(tool.name for tool in self.tools or () if isinstance(tool, CustomTool))
 
     def arguments(self) -> dict[str, Any]:
         """Of the chat template. Raises Refusal."""

@@ -40,14 +40,14 @@ def calls_grammar(body: ChatRequest, form: str, thinks: bool | None, mark: Mark 
     choice = body.tool_choice
     if choice in (None, "auto", "none"):
         return None
-    names = [tool.function.name for tool in body.tools or ()]
+    names = [tool.name for tool in body.tools or ()]
     wanted = names if choice == "required" else [named_tool(choice, names)]
     if not wanted:
         raise invalid("invalid_value", f"tool_choice is {choice!a}, and there are no tools", "tool_choice")
     if not form:
         what = f"tool_choice is {choice!a}, and this model's calls are not read"
         raise invalid("unsupported_parameter", f"{what}: send `auto`, or set gateway.tool_call_parser", "tool_choice")
-    functions = [tool.function for tool in body.tools or () if tool.function.name in wanted]
+    functions = [tool.function for tool in body.functions() if tool.name in wanted]
     tools = [Tool(one.name, one.parameters or ANY_OBJECT) for one in functions]
     if fault := fault_of_names(form, tools):
         raise invalid("unsupported_parameter", f"tool_choice is {choice!a}, and {fault}", "tool_choice")
@@ -58,10 +58,11 @@ def calls_grammar(body: ChatRequest, form: str, thinks: bool | None, mark: Mark 
 
 def named_tool(choice: Any, names: list[str]) -> str:
     """The one of `names` that is named, as chats or as responses do. Raises Refusal."""
-    if not isinstance(choice, Mapping) or choice.get("type", "function") != "function":
-        what = f"tool_choice is {choice!a}; send `auto`, `none`, `allowed_tools`, `required`, or a function of `tools`"
+    kind = choice.get("type", "function") if isinstance(choice, Mapping) else None
+    if kind not in ("function", "custom"):
+        what = f"tool_choice is {choice!a}; send `auto`, `none`, `allowed_tools`, `required`, or one of `tools`"
         raise invalid("unsupported_parameter", what, "tool_choice")
-    function = choice.get("function")
+    function = choice.get(kind)
     name = function.get("name") if isinstance(function, Mapping) else choice.get("name")
     if name not in names:
         told = ", ".join(map(ascii, names)) or "none"

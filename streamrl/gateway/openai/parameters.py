@@ -56,7 +56,7 @@ KEPT: Final[Mapping[str, str]] = {
     "stop": "strings that end a completion, and are left out of it",
     "stop_token_ids": "ids that end a completion, and are part of it",
     "stream": "the answer in server-sent events",
-    "stream_options": "`include_usage`: a last event counts the tokens",
+    "stream_options": "`include_usage`: a last event counts the tokens; `continuous_usage_stats`: each event does",
     "structured_outputs": "`json`, `regex`, `choice` or `json_object`: what the text follows",
     "temperature": "divides the logits",
     "tool_choice": "`auto`; `none` shows no tools, `allowed_tools` these; with `required` or a name calls are made",

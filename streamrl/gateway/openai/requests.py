@@ -19,6 +19,7 @@ from streamrl.gateway.openai import parameters
 from streamrl.gateway.openai.adjustments import adjustments_of, asking_for_adjustments
 from streamrl.gateway.openai.bodies import ChatRequest, CompletionRequest, Message, OpenAIRequest
 from streamrl.gateway.openai.chat import ChatTemplate, no_template
+from streamrl.gateway.openai.custom_tools import call_as_function
 from streamrl.gateway.openai.extras import NO_EXTRAS, Extras, chat_extras, completion_extras
 from streamrl.gateway.openai.forms import AUTO, NONE, AnswerForms
 from streamrl.gateway.openai.grammars import asking_for_grammar, calls_grammar, grammar_of
@@ -54,12 +55,13 @@ class Limits:
 class ParsedRequest:
     """A request that can be answered: `n` completions of each prompt. prompts: int32 each. texts: of the prompts, None
     where one came as ids. tools: the JSON schema of each tool's arguments by its name, where calls of them are read.
-    parallel_calls: whether a message may have several. thinks: whether its answers begin within thoughts; None where
-    these are not read. call_form, thought_form: in which both are read. written: ids of the special tokens that the
-    texts of its answers show. return_token_ids: also where vLLM has them. ids_as_tokens: of log-probs. extras: what is
-    shown beyond what was sampled. grammar: of the text of each answer. adjustments: of its logits. continued: the
-    message that its answers go on with, None where they are messages of their own. conversation: that it is a part of,
-    "" for none; memory: of what was said in it."""
+    text_tools: those that take a text (`streamrl.gateway.openai.custom_tools`). parallel_calls: whether a message may
+    have several. thinks: whether its answers begin within thoughts; None where these are not read. call_form,
+    thought_form: in which both are read. written: ids of the special tokens that the texts of its answers show.
+    usage_each: each chunk tells of it. return_token_ids: also where vLLM has them. ids_as_tokens: of log-probs.
+    extras: what is shown beyond what was sampled. grammar: of the text of each answer. adjustments: of its logits.
+    continued: the message that its answers go on with, None where they are messages of their own. conversation: that
+    it is a part of, "" for none; memory: of what was said in it."""
 
     prompts: list[IntArray]
     n: int
@@ -72,11 +74,13 @@ class ParsedRequest:
     usage: bool
     texts: tuple[str | None, ...]
     tools: Mapping[str, Any] | None = None
+    text_tools: frozenset[str] = frozenset()
     parallel_calls: bool = True
     thinks: bool | None = None
     call_form: str = HERMES
     thought_form: str = THINK
     written: frozenset[int] = frozenset()
+    usage_each: bool = False
     return_token_ids: bool = False
     ids_as_tokens: bool = False
     extras: Extras = NO_EXTRAS
@@ -177,9 +181,10 @@ class Reader:
         asked = replace(asked, grammar=self._followed(self._grammar(body, thinks), body))
         if not body.tools or _no_calls(body) or not forms.calls:
             return asked
-        schemas = {one.function.name: one.function.parameters for one in body.tools or ()}
+        schemas = {one.name: one.function.parameters for one in body.functions()}
         parallel, written = body.parallel_tool_calls is not False, written | forms.written(calls=True)
-        return replace(asked, tools=schemas, parallel_calls=parallel, call_form=forms.calls, written=written)
+        asked = replace(asked, tools=schemas, text_tools=body.text_tools(), parallel_calls=parallel)
+        return replace(asked, call_form=forms.calls, written=written)
 
     def _grammar(self, body: ChatRequest, thinks: bool | None) -> Grammar | None:
         """Of an answer's text, behind its thoughts. Raises Refusal."""
@@ -229,6 +234,7 @@ class Reader:
             logprobs=logprobs,
             stream=bool(body.stream),
             usage=not body.stream or bool(options and options.include_usage),
+            usage_each=bool(options and options.include_usage and options.continuous_usage_stats),
             return_token_ids=bool(body.return_token_ids),
             ids_as_tokens=bool(body.return_tokens_as_token_ids),
             adjustments=self._adjusted(adjustments_of(body, self._limits.vocab_size, most)),
@@ -244,7 +250,7 @@ class Reader:
         """The prompt of a conversation. Raises Refusal."""
         if self._template is None:
             raise no_template()
-        tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools]
+        tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.functions()]
         if _no_calls(body):
             tools = None
         developer = "developer" if self._template.knows_developers else "system"
@@ -341,6 +347,7 @@ def _plain(message: Message, developer: str) -> dict[str, Any]:
 
 def _with_arguments(call: Any) -> Any:
     """The same with its arguments as an object, where they are the text of one."""
+    call = call_as_function(call)
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call

@@ -5,16 +5,19 @@ was sampled, as in a chat; in a stream they come with the last event.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from streamrl.conversations.tool_calls import MessageReader, ParsedMessage, ToolCall
 from streamrl.gateway.openai.answers import Head, Json, captured, named_event
 from streamrl.gateway.openai.choice import Delta, joined
+from streamrl.gateway.openai.custom_tools import text_of
 from streamrl.gateway.openai.logprobs import content_logprobs, told_as_text
 from streamrl.gateway.openai.requests import ParsedRequest
 from streamrl.gateway.refusal import Refusal, invalid
-from streamrl.gateway.responses.items import ResponsesRequest
+from streamrl.gateway.responses.items import CustomTool, FunctionTool, ResponsesRequest
 from streamrl.types import FinishReason
+
+_IN_PROGRESS: Final = {"status": "in_progress"}
 
 
 class ResponseForm:
@@ -41,6 +44,7 @@ class ResponseForm:
         self._deltas: list[Delta] = []
         self._items: list[Json] = []
         """Those that are complete."""
+        self._calls: list[ToolCall] = []
         self._text: str | None = None
         """Of the message that is open."""
         self._thoughts: str | None = None
@@ -54,7 +58,7 @@ class ResponseForm:
         if said.content or not (said.calls or items):
             cut = delta.finish_reason == FinishReason.LENGTH and not said.calls
             items.append(_message(head, len(items), said.content, self._logprobs(delta, asked), cut))
-        items += [_call(call) for call in said.calls]
+        items += [_call(call, asked) for call in said.calls]
         self._keep(head.id, said, items)
         return self._response(head, asked, items, delta, tokens)
 
@@ -68,12 +72,7 @@ class ResponseForm:
             [item["content"][0]["text"] for item in self._items if item["type"] == kind]
             for kind in ("reasoning", "message")
         )
-        calls = [
-            ToolCall(item["call_id"], item["name"], item["arguments"])
-            for item in self._items
-            if item["type"] == "function_call"
-        ]
-        self._keep(head.id, ParsedMessage("".join(texts), tuple(calls), "".join(thoughts)), self._items)
+        self._keep(head.id, ParsedMessage("".join(texts), tuple(self._calls), "".join(thoughts)), self._items)
         response = self._response(head, asked, self._items, whole, tokens)
         return self._event(f"response.{response['status']}", response=response)
 
@@ -95,7 +94,7 @@ class ResponseForm:
             yield from self._say(head, said.content)
         for call in said.calls:
             yield from self._end_message(head)
-            yield from self._tell(call)
+            yield from self._tell(call, asked)
         if delta.finish_reason:
             if self._text is None and not self._items:
                 yield from self._say(head, "")
@@ -144,16 +143,19 @@ class ResponseForm:
         yield self._event("response.output_item.done", output_index=len(self._items), item=item)
         self._items.append(item)
 
-    def _tell(self, call: ToolCall) -> Iterator[bytes]:
-        item, index = _call(call), len(self._items)
+    def _tell(self, call: ToolCall, asked: ParsedRequest) -> Iterator[bytes]:
+        item, index = _call(call, asked), len(self._items)
         place = {"item_id": item["id"], "output_index": index}
-        begun = {**item, "arguments": "", "status": "in_progress"}
-        yield self._event("response.output_item.added", output_index=index, item=begun)
-        yield self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
-        done = {"name": call.name, "arguments": call.arguments}
-        yield self._event("response.function_call_arguments.done", **place, **done)
+        if item["type"] == "function_call":
+            field, kind, done = "arguments", "response.function_call_arguments", {"name": call.name}
+        else:
+            field, kind, done = "input", "response.custom_tool_call_input", {}
+        yield self._event("response.output_item.added", output_index=index, item={**item, field: "", **_IN_PROGRESS})
+        yield self._event(f"{kind}.delta", **place, delta=item[field])
+        yield self._event(f"{kind}.done", **place, **done, **{field: item[field]})
         yield self._event("response.output_item.done", output_index=index, item=item)
         self._items.append(item)
+        self._calls.append(call)
 
     def _logprobs(self, delta: Delta, asked: ParsedRequest) -> list[Json]:
         """Of tokens of a text that is the whole answer; none where nobody asked for them."""
@@ -199,7 +201,7 @@ class ResponseForm:
             "temperature": asked.sampling.temperature,
             "text": body.text or {"format": {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
-            "tools": [tool.model_dump() | {"strict": False} for tool in body.tools or ()],
+            "tools": [_tool(tool) for tool in body.tools or ()],
             "top_logprobs": asked.extras.top,
             "top_p": asked.sampling.top_p,
             "truncation": "disabled",
@@ -249,6 +251,16 @@ def _part(text: str, logprobs: Sequence[Json] = ()) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def _call(call: ToolCall) -> Json:
-    names = {"id": f"fc_{call.id}", "call_id": call.id, "name": call.name, "arguments": call.arguments}
-    return {"type": "function_call", "status": "completed", **names}
+def _call(call: ToolCall, asked: ParsedRequest) -> Json:
+    names = {"call_id": call.id, "name": call.name}
+    if call.name in asked.text_tools:
+        said = {"type": "custom_tool_call", "id": f"ctc_{call.id}", "input": text_of(call.arguments)}
+    else:
+        said = {"type": "function_call", "id": f"fc_{call.id}", "arguments": call.arguments}
+    return {**said, "status": "completed", **names}
+
+
+def _tool(tool: FunctionTool | CustomTool) -> Json:
+    if isinstance(tool, FunctionTool):
+        return tool.model_dump() | {"strict": False}
+    return tool.model_dump(exclude_none=True)

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from streamrl.gateway.openai.allowed_tools import with_allowed_tools
-from streamrl.gateway.openai.bodies import ChatRequest, NumberOfTokens, ToolName, refusal_as_text
+from streamrl.gateway.openai.bodies import AtLeastOne, ChatRequest, NumberOfTokens, ToolName, refusal_as_text
+from streamrl.gateway.openai.custom_tools import TextFormat, arguments_of
 from streamrl.gateway.refusal import invalid
 
 Messages = list[dict[str, Any]]
@@ -84,12 +85,27 @@ class CallItem(BaseModel):
     arguments: str
 
 
+class CustomCallItem(BaseModel):
+    """A call that the model made of a tool that takes a text."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+
+    @property
+    def arguments(self) -> str:
+        return arguments_of(self.input)
+
+
 class OutputItem(BaseModel):
     """What a call gave."""
 
     model_config = ConfigDict(extra="ignore")
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: str | list[Part]
 
@@ -112,7 +128,7 @@ class ItemReference(BaseModel):
     id: str
 
 
-SaidItem = CallItem | OutputItem | ReasoningItem | MessageItem
+SaidItem = CallItem | CustomCallItem | OutputItem | ReasoningItem | MessageItem
 Item = SaidItem | ItemReference
 _SAID: Final[TypeAdapter[SaidItem]] = TypeAdapter(SaidItem)
 
@@ -126,6 +142,17 @@ class FunctionTool(BaseModel):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
+
+
+class CustomTool(BaseModel):
+    """A tool of the client's that takes a text."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["custom"]
+    name: ToolName
+    description: str | None = None
+    format: TextFormat | None = None
 
 
 class Reasoning(BaseModel):
@@ -144,10 +171,10 @@ class ResponsesRequest(BaseModel):
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[FunctionTool | CustomTool] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    max_output_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
+    max_output_tokens: AtLeastOne | None = None
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
     text: dict[str, Any] | None = None
@@ -213,7 +240,7 @@ class ResponsesRequest(BaseModel):
         """A response repeats these, and JSON has no form for NaN, which Python reads. Raises Refusal."""
         if not isinstance(self.metadata, dict):
             raise invalid("invalid_value", "'metadata' is an object of texts", "metadata")
-        tools = [tool.parameters for tool in self.tools or ()]
+        tools = [tool.parameters for tool in self.tools or () if isinstance(tool, FunctionTool)]
         for name, value in {
             "metadata": self.metadata,
             "tools": tools,
@@ -254,19 +281,24 @@ def joined_messages(before: Sequence[dict[str, Any]], items: Sequence[Item]) -> 
                 continue
             case OutputItem():
                 found.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
-            case CallItem():
+            case CallItem() | CustomCallItem():
                 if not found or found[-1]["role"] != "assistant":
                     found.append({"role": "assistant", "content": ""})
                 found[-1] = _with_thoughts(_with_call(found[-1], item), thoughts)
             case MessageItem(role="assistant"):
-                found.append(_with_thoughts({"role": item.role, "content": _text(item.content)}, thoughts))
+                if found and found[-1].get("tool_calls"):  # the model went on behind calls, which have no outputs yet
+                    begun = found.pop()
+                    said = {**begun, "content": begun["content"] + _text(item.content)}
+                else:
+                    said = {"role": item.role, "content": _text(item.content)}
+                found.append(_with_thoughts(said, thoughts))
             case MessageItem():
                 found.append({"role": item.role, "content": _text(item.content)})
         thoughts = ""  # those before anything else are of no answer
     return found
 
 
-def _with_call(message: dict[str, Any], item: CallItem) -> dict[str, Any]:
+def _with_call(message: dict[str, Any], item: CallItem | CustomCallItem) -> dict[str, Any]:
     function = {"name": item.name, "arguments": item.arguments}
     call = {"id": item.call_id, "type": "function", "function": function}
     return {**message, "tool_calls": [*message.get("tool_calls", ()), call]}
@@ -280,6 +312,5 @@ def _text(content: str | Sequence[Part]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def _tool(tool: FunctionTool) -> dict[str, Any]:
-    said = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": {name: value for name, value in said.items() if value is not None}}
+def _tool(tool: FunctionTool | CustomTool) -> dict[str, Any]:
+    return {"type": tool.type, tool.type: tool.model_dump(exclude={"type"}, exclude_none=True)}

@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from streamrl.gateway.openai.answers import Json
-from streamrl.gateway.openai.bodies import ChatRequest, Message, TokenId, Tool
+from streamrl.gateway.openai.bodies import ChatRequest, CustomTool, Message, TokenId, Tool
 from streamrl.gateway.openai.requests import Limits, Reader
 from streamrl.gateway.refusal import invalid
 from streamrl.models.tokenizer import TextTokenizer
@@ -25,7 +25,7 @@ class TokenizeRequest(BaseModel):
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: list[Tool] | None = None
+    tools: list[Tool | CustomTool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

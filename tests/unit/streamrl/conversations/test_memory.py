@@ -37,9 +37,33 @@ def test_a_prompt_that_continues_a_branch_begins_with_its_ids() -> None:
     known = session.memory()
     assert known.begun("ab cd e f g") == ([1, 2, 3, 4, 9, 5], " g")
     assert known.begun("ab cd e f") == ([1, 2, 3, 4, 9, 5], "")
-    assert known.begun("ab cd") == ([7, 8], " cd")
+    assert known.begun("ab c") == ([7, 8], " c")
     assert known.begun("xab cd") == ([], "xab cd")
     assert NOTHING.begun("ab") == ([], "ab")
+
+
+def test_a_prompt_that_asks_for_a_turn_again_begins_with_the_ids_of_the_turns_before() -> None:
+    session = Conversation()
+    session.add(call([1, 2], [3, 4], "ab cd"))
+    session.add(call([1, 2, 3, 4, 9], [5], "ab cd e f"))
+    session.add(call([1, 2, 3, 4, 9, 5, 9], [6], "ab cd e f e g"))
+    known = session.memory()
+    assert known.begun("ab cd e f e") == ([1, 2, 3, 4, 9, 5], " e")
+    assert known.begun("ab cd e h") == ([1, 2, 3, 4], " e h")
+    session.add(call([1, 2, 3, 4, 8], [7], "ab cd e h"))
+    assert len(session.branches()) == 2
+    assert session.memory().begun("ab cd e h i") == ([1, 2, 3, 4, 8, 7], " i")
+
+
+def test_turns_behind_one_whose_text_is_not_known_are_those_that_can_be_asked_for_again() -> None:
+    session = Conversation()
+    session.add(call([1, 2], [3], "ab"))
+    session.add(call([1, 2, 3, 4], [5], None))
+    session.add(call([1, 2, 3, 4, 5, 6], [7], "xy"))
+    session.add(call([1, 2, 3, 4, 5, 6, 7, 8], [9], "xyz"))
+    known = session.memory()
+    assert known.begun("ab") == ([], "ab")
+    assert known.begun("xy!") == ([1, 2, 3, 4, 5, 6, 7], "!")
 
 
 def test_the_opening_of_a_prompt_is_that_of_the_longest_branch_that_it_continues() -> None:

@@ -180,7 +180,8 @@ def test_memory_of_all_processes_together_stays_near_its_limit(sandbox: Sandbox,
     async def attacked() -> Ending:
         nonlocal done
         watching = asyncio.create_task(watch())
-        finished = await sandbox.run(Program(source=program("memory in many processes", **machine.places)))
+        attack, limits = program("memory in many processes", **machine.places), Limits(**{**LIMITS, "time_s": 30.0})
+        finished = await sandbox.run(Program(source=attack), limits)
         done = True
         await watching
         return finished.ending

@@ -44,6 +44,17 @@ except ModuleNotFoundError as error:
     assert run(script, ROOT).stdout.strip() == "streamrl.services.nothing"
 
 
+def test_two_checkouts_on_the_path_are_one(tmp_path: Path) -> None:
+    for name in ("services/__init__.py", "streamrl/system/former_names.py"):
+        copied = tmp_path / "other checkout" / name
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        copied.write_bytes((ROOT / name).read_bytes())
+    script = "import services.run.folder, streamrl; print(services.run.folder.__name__, streamrl.__path__)"
+    done = run(script, ROOT, tmp_path / "other checkout")
+    assert done.stdout.startswith("streamrl.services.run.folder")
+    assert str(ROOT) in done.stdout
+
+
 @pytest.mark.parametrize("is_package", [True, False])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_package_of_the_user_is_his(is_first: bool, is_package: bool, tmp_path: Path) -> None:

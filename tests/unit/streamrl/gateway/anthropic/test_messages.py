@@ -56,6 +56,42 @@ def test_a_conversation_with_tools_becomes_the_messages_of_a_chat() -> None:
     assert (chat["stop"], chat["top_k"], chat["max_tokens"]) == (["x"], 0, 6)
 
 
+DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}
+RESULT = {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "y"}]}
+
+
+def test_documents_and_search_results_are_texts_in_tags() -> None:
+    question = {"type": "text", "text": "a"}
+    parts = {"type": "content", "content": [{"type": "text", "text": "p"}, {"type": "text", "text": "q"}]}
+    titled = {"type": "document", "source": parts, "title": "T", "context": "C", "citations": {"enabled": False}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [RESULT, question]}
+    chat = chat_of(messages=[{"role": "user", "content": [DOCUMENT, titled, question, result]}])
+    document = "<document>\n<document_content>\nx\n</document_content>\n</document>\n"
+    known = "<source>\nT\n</source>\n<context>\nC\n</context>\n"
+    other = f"<document>\n{known}<document_content>\npq\n</document_content>\n</document>\n"
+    inner = "<source>\ns\n</source>\n<title>\nt\n</title>\n<content>\ny\n</content>\n"
+    assert chat["messages"] == [
+        {"role": "user", "content": f"{document}{other}a"},
+        {"role": "tool", "tool_call_id": "c1", "content": f"<search_result>\n{inner}</search_result>\na"},
+    ]
+
+
+@pytest.mark.parametrize("block", [DOCUMENT, RESULT])
+def test_a_text_that_is_to_be_cited_is_refused(block: dict[str, Any]) -> None:
+    with pytest.raises(Refusal, match=f"{block['type']}.*leave `citations` out"):
+        chat_of(messages=[{"role": "user", "content": [{**block, "citations": {"enabled": True}}]}])
+
+
+async def test_a_document_that_is_no_text_is_told_by_its_type(tmp_path: Path) -> None:
+    source = {"type": "base64", "media_type": "application/pdf", "data": "x"}
+    async with local_gateway(tmp_path) as gateway:
+        content = [{"type": "document", "source": source}]
+        status, answer = await message(gateway, messages=[{"role": "user", "content": content}])
+    assert (status, answer["error"]["code"]) == (400, "invalid_value")
+    assert "'base64'" in answer["error"]["message"]
+    assert answer["error"]["param"] == "messages.0.content.0.document.source"
+
+
 def test_turns_of_the_model_that_follow_one_another_are_one() -> None:
     call = {"type": "tool_use", "id": "c1", "name": "add", "input": {}}
     turns = [{"role": "assistant", "content": content} for content in ("a", [{"type": "text", "text": "b"}], [call])]

@@ -75,6 +75,34 @@ async def test_a_stream_says_piece_by_piece_what_the_whole_answer_says(path: str
         assert [one["finish_reason"] for one in mine] == [None] * (len(mine) - 1) + [choice["finish_reason"]]
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_stream_counts_in_each_chunk_where_it_is_asked_to(path: str, tmp_path: Path) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    prompt = {"prompt": "1"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "1"}]}
+    body = {"model": "run", "max_tokens": 12.0, "n": 2, **prompt, "stream_options": options}
+    async with local_gateway(tmp_path) as gateway:
+        chunks = [chunk for chunk in await streamed(gateway, path, body) if isinstance(chunk, dict)]
+    counted, told = dict[int, int](), list[int]()
+    for chunk in chunks[:-1]:
+        (choice,) = chunk["choices"]
+        counted[choice["index"]] = counted.get(choice["index"], 0) + len(choice["streamrl"]["token_ids"])
+        told.append(chunk["usage"]["completion_tokens"])
+        assert told[-1] == sum(counted.values())
+    assert chunks[-1]["usage"]["completion_tokens"] == told[-1]
+    assert len(set(told)) > 1
+    assert max(counted.values()) <= 12
+
+
+@pytest.mark.parametrize("number", [6.5, True, "6", -1, 0.0])
+async def test_a_limit_that_is_no_whole_number_is_refused(number: Any, tmp_path: Path) -> None:
+    async with local_gateway(tmp_path) as gateway:
+        status, answer = await gateway.ask(
+            "/v1/chat/completions",
+            {"model": "run", "messages": [{"role": "user", "content": "1"}], "max_tokens": number},
+        )
+    assert (status, answer["error"]["param"]) == (400, "max_tokens")
+
+
 async def test_tokens_come_while_the_rest_is_sampled_and_say_which_version_sampled_them(tmp_path: Path) -> None:
     async with local_gateway(tmp_path, **ENDLESS) as gateway:
         headers = {"authorization": f"Bearer {gateway.token()}"}
