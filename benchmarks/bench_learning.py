@@ -23,7 +23,7 @@ from pathlib import Path
 from learning_study.curves import Result, read_result
 from learning_study.kept import KeptResults
 from learning_study.picture import draw
-from learning_study.runs import TASKS, Run, arguments, plan
+from learning_study.runs import TASK_FOLDER, TASKS, Run, arguments, plan
 from learning_study.table import Line, add_rows, as_table, table_lines
 from report import OUT, Report
 from rich.console import Console
@@ -91,7 +91,7 @@ def make(run: Run, steps: int, folder: Path) -> None:
     """Start the run, or go on with it. `up` itself leaves a finished one alone, and refuses one of other settings."""
     command = [str(STREAMRL), "up", *arguments(run, steps, folder, HERE)]
     log = folder / f"{run.name}.log"
-    paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = os.pathsep.join([str(HERE / TASK_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
     with log.open("w") as file:
         done = subprocess.run(command, stdout=file, stderr=file, env={**os.environ, "PYTHONPATH": paths})
     if done.returncode:

@@ -13,6 +13,7 @@ import numpy as np
 
 from streamrl.engines.base import Engine
 from streamrl.errors import ComponentError
+from streamrl.ids import rollout_seed
 from streamrl.models.tokenizer import TextTokenizer
 from streamrl.rewards.base import RewardItem
 from streamrl.tasks.base import Prompt, Task
@@ -26,7 +27,6 @@ from streamrl.types import (
     Score,
     ScoreStatus,
     Version,
-    rollout_seed,
 )
 
 

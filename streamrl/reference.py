@@ -40,6 +40,7 @@ from streamrl.config import Config
 from streamrl.config.loading.load import load_args
 from streamrl.engines.torch.engine import TorchEngine
 from streamrl.errors import ComponentError, ConfigError
+from streamrl.ids import group_id, rollout_id, rollout_seed
 from streamrl.learner.batch.mini_batch_cut import mini_batch_of
 from streamrl.learner.batch.packing import PackedBatch, empty_pack, pack
 from streamrl.learner.batch.rows import count_targets, row_targets, select_rows
@@ -72,9 +73,6 @@ from streamrl.types import (
     TokenOrigin,
     UpdateMode,
     Version,
-    group_id,
-    rollout_id,
-    rollout_seed,
 )
 from streamrl.weights.tensors import weights_digest
 

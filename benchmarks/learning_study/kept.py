@@ -12,7 +12,7 @@ import xxhash
 from report import machine, turn_ns
 
 from learning_study.curves import Result
-from learning_study.runs import TASKS, Run, arguments
+from learning_study.runs import TASK_FOLDER, TASKS, Run, arguments
 
 CONFIGURATION = "configs/quickstart.toml"
 
@@ -31,7 +31,8 @@ class Kept(msgspec.Struct, frozen=True):
 def digest_of(run: Run, steps: int, here: Path) -> str:
     """Of the keys and the files that a run is told, whichever folder it is made in."""
     nowhere = Path("runs")
-    files = [here.parent / CONFIGURATION, *(here / file for file in TASKS[run.task]), here / "reasoning_tasks.py"]
+    module = here / TASK_FOLDER / "reasoning_tasks.py"
+    files = [here.parent / CONFIGURATION, *(here / file for file in TASKS[run.task]), module]
     keys = [word.replace(str(here.parent), "") for word in arguments(run, steps, nowhere, here)]
     said = "\0".join([*keys, *(file.read_text() for file in files)])
     return xxhash.xxh3_64_hexdigest(said.encode())

@@ -19,7 +19,10 @@ TASKS: Mapping[str, Sequence[str]] = {
     "arithmetic": ("learning.toml",),
     "chain_sum": ("learning.toml", "learning_chain_sum.toml"),
 }
-"""The files of each task, in this folder, that are laid over the quickstart's configuration."""
+"""The files of each task, in the folder of configurations, that are laid over the quickstart's."""
+
+TASK_FOLDER = "learning_study/tasks"
+"""Where runs find the modules of their tasks; within the folder of configurations."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,15 +54,7 @@ def reward_model(
     """
     from streamrl.services.commands.training.reward_training import train
 
-    options = {
-        "steps": steps,
-        "batch_size": batch_size,
-        "lr": lr,
-        "held_out": held_out,
-        "eval_every": eval_every,
-        "centre": centre,
-        "seed": seed,
-        "threads": threads,
-    }
+    options = {"steps": steps, "batch_size": batch_size, "lr": lr, "held_out": held_out, "eval_every": eval_every}
+    options |= {"centre": centre, "seed": seed, "threads": threads}
     train(Path(preferences), model, Path(out), options, skip_long=skip_long, as_json=as_json)
     return 0

@@ -18,6 +18,7 @@ from streamrl.engines.build import build_engine
 from streamrl.engines.server.process.place import ServerPlace
 from streamrl.errors import ComponentError, ConfigError
 from streamrl.evaluation import held_out_prompts
+from streamrl.ids import rollout_seed
 from streamrl.learner.batch.packing import pack
 from streamrl.learner.model.policy import PREFIX, PolicyModel
 from streamrl.models.dtypes import DTYPES
@@ -35,7 +36,6 @@ from streamrl.types import (
     TokenOrigin,
     UpdateMode,
     Version,
-    rollout_seed,
 )
 
 PUBLISHED = Version(0, 0)

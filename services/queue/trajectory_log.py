@@ -21,8 +21,9 @@ from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.config import Config
 from streamrl.config.schema.streams import OFFERED_STREAM
 from streamrl.gateway.sessions.trajectory import Trajectory
+from streamrl.ids import group_id, prompt_digest, rollout_id
 from streamrl.services.run.layout import COMPLETIONS_FOLDER, SCORES_FOLDER
-from streamrl.types import Score, group_id, prompt_digest, rollout_id
+from streamrl.types import Score
 
 WRITER = "trajectories"
 SCORER = "clients"

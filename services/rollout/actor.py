@@ -13,7 +13,6 @@ What it may do when is decided by `streamrl.scheduling.replica_state`.
 import asyncio
 import gc
 import itertools
-import sys
 import time
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import Future
@@ -32,9 +31,8 @@ from streamrl.config import Config
 from streamrl.config.estimates import sizes as limits
 from streamrl.engines.build import build_engine
 from streamrl.engines.server.process.place import ServerPlace
-from streamrl.environments.open import environment_pool, episode_player
 from streamrl.gateway.token_updates import TokenUpdate
-from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
+from streamrl.models.tokenizer import load_tokenizer
 from streamrl.scheduling.replica_capacity import ReplicaCapacity
 from streamrl.scheduling.replica_state import ReplicaStateMachine
 from streamrl.services.actors.answers import encode
@@ -46,16 +44,13 @@ from streamrl.services.rollout.client_requests import GATEWAY, ClientRequests
 from streamrl.services.rollout.completions import CompletionLog
 from streamrl.services.rollout.engine_status import engine_status
 from streamrl.services.rollout.engine_thread import EngineThread
-from streamrl.services.rollout.episodes import EpisodeRollouts
 from streamrl.services.rollout.fetch_to_node import fetch_to_node
 from streamrl.services.rollout.group_requests import GroupRequests
 from streamrl.services.rollout.partial_journal import PartialJournal
 from streamrl.services.rollout.row_writer import RowWriter
 from streamrl.services.rollout.rows import Finished, FinishedEpisode
-from streamrl.services.rollout.single_turn import SingleTurnRollouts
 from streamrl.services.run.folder import RunFolder
-from streamrl.services.run.layout import STACKS_FOLDER, model_folder
-from streamrl.tasks.base import Task
+from streamrl.services.run.layout import model_folder
 from streamrl.tasks.load import open_task
 from streamrl.tasks.prompts import EncodedPrompts, bytes_beside_tokens
 from streamrl.types import (
@@ -75,7 +70,10 @@ from streamrl.weights.update_times import UpdateTimes
 
 if TYPE_CHECKING:
     from streamrl.services.rollout.episode_evaluations import EpisodesHeldOut
+    from streamrl.services.rollout.episodes import EpisodeRollouts
     from streamrl.services.rollout.evaluations import HeldOut
+    from streamrl.services.rollout.play import Parts
+    from streamrl.services.rollout.single_turn import SingleTurnRollouts
     from streamrl.services.weights.node import NodeSlot
 
 T = TypeVar("T")
@@ -117,6 +115,7 @@ class RolloutReplica:
         tokens, over the task's training and held-out prompts. slot: the node, where that is not the run's own.
         """
         # Here and not above: the controller makes this class and has no use for torch.
+        from streamrl.services.rollout.play import open_rollouts
         from streamrl.weights.served import ServedVersions
 
         self._epoch = epoch
@@ -139,25 +138,14 @@ class RolloutReplica:
         self._log = CompletionLog(self._run.path, self._config, self._name, self._epoch, node)
         self._requests = GroupRequests(self._config, prompts, stops, self._log.sampling, self._queue)
         self._versions = ServedVersions(self._run.run_id, self._run.key())
-        place = ServerPlace(Path(import_path()), self._run.shared_memory_prefix)
-        make_engine = partial(build_engine, self._config, folder, max_length, place, self._name)
         self._journal = self._new_journal(node)
         text = bytes_beside_tokens(self._config, task, longest_prompt)
         worst_row = limits.worst_row_bytes(self._config, longest_prompt, text)
         room = limits.frame_rows(self._config, worst_row)
         self._writer = RowWriter(self._log, room, self._hand_in, self._durably, self._journal.ended, self._observer)
-        self._thread = EngineThread(
-            make_engine,
-            self._deliver,
-            self._engine_died,
-            self._observer.trace,
-            report=self._report,
-            report_every=self._journal.every,
-            hear=self._on_load,
-            show=self._report,
-        )
+        self._thread = self._new_thread(folder, max_length)
         self._client_requests = ClientRequests(self._name, self._thread)
-        played = await self._open_rollouts(folder, max_length, task, tokenizer)
+        played = await open_rollouts(self._parts(), folder, max_length, task, tokenizer)
         self._rollouts: SingleTurnRollouts | EpisodeRollouts = played[0]
         self._evaluation: HeldOut | EpisodesHeldOut = played[1]
         await asyncio.wrap_future(self._thread.start())
@@ -170,26 +158,26 @@ class RolloutReplica:
         self._observer.log.info("started", epoch=epoch, engine=self._config.rollout.engine, **told)
         return arithmetic
 
-    async def _open_rollouts(
-        self, folder: Path, max_length: int, task: Task, tokenizer: TextTokenizer
-    ) -> "tuple[SingleTurnRollouts, HeldOut] | tuple[EpisodeRollouts, EpisodesHeldOut]":
-        # Here and not above: the controller makes this class and has no use for torch.
-        from streamrl.services.rollout.episode_evaluations import EpisodesHeldOut
-        from streamrl.services.rollout.evaluations import HeldOut
+    def _new_thread(self, folder: Path, max_length: int) -> EngineThread:
+        place = ServerPlace(Path(import_path()), self._run.shared_memory_prefix)
+        make_engine = partial(build_engine, self._config, folder, max_length, place, self._name)
+        return EngineThread(
+            make_engine,
+            self._deliver,
+            self._engine_died,
+            self._observer.trace,
+            report=self._report,
+            report_every=self._journal.every,
+            hear=self._on_load,
+            show=self._report,
+        )
 
-        config, thread, ended = self._config, self._thread, self._finished
-        if not config.plays_episodes:
-            single = SingleTurnRollouts(self._name, thread, self._journal, ended, self._ordered)
-            return single, HeldOut(config, folder, max_length, task, tokenizer)
-        pool = environment_pool(config, [path for path in sys.path if path], str(self._run.path / STACKS_FOLDER))
-        final_bytes = limits.final_bytes(config)
-        player = episode_player(config, folder, pool, tokenizer, final_bytes, self._observer.log.warning)
-        await pool.start()
-        died = self._engine_died
-        journal, seed = self._journal, config.seed
-        episodes = EpisodeRollouts(self._name, thread, pool, player, journal, seed, ended, self._ordered, died)
-        held_out = EpisodesHeldOut(config, folder, max_length, task, tokenizer, player, self._loop, thread.wake)
-        return episodes, held_out
+    def _parts(self) -> "Parts":
+        from streamrl.services.rollout.play import Parts
+
+        thread, journal, warn = self._thread, self._journal, self._observer.log.warning
+        ended, ordered, died = self._finished, self._ordered, self._engine_died
+        return Parts(self._name, self._config, self._run.path, thread, journal, ended, ordered, died, warn)
 
     def _new_journal(self, node: str) -> PartialJournal:
         def tell(text: str) -> None:

@@ -18,9 +18,10 @@ from streamrl.buffers.rows.trajectory_rows import branch_columns
 from streamrl.buffers.segments.places import HOME, on_node
 from streamrl.buffers.segments.writer import SegmentWriter
 from streamrl.config import Config
+from streamrl.ids import rollout_seed
 from streamrl.services.rollout.rows import Finished, FinishedEpisode
 from streamrl.services.run.layout import COMPLETIONS_FOLDER
-from streamrl.types import FrameRef, IntArray, rollout_seed
+from streamrl.types import FrameRef, IntArray
 
 
 class CompletionLog:

@@ -12,10 +12,11 @@ from ray.actor import ActorHandle
 from streamrl.algorithms.group_sampling import GroupSampling
 from streamrl.config import Config
 from streamrl.config.schema.streams import TASK
+from streamrl.ids import group_id, rollout_id, rollout_seed
 from streamrl.services.rollout.rows import Issued
 from streamrl.tasks.base import Prompt
 from streamrl.tasks.prompts import EncodedPrompts
-from streamrl.types import GenerationRequest, IntArray, Ticket, group_id, rollout_id, rollout_seed
+from streamrl.types import GenerationRequest, IntArray, Ticket
 
 
 class GroupRequests:

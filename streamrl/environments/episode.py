@@ -21,7 +21,8 @@ from streamrl.environments.base import Message
 from streamrl.environments.chat import Chat, ChatPrompt, Said
 from streamrl.environments.outcomes import EnvironmentFault, Fault
 from streamrl.errors import ConfigError, DataError
-from streamrl.types import FinishReason, GenerationRequest, GenerationResult, completion_seed, turn_seed
+from streamrl.ids import completion_seed, turn_seed
+from streamrl.types import FinishReason, GenerationRequest, GenerationResult
 
 
 @dataclass(frozen=True, slots=True)

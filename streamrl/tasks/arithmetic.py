@@ -9,8 +9,8 @@ from functools import cached_property
 import xxhash
 
 from streamrl.errors import ConfigError
+from streamrl.ids import prompt_digest
 from streamrl.tasks.base import Prompt, digest_prompts
-from streamrl.types import prompt_digest
 
 SIDE = 100  # operands are 0..99
 

@@ -15,13 +15,13 @@ import xxhash
 class Prompt(msgspec.Struct, frozen=True, array_like=True):
     """One task item.
 
-    prompt_id: stable across runs of the same data (`streamrl.types.prompt_digest`).
+    prompt_id: stable across runs of the same data (`streamrl.ids.prompt_digest`).
     text: what the model continues. payload: a JSON object for the reward, for instance `{"answer":"122"}`. ids: the
     tokens of the text, little-endian int32, where they are not what the tokenizer makes of it alone: a chat template
     has its own special tokens.
 
     Example:
-        >>> from streamrl.types import prompt_digest
+        >>> from streamrl.ids import prompt_digest
         >>> Prompt(prompt_digest("37+85=", 0), "37+85=", '{"answer":"122"}').text
         '37+85='
     """
@@ -55,7 +55,7 @@ class Task(Protocol):
     `range(num_held_out)`. No held-out prompt is a training prompt.
 
     Example:
-        >>> from streamrl.types import prompt_digest
+        >>> from streamrl.ids import prompt_digest
         >>> class Doubles:
         ...     name, num_train, num_held_out = "doubles", 8, 2
         ...     def train(self, index: int) -> Prompt:

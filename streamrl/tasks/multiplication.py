@@ -8,9 +8,9 @@ import json
 
 import xxhash
 
+from streamrl.ids import prompt_digest
 from streamrl.tasks.arithmetic import ArithmeticTask, operands
 from streamrl.tasks.base import Prompt
-from streamrl.types import prompt_digest
 
 
 class MultiplicationTask(ArithmeticTask):

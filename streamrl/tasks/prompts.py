@@ -93,7 +93,7 @@ def _require_own_ids(task: Task) -> None:
         name, one, other = again[0]
         raise ConfigError(
             f"task {task.name!r}: {len(again)} training prompts have an id that another one has: train({one}) and "
-            f"train({other}) are both {name!r}. Give each its own (streamrl.types.prompt_digest makes one); "
+            f"train({other}) are both {name!r}. Give each its own (streamrl.ids.prompt_digest makes one); "
             "and equal texts are fine"
         )
 

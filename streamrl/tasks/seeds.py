@@ -3,8 +3,8 @@
 import xxhash
 
 from streamrl.errors import ConfigError
+from streamrl.ids import prompt_digest
 from streamrl.tasks.base import Prompt
-from streamrl.types import prompt_digest
 
 COUNT = 10_000
 

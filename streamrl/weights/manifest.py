@@ -18,7 +18,7 @@ import msgspec
 import xxhash
 
 from streamrl.errors import ConfigError, DataError
-from streamrl.models.adapter_names import adapted_weight, adapter_of
+from streamrl.models.adapters.names import adapted_weight, adapter_of
 from streamrl.types import Version
 
 MIN_KEY_BYTES = 16

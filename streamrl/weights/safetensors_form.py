@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 
 from streamrl.errors import DataError
-from streamrl.models.adapter_names import PEFT_PREFIX, peft_facts
+from streamrl.models.adapters.names import PEFT_PREFIX, peft_facts
 from streamrl.types import Version
 from streamrl.weights.manifest import TensorEntry, WeightManifest, combined_digest, entry_bytes
 

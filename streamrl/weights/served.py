@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from streamrl.models.merge import merge
+from streamrl.models.adapters.merge import merge
 from streamrl.types import Version
 from streamrl.weights.manifest import WeightManifest
 from streamrl.weights.shm.mappings import VersionMappings

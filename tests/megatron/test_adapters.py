@@ -10,7 +10,7 @@ from support.megatron.adapter_core_rank import prepare
 from support.megatron.adapter_rank import CASES
 from support.repository import TESTS
 
-from streamrl.models.adapter_names import PEFT_PREFIX
+from streamrl.models.adapters.names import PEFT_PREFIX
 from streamrl.models.load import load_model
 from streamrl.services.commands.exchange.export import export_newest
 from streamrl.services.run.folder import RunFolder

@@ -13,7 +13,7 @@ from pathlib import Path
 from grimp import ImportGraph
 from importlinter import Contract, ContractCheck, output
 
-EVERYBODY = ("streamrl.types", "streamrl.errors", "streamrl.clock", "streamrl.config.schema")
+EVERYBODY = ("streamrl.types", "streamrl.ids", "streamrl.errors", "streamrl.clock", "streamrl.config.schema")
 """Words of the whole system, and the shape of its configuration."""
 BUILT_ON_IT = ("streamrl.services", "streamrl.buffers")
 """The packages beside the library, links to folders beside it."""

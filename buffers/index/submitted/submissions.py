@@ -18,8 +18,9 @@ import msgspec
 
 from streamrl.buffers.index.groups.group import Group
 from streamrl.errors import DataError
+from streamrl.ids import prompt_digest
 from streamrl.tasks.base import Prompt, StreamPrompt, SubmittedPrompt
-from streamrl.types import FrameRef, prompt_digest
+from streamrl.types import FrameRef
 
 RESULTS_KEPT: Final = 10_000
 

@@ -15,10 +15,10 @@ from streamrl.config.estimates import sizes as limits
 from streamrl.config.estimates.model_facts import read_folder
 from streamrl.errors import ConfigError, DataError
 from streamrl.learner.checkpoint.checkpoint import CheckpointInfo, find_newest
-from streamrl.models.adapter_names import NAMES_OF_EXPERTS
+from streamrl.models.adapters.merge import merge
+from streamrl.models.adapters.names import NAMES_OF_EXPERTS
 from streamrl.models.dtypes import DTYPES
 from streamrl.models.export import export_hf
-from streamrl.models.merge import merge
 from streamrl.services.commands.exchange.readiness import nothing_yet
 from streamrl.services.run.folder import RunFolder
 from streamrl.services.run.layout import model_folder
@@ -85,7 +85,7 @@ def _export_adapters(found: CheckpointInfo, config: Config, source: Path, to: Pa
         what = "learner.lora.rank = 0: the run trains all weights, so it has no adapters"
         raise ConfigError(f"{what}; export them whole, which is the format hf")
     # Not above: it needs a package that only those have who train adapters.
-    from streamrl.models.peft_folder import export_peft, peft_config
+    from streamrl.models.adapters.peft_folder import export_peft, peft_config
 
     trained = dict(_trained(found))
     targets = lora.targets or tuple(dict.fromkeys(name.split(".")[-3] for name in trained))

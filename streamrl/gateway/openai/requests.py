@@ -25,9 +25,10 @@ from streamrl.gateway.openai.forms import AUTO, NONE, AnswerForms
 from streamrl.gateway.openai.grammars import asking_for_grammar, calls_grammar, grammar_of
 from streamrl.gateway.openai.turns import ChatPrompt, Continued, ending_of
 from streamrl.gateway.refusal import Refusal, invalid
+from streamrl.ids import completion_seed
 from streamrl.models.chat_template import Ending
 from streamrl.models.tokenizer import TextTokenizer
-from streamrl.types import Adjustments, GenerationRequest, Grammar, IntArray, SamplingParams, completion_seed
+from streamrl.types import Adjustments, GenerationRequest, Grammar, IntArray, SamplingParams
 
 MAX_STOPS = 16
 LEAST_TEMPERATURE = 1e-3

@@ -2,8 +2,8 @@
 
 Guarantees: the weights of the model get no gradient, no optimizer state and no change; the adapters begin as a function
 of the seed, and change nothing at first; `iter_hf_weights` gives the model with the adapters merged, bit for bit what a
-replica makes of the version (`streamrl.models.merge`), so on the CPU. Versions and checkpoints hold the adapters alone,
-in float32 whatever the model's format: merging rounds once. Needs the extra `lora`.
+replica makes of the version (`streamrl.models.adapters.merge`), so on the CPU. Versions and checkpoints hold the
+adapters alone, in float32 whatever the model's format: merging rounds once. Needs the extra `lora`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,8 +18,8 @@ from streamrl.errors import ConfigError, DataError
 from streamrl.learner.finite import require_finite_weight
 from streamrl.learner.model.sharding import PLAIN, ShardedPolicy
 from streamrl.learner.parallel.process_group import LearnerGroup
-from streamrl.models.merge import merge
-from streamrl.models.peft_folder import peft_config
+from streamrl.models.adapters.merge import merge
+from streamrl.models.adapters.peft_folder import peft_config
 from streamrl.weights.tensors import weights_digest
 
 _ADAPTER = "default"

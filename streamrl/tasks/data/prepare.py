@@ -12,6 +12,7 @@ import xxhash
 
 from streamrl.config.schema.data import EVAL, DataConfig
 from streamrl.errors import ConfigError
+from streamrl.ids import prompt_digest
 from streamrl.observability.plural import how_many
 from streamrl.tasks.base import Prompt
 from streamrl.tasks.data.addresses import DataFile, Hub, find
@@ -21,7 +22,6 @@ from streamrl.tasks.data.readers import Broken, RawRow, read_rows
 from streamrl.tasks.data.store import HELD_OUT, TRAIN, BadRowNote, Meta, PromptWriter, write_meta
 from streamrl.tasks.data.templating import Renderer
 from streamrl.tasks.data.values import as_json
-from streamrl.types import prompt_digest
 
 BAD_ROWS_TOLD = 5
 REPORT_EVERY = 50_000

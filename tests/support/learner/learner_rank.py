@@ -22,6 +22,7 @@ from streamrl.config.schema.algorithm import AlgorithmConfig, RejectionConfig
 from streamrl.config.schema.learner import OptimizerConfig
 from streamrl.config.schema.run import WarmupConfig
 from streamrl.errors import NonFiniteError
+from streamrl.ids import prompt_digest
 from streamrl.learner.batch.balance import split_rows
 from streamrl.learner.batch.mini_batch_cut import mini_batch_of
 from streamrl.learner.batch.mini_batches import MiniBatch
@@ -37,7 +38,7 @@ from streamrl.learner.references.frozen import FrozenPolicy
 from streamrl.learner.supervised.warmup import Warmup, warmup_optimizer
 from streamrl.models.tokenizer import load_tokenizer, write_character_tokenizer
 from streamrl.tasks.base import Prompt
-from streamrl.types import RolloutRows, Version, prompt_digest
+from streamrl.types import RolloutRows, Version
 
 TOTAL_STEPS = 40
 STEPS, SAVED_AT = 20, 16

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from streamrl.models.adapter_names import adapter_of
+from streamrl.models.adapters.names import adapter_of
 from streamrl.types import Version
 from streamrl.weights.manifest import AdapterFacts, WeightManifest, base_version
 from streamrl.weights.shm.shm import ShmPublisher

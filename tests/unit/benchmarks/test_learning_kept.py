@@ -29,7 +29,8 @@ def test_what_was_kept_is_found_by_another_process_and_under_its_own_settings_on
 
 
 @pytest.mark.parametrize(
-    "file", ["benchmarks/learning.toml", "configs/quickstart.toml", "benchmarks/reasoning_tasks.py"]
+    "file",
+    ["benchmarks/learning.toml", "configs/quickstart.toml", "benchmarks/learning_study/tasks/reasoning_tasks.py"],
 )
 def test_a_result_of_another_configuration_is_not_taken(file: str, tmp_path: Path) -> None:
     for folder in ("benchmarks", "configs"):

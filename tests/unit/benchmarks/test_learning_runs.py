@@ -1,10 +1,11 @@
 """Which runs `make bench-learning` makes, and that `streamrl up` takes what each is told."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 from bench_learning import HERE, make, parse
-from learning_study.runs import CORRECTIONS, DEFAULT, TASKS, Run, Setting, arguments, plan, settings
+from learning_study.runs import CORRECTIONS, DEFAULT, TASK_FOLDER, TASKS, Run, Setting, arguments, plan, settings
 
 from streamrl.config import Config, load_args
 from streamrl.config.schema.algorithm import AlgorithmConfig
@@ -103,3 +104,9 @@ def test_a_run_that_up_refuses_ends_the_bench_with_its_words_and_its_folder(tmp_
     run = Run("arithmetic", 0, Setting(4, "tis"))
     with pytest.raises(SystemExit, match=rf"(?s)exit code 2.*learner.steps.*remove {tmp_path / run.name}"):
         make(run, 0, tmp_path)
+
+
+def test_the_module_of_a_task_lies_where_its_runs_look_for_modules():
+    tasks = [tomllib.loads((HERE / file).read_text()).get("task", {}).get("name", "") for file in TASKS["chain_sum"]]
+    (module,) = (name.partition(":")[0] for name in tasks if ":" in name)
+    assert (HERE / TASK_FOLDER / f"{module}.py").is_file()

@@ -1,7 +1,7 @@
 """The task of `make bench-learning` that is made of another package's items."""
 
 import pytest
-from reasoning_tasks import ChainSum, ProceduralTask
+from learning_study.tasks.reasoning_tasks import ChainSum, ProceduralTask
 
 from streamrl.config.estimates.model_presets import PRESETS
 from streamrl.errors import ConfigError

@@ -14,7 +14,7 @@ import torch
 from streamrl.errors import ConfigError
 from streamrl.learner.megatron.cuts import COLUMNS, FUSED_GATE_UP, GATE_UP, HEADS, ROWS, WHOLE, Cut
 from streamrl.learner.megatron.plan import Entry
-from streamrl.models.adapter_names import adapted_weight, adapter_of
+from streamrl.models.adapters.names import adapted_weight, adapter_of
 
 _CUTS: dict[Cut, tuple[Cut, Cut]] = {
     COLUMNS: (COLUMNS, WHOLE),

@@ -24,7 +24,7 @@ from streamrl.learner.model.adapters import (
     add_adapters,
     require_same_adapters,
 )
-from streamrl.models.merge import merge
+from streamrl.models.adapters.merge import merge
 from streamrl.weights.tensors import weights_digest
 
 

@@ -19,6 +19,7 @@ from streamrl.config.estimates import sizes as limits
 from streamrl.config.schema.learner import LearnerConfig
 from streamrl.config.schema.rollout import RolloutConfig, SamplingConfig
 from streamrl.config.schema.run import QueueConfig
+from streamrl.ids import group_id
 from streamrl.rewards.base import REASON_LENGTH
 from streamrl.services.queue.actor import queue_settings
 from streamrl.services.rollout.completions import CompletionLog
@@ -26,7 +27,7 @@ from streamrl.services.rollout.rows import Finished, Issued
 from streamrl.tasks.base import Prompt
 from streamrl.tasks.order import PromptOrder
 from streamrl.tasks.prompts import longest_text
-from streamrl.types import FinishReason, FrameRef, GenerationResult, Score, Ticket, Version, VersionSpan, group_id
+from streamrl.types import FinishReason, FrameRef, GenerationResult, Score, Ticket, Version, VersionSpan
 
 
 class OnePrompt:

@@ -17,7 +17,7 @@ from support.weights.adapter_versions import ALPHA, RANK, adapter_tensors, base_
 import streamrl
 from streamrl.client.weights import downloaded
 from streamrl.errors import ComponentError, ConfigError, DataError, RequestError
-from streamrl.models.adapter_names import adapter_of
+from streamrl.models.adapters.names import adapter_of
 from streamrl.services.gateway.weights import HOLDER
 from streamrl.types import Version
 from streamrl.weights.folder import version_file

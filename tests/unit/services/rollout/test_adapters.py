@@ -24,9 +24,9 @@ from streamrl.engines.build import build_engine
 from streamrl.errors import ConfigError, DataError
 from streamrl.learner.batch.packing import pack
 from streamrl.learner.checkpoint.checkpoint import find_newest
-from streamrl.models.adapter_names import adapter_of
+from streamrl.models.adapters.merge import merged
+from streamrl.models.adapters.names import adapter_of
 from streamrl.models.load import load_model, prepare_model_folder
-from streamrl.models.merge import merged
 from streamrl.reference import Reference
 from streamrl.services.cli.main import run_app
 from streamrl.services.commands.exchange.hub import export

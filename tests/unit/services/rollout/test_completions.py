@@ -13,6 +13,7 @@ from streamrl.buffers.rows.records import AcceptedRows
 from streamrl.buffers.segments.reader import SegmentReader
 from streamrl.config import Config
 from streamrl.config.schema.run import ModelConfig, QueueConfig
+from streamrl.ids import group_id, rollout_id, rollout_seed
 from streamrl.models.load import prepare_model_folder
 from streamrl.services.rollout.completions import CompletionLog
 from streamrl.services.rollout.rows import Finished, Issued
@@ -22,9 +23,6 @@ from streamrl.types import (
     Ticket,
     Version,
     VersionSpan,
-    group_id,
-    rollout_id,
-    rollout_seed,
 )
 
 QUEUE = QueueConfig(durability="memory", commit_interval_ms=0.0, segment_bytes=2**20)

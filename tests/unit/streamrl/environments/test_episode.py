@@ -12,7 +12,8 @@ from streamrl.buffers.rows.trajectory_rows import branch_columns
 from streamrl.clock import VirtualClock
 from streamrl.environments.episode import Episode, EpisodeLimits, Limit
 from streamrl.environments.outcomes import EnvironmentFault
-from streamrl.types import TokenOrigin, completion_seed, turn_seed
+from streamrl.ids import completion_seed, turn_seed
+from streamrl.types import TokenOrigin
 
 LIMITS = EpisodeLimits(max_turns=5, max_tokens=500, context=300, timeout_s=60.0)
 HI = [{"role": "user", "content": "hi"}]

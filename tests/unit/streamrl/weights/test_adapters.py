@@ -21,7 +21,7 @@ from support.weights.adapter_versions import (
 )
 
 from streamrl.errors import DataError
-from streamrl.models.merge import merged
+from streamrl.models.adapters.merge import merged
 from streamrl.types import Version
 from streamrl.weights.folder import version_file
 from streamrl.weights.manifest import AdapterFacts, TensorEntry, WeightManifest, combined_digest, decode, encode, sign

@@ -21,10 +21,11 @@ from streamrl.environments.play import EndedEpisode, Player
 from streamrl.environments.processes.pool import EnvironmentPool
 from streamrl.environments.processes.worker import WorkerSettings
 from streamrl.gateway.sessions.session_body import HEADER
+from streamrl.ids import turn_seed
 from streamrl.models.chat_template import load_chat_template
 from streamrl.models.tokenizer import load_tokenizer
 from streamrl.services.rollout.actor import RolloutReplica
-from streamrl.types import FinishReason, GenerationRequest, SamplingParams, UpdateMode, turn_seed
+from streamrl.types import FinishReason, GenerationRequest, SamplingParams, UpdateMode
 
 MOST = 12
 RUN_SEED = 5

@@ -27,8 +27,8 @@ from streamrl.learner.model.adapters import AdapterPolicy, AdapterSettings, line
 from streamrl.learner.model.sharding import ShardedPolicy
 from streamrl.learner.objectives import nll_loss, policy_loss
 from streamrl.learner.parallel.process_group import LearnerGroup, open_group
-from streamrl.models.adapter_names import PEFT_PREFIX
-from streamrl.models.peft_folder import peft_config
+from streamrl.models.adapters.names import PEFT_PREFIX
+from streamrl.models.adapters.peft_folder import peft_config
 from streamrl.types import RolloutRows
 from streamrl.weights.tensors import weights_digest
 

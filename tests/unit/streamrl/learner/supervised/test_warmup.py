@@ -10,6 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from streamrl.config.schema.run import WarmupConfig
 from streamrl.errors import ConfigError
+from streamrl.ids import prompt_digest
 from streamrl.learner.fsdp import FsdpBackend
 from streamrl.learner.model.sharding import ShardedPolicy
 from streamrl.learner.objectives import nll_loss
@@ -17,7 +18,6 @@ from streamrl.learner.parallel.process_group import LearnerGroup, open_group
 from streamrl.learner.supervised.warmup import Warmup, WarmupProgress, WarmupResult, batch_items, warmup_optimizer
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer, write_character_tokenizer
 from streamrl.tasks.base import Prompt
-from streamrl.types import prompt_digest
 
 
 class NextLetter:

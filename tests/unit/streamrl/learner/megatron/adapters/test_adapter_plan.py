@@ -14,7 +14,7 @@ from streamrl.learner.megatron.adapters.plan import AdaptedLinear, adapted_linea
 from streamrl.learner.megatron.cuts import COLUMNS, FUSED_GATE_UP, GATE_UP, HEADS, ROWS, WHOLE, Cut, Sizes
 from streamrl.learner.megatron.families import Family, family_of
 from streamrl.learner.megatron.plan import Entry, make_plan
-from streamrl.models.adapter_names import adapter_of
+from streamrl.models.adapters.names import adapter_of
 
 SIZES = Sizes(groups=4, queries=3, vocabulary=67)
 HEAD, HIDDEN, RANK = 2, 8, 3

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from streamrl.models.adapter_names import adapter_of
+from streamrl.models.adapters.names import adapter_of
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 

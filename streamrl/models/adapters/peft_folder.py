@@ -12,7 +12,7 @@ from peft import LoraConfig
 from safetensors.torch import save_file
 
 from streamrl.errors import NonFiniteError
-from streamrl.models.adapter_names import PEFT_PREFIX
+from streamrl.models.adapters.names import PEFT_PREFIX
 from streamrl.models.folders import write_folder
 
 WEIGHTS = "adapter_model.safetensors"
