@@ -69,7 +69,7 @@ def _jsonl(path: Path) -> Iterator[RawRow]:
     """A line, an object; or, as some files with this name are, one list of them, or each over several lines."""
     with _text(path) as file:
         first, more = _first_line(file)
-    if first == "{" and more:
+    if first == "{" and more.startswith(('"', "}")):
         yield from _sequence(path)
         return
     yield from _list(path) if first.startswith("[") and not (more and _is_json(first)) else _lines(path)
@@ -138,11 +138,10 @@ def _list(path: Path) -> Iterator[RawRow]:
         yield from (RawRow(number, _columns(value)) for number, value in enumerate(values, 1))
 
 
-def _first_line(file: IO[bytes]) -> tuple[str, bool]:
-    """The first line that is not blank, and whether there is another."""
-    lines = (line for line in file if line.strip())
-    first = next(lines, b"")
-    return first.decode("utf-8-sig", "replace").strip(), any(True for _ in lines)
+def _first_line(file: IO[bytes]) -> tuple[str, str]:
+    """The first line that is not blank, and the next one; "" for none."""
+    lines = (line.decode("utf-8-sig", "replace").strip() for line in file if line.strip())
+    return next(lines, ""), next(lines, "")
 
 
 def _is_json(text: str) -> bool:

@@ -113,6 +113,13 @@ def test_a_line_that_cannot_be_read_is_broken_and_the_others_are_read(line: byte
     assert broken.value.reason.startswith(reason)
 
 
+def test_a_line_that_is_cut_off_is_no_object_over_several_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{\n{"prompt": "1"}\n')
+    broken, row = rows_of(tmp_path / "a.jsonl")
+    assert isinstance(broken.value, Broken)
+    assert row == RawRow(2, {"prompt": "1"})
+
+
 def test_what_json_does_not_allow_and_python_writes_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "1", "score": NaN, "most": Infinity}\n')
     (row,) = rows_of(tmp_path / "a.jsonl")
