@@ -12,6 +12,7 @@ HUB = "hf:"
 FORMATS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".jsonlines": "jsonl",
     ".json": "json",
     ".csv": "csv",
     ".tsv": "csv",
@@ -22,7 +23,8 @@ FORMATS = {
 }
 """Format of a file by the end of its name."""
 
-COMPRESSIONS = (".gz", ".bz2", ".zst", ".lz4")
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd", ".lz4": "lz4", ".xz": "xz"}
+"""Compression of a file by the end of its name."""
 
 _MODULE = re.compile(r"\.py(:|$)")
 """What somebody writes who means a class in a file, which is written `module:Class`."""
@@ -31,9 +33,14 @@ _MODULE = re.compile(r"\.py(:|$)")
 def file_format(name: str) -> str | None:
     """The format that a file's name says, through a compression's ending; None for another file."""
     path = PurePath(name)
-    if path.suffix in COMPRESSIONS:
+    if compression(name) is not None:
         path = path.with_suffix("")
     return FORMATS.get(path.suffix.lower())
+
+
+def compression(name: str) -> str | None:
+    """How a file is packed by its name; None where it says nothing."""
+    return COMPRESSIONS.get(PurePath(name).suffix.lower())
 
 
 def cut_split(address: str) -> tuple[str, str]:

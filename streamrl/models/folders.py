@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from streamrl.config.estimates.weight_files import Unreadable, refuse_adapters
 from streamrl.errors import ConfigError
 
 MARK = "streamrl.json"
@@ -57,6 +58,10 @@ def checked_folder(folder: Path) -> Path:
     carry some."""
     if not folder.is_dir():
         raise ConfigError(f"model folder {folder} does not exist; give a local Hugging Face folder")
+    try:
+        refuse_adapters(folder)
+    except Unreadable as error:
+        raise ConfigError(str(error)) from error
     config = read_json(folder / "config.json")
     if not config:
         raise ConfigError(f"model folder {folder} has no config.json")

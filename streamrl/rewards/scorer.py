@@ -8,44 +8,55 @@ import asyncio
 import difflib
 import inspect
 from collections.abc import Awaitable, Collection, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
-import numpy as np
 
 from streamrl.config.toml_text import dotted
 from streamrl.errors import ConfigError
 from streamrl.plugin import resolve
-from streamrl.rewards.base import RewardItem, to_score
-from streamrl.rewards.builtin import BUILT_IN, MADE_BY_NAME
-from streamrl.rewards.signatures import (
-    COMPLETION,
+from streamrl.rewards.arguments import (
+    MESSAGES,
+    STATE,
     Arguments,
-    RewardFunction,
-    Style,
-    called,
+    areal_arguments,
+    assistant_message,
     openrlhf_arguments,
-    signature_of,
+    slime_sample,
+    token_ids,
+    verifiers_arguments,
     verl_arguments,
 )
+from streamrl.rewards.base import RewardItem, shorten, to_score
+from streamrl.rewards.builtin import BUILT_IN, MADE_BY_NAME
+from streamrl.rewards.signatures import COMPLETION, RewardFunction, Style, called, signature_of
 from streamrl.types import Score
 
 RESERVED = ("prompt", "finish_reason", "completion_ids")  # what streamrl passes beside the payload
 RESERVED_COLUMNS = ("completions", "prompts", "finish_reasons", "completion_ids")
 TRL_LOGGERS = ("log_extra", "log_metric")
 """Functions that TRL gives a reward to note things by. Here a reward notes by what it returns."""
+PARSER = "parser"
+_PARSER = "; a parser of verifiers is bound in Python: `reward = functools.partial(function, parser=Parser())`"
 _VERL = tuple(verl_arguments("", {}))
 _OPENRLHF = tuple(openrlhf_arguments("", "", {}))
+_AREAL = tuple(areal_arguments(RewardItem("")))
+_VERIFIERS = tuple(verifiers_arguments(RewardItem(""), {}))
 OFFERED: Mapping[Style, tuple[str, ...]] = {
     Style.ONE: RESERVED,
     Style.BATCH: (*RESERVED_COLUMNS, *TRL_LOGGERS),
     Style.VERL_ONE: (*RESERVED, *_VERL),
     Style.VERL_BATCH: tuple(f"{name}s" for name in _VERL),
     Style.OPENRLHF: _OPENRLHF,
+    Style.AREAL: (*_AREAL, "finish_reason"),
+    Style.VERIFIERS: (*RESERVED, *_VERIFIERS),
+    Style.SLIME: ("args", "sample"),
+    Style.SLIME_BATCH: ("args", "samples"),
 }
 """The arguments that a function of each style is given whatever the rows have."""
-MESSAGES = "messages"
-"""Key of a payload whose prompt is a conversation; TRL's signature then gets conversations, as there."""
+NEEDS_MESSAGES = ("string indices must be integers", "'str' object has no attribute 'get'")
+"""What Python says where a text is read as a list of messages."""
 
 
 def resolve_reward(name: str) -> RewardFunction:
@@ -102,6 +113,8 @@ class Scorer:
         self._runner: asyncio.Runner | None = None
 
     def _require_known_options(self) -> None:
+        if self._signature.style in (Style.SLIME, Style.SLIME_BATCH):
+            return  # they are its `args`
         accepted = sorted(self._signature.accepted)
         unknown = [] if self._signature.takes_any else sorted(self._options.keys() - self._signature.accepted)
         if unknown:
@@ -120,7 +133,7 @@ class Scorer:
             raise ConfigError(
                 f"reward {self._name!r} cannot be called without {names}: give it in reward.options, as "
                 f"{{ {key} = {{ {lacking[0]} = ... }} }}, or as a column of the data; the rows have "
-                f"{', '.join(sorted(columns)) or 'none'}"
+                f"{', '.join(sorted(columns)) or 'none'}{_PARSER if PARSER in lacking else ''}"
             )
 
     def score(self, items: Sequence[RewardItem]) -> list[Score]:
@@ -132,7 +145,16 @@ class Scorer:
         if self._signature.takes_batch:
             return self._score_columns(items)
         outcomes = [self._call_one(item) for item in items]
-        return [None if outcome is None else to_score(outcome) for outcome in self._settled(outcomes)]
+        return [None if outcome is None else self._score_of(outcome) for outcome in self._settled(outcomes)]
+
+    def _score_of(self, outcome: object) -> Score:
+        """A text that was read as a list of messages is told with the way to get messages."""
+        score = to_score(outcome)
+        raised = self._signature.style is Style.ONE and isinstance(outcome, TypeError | AttributeError)
+        if raised and any(sign in score.reason for sign in NEEDS_MESSAGES):
+            hint = "; a completion is text, and a list of messages where it is annotated so: `completion: list`"
+            return Score.failed(shorten(score.reason + hint))
+        return score
 
     def close(self) -> None:
         if self._runner is not None:
@@ -144,22 +166,41 @@ class Scorer:
     def _call_one(self, item: RewardItem) -> object:
         """What the function returns for one item, or the exception that it raised."""
         try:
-            if self._signature.style is Style.VERL_ONE:
-                return self._function(**self._arguments(item, verl=True))
+            if self._signature.style in (Style.VERL_ONE, Style.AREAL, Style.SLIME):
+                return self._function(**self._arguments(item))
+            given, arguments = self._completion(item)
             if self._signature.by_name:
-                return self._function(**{**self._arguments(item), COMPLETION: item.completion})
-            return self._function(item.completion, **self._arguments(item))
+                return self._function(**{**arguments, COMPLETION: given})
+            return self._function(given, **arguments)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - user code: anything may come out of it
             return error
 
-    def _arguments(self, item: RewardItem, *, verl: bool = False) -> Arguments:
+    def _completion(self, item: RewardItem) -> tuple[object, Arguments]:
+        """The completion, and what is passed beside it. A column `state` means that a function that takes it, and does
+        not ask for messages by its annotation, is none of verifiers."""
+        if self._signature.style is not Style.VERIFIERS:
+            return item.completion, self._arguments(item)
         payload = _payload(item, RESERVED)
+        if not self._signature.of_messages and STATE in {*payload, *self._options}:
+            return item.completion, self._arguments(item)
+        there = verifiers_arguments(item, payload)
+        return there.pop(COMPLETION), self._arguments(item, there)
+
+    def _arguments(self, item: RewardItem, more: Arguments | None = None) -> Arguments:
+        """more: what is passed beside what every function may have."""
+        style = self._signature.style
+        if style is Style.SLIME:
+            sample = slime_sample(item, _payload(item, ()))
+            return {"args": SimpleNamespace(**self._options), "sample": sample}
+        payload = _payload(item, OFFERED[Style.AREAL] if style is Style.AREAL else RESERVED)
         offered: Arguments = {**payload, "prompt": item.prompt, "finish_reason": item.finish_reason}
         if "completion_ids" in self._signature.accepted:
-            offered["completion_ids"] = _token_ids(item)
-        if verl:
+            offered["completion_ids"] = token_ids(item.token_ids)
+        if style is Style.VERL_ONE:
             offered |= verl_arguments(item.completion, payload)
-        return self._signature.select({**offered, **self._options})
+        if style is Style.AREAL:
+            offered |= areal_arguments(item)
+        return self._signature.select({**offered, **(more or {}), **self._options})
 
     def _score_columns(self, items: Sequence[RewardItem]) -> list[Score | None]:
         """Score a batch in one call; if that fails as a whole, one by one, so that only the guilty item
@@ -185,22 +226,26 @@ class Scorer:
             return error
 
     def _columns(self, items: Sequence[RewardItem]) -> Arguments:
-        payloads = [_payload(item, RESERVED_COLUMNS) for item in items]
         if self._signature.style is Style.VERL_BATCH:
-            return self._verl_columns(items, payloads)
+            return self._verl_columns(items)
         if self._signature.style is Style.OPENRLHF:
             return self._openrlhf_columns(items)
+        if self._signature.style is Style.SLIME_BATCH:
+            samples = [slime_sample(item, _payload(item, ())) for item in items]
+            return {"args": SimpleNamespace(**self._options), "samples": samples}
+        payloads = [_payload(item, RESERVED_COLUMNS) for item in items]
         keys = dict.fromkeys(key for payload in payloads for key in payload)
         columns: Arguments = {key: [payload.get(key) for payload in payloads] for key in keys}
         pairs = list(zip(items, payloads, strict=True))
         columns["completions"] = [_as_trl_completion(item.completion, payload) for item, payload in pairs]
         columns["prompts"] = [payload.get(MESSAGES, item.prompt) for item, payload in pairs]
         columns["finish_reasons"] = [item.finish_reason for item in items]
-        columns["completion_ids"] = [_token_ids(item) for item in items] if self._signature.wants_ids else []
+        columns["completion_ids"] = [token_ids(item.token_ids) for item in items] if self._signature.wants_ids else []
         named = {name: _unheard for name in TRL_LOGGERS if name in self._signature.accepted}
         return self._signature.select({**columns, **named, **self._options})
 
-    def _verl_columns(self, items: Sequence[RewardItem], payloads: list[dict[str, Any]]) -> Arguments:
+    def _verl_columns(self, items: Sequence[RewardItem]) -> Arguments:
+        payloads = [_payload(item, RESERVED_COLUMNS) for item in items]
         rows = [verl_arguments(item.completion, payload) for item, payload in zip(items, payloads, strict=True)]
         columns: Arguments = {f"{name}s": [row[name] for row in rows] for name in rows[0]} if rows else {}
         return self._signature.select({**columns, **self._options})
@@ -241,12 +286,7 @@ def _payload(item: RewardItem, reserved: tuple[str, ...]) -> dict[str, Any]:
 
 def _as_trl_completion(completion: str, payload: dict[str, Any]) -> object:
     """A completion as TRL gives it: of a conversation it is a message."""
-    return [{"role": "assistant", "content": completion}] if MESSAGES in payload else completion
-
-
-def _token_ids(item: RewardItem) -> list[int]:
-    ids: list[int] = np.frombuffer(item.token_ids, dtype="<i4").tolist()
-    return ids
+    return assistant_message(completion) if MESSAGES in payload else completion
 
 
 def _as_list(outcome: object) -> object:

@@ -5,24 +5,28 @@ reward(completions, prompts, **columns)                                         
 compute_score(data_source, solution_str, ground_truth, extra_info=None)         verl's: one completion
 compute_score(data_sources, solution_strs, ground_truths, extra_infos)          verl's: a batch
 reward_func(queries, prompts, labels)                                           OpenRLHF's: a batch
+reward_fn(prompt, completions, prompt_ids, completion_ids, **data)              AReaL's: one completion
+rubric_func(completion: Messages, answer, state)                                verifiers': one, as messages
+custom_rm(args, sample), custom_rm(args, samples)                               slime's: one completion, or a batch
 """
 
 import inspect
+import re
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
 
 import msgspec
 
 from streamrl.errors import ConfigError
+from streamrl.rewards.arguments import STATE, Arguments
 
 RewardFunction = Callable[..., object]
-Arguments = dict[str, object]
-
 
 COMPLETION = "completion"
 NOT_COMPLETIONS = ("prompt", "prompts", "finish_reason", "completion_ids")
 """What a first parameter may not be called: it would get the completion under the name of something else."""
+_OF_MESSAGES = re.compile(r"\b(list|sequence|iterable|messages)\b", re.IGNORECASE)
+"""An annotation of the completion that says that it is a conversation."""
 
 
 class Style(Enum):
@@ -33,22 +37,27 @@ class Style(Enum):
     VERL_ONE = "verl one"
     VERL_BATCH = "verl batch"
     OPENRLHF = "OpenRLHF batch"
+    AREAL = "AReaL one"
+    VERIFIERS = "verifiers one"
+    SLIME = "slime one"
+    SLIME_BATCH = "slime batch"
 
 
 class Signature(msgspec.Struct, frozen=True):
     """accepted: names that can be given by keyword. takes_any: whether there is a `**` parameter. by_name: whether the
     completion is given by keyword, too, since it is not the first parameter. needed: those of the accepted that have no
-    default."""
+    default. of_messages: whether the completion is annotated as a list."""
 
     style: Style
     accepted: frozenset[str]
     takes_any: bool
     by_name: bool = False
     needed: frozenset[str] = frozenset()
+    of_messages: bool = False
 
     @property
     def takes_batch(self) -> bool:
-        return self.style in (Style.BATCH, Style.VERL_BATCH, Style.OPENRLHF)
+        return self.style in (Style.BATCH, Style.VERL_BATCH, Style.OPENRLHF, Style.SLIME_BATCH)
 
     @property
     def wants_ids(self) -> bool:
@@ -73,12 +82,14 @@ def signature_of(function: RewardFunction, name: str = "") -> Signature:
     named, needed = {p.name for p in by_keyword}, {p.name for p in by_keyword if p.default is p.empty}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     style = _style(named)
-    if style is Style.ONE:
-        if COMPLETION in named and parameters[0].name != COMPLETION:
-            return Signature(style, frozenset(named), takes_any, by_name=True, needed=frozenset(needed - {COMPLETION}))
-        first = _first_of(parameters, name)
-        named, needed = named - {first}, needed - {first}
-    return Signature(style, frozenset(named), takes_any, needed=frozenset(needed))
+    if style is not Style.ONE:
+        return Signature(style, frozenset(named), takes_any, needed=frozenset(needed))
+    by_name = COMPLETION in named and parameters[0].name != COMPLETION
+    first = COMPLETION if by_name else _first_of(parameters, name)
+    of_messages = _says_messages(next(p for p in parameters if p.name == first))
+    style = Style.VERIFIERS if of_messages or STATE in named else Style.ONE
+    named, needed = named if by_name else named - {first}, needed - {first}
+    return Signature(style, frozenset(named), takes_any, by_name, frozenset(needed), of_messages)
 
 
 def called(function: RewardFunction) -> str:
@@ -102,40 +113,23 @@ def _first_of(parameters: list[inspect.Parameter], name: str) -> str:
     return first.name
 
 
+def _says_messages(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter is annotated as a list; the annotation may be text."""
+    annotation = parameter.annotation
+    return annotation is not parameter.empty and bool(_OF_MESSAGES.search(str(annotation)))
+
+
+_MARKS = (
+    ({"prompt", "completions", "prompt_ids"}, Style.AREAL),
+    ({"completions"}, Style.BATCH),
+    ({"queries"}, Style.OPENRLHF),
+    ({"solution_str"}, Style.VERL_ONE),
+    ({"solution_strs"}, Style.VERL_BATCH),
+    ({"args", "sample"}, Style.SLIME),
+    ({"args", "samples"}, Style.SLIME_BATCH),
+)
+"""Parameters that only a function of that style has; the first that are all there count."""
+
+
 def _style(named: set[str]) -> Style:
-    if "completions" in named:
-        return Style.BATCH
-    if "queries" in named:
-        return Style.OPENRLHF
-    if "solution_str" in named:
-        return Style.VERL_ONE
-    return Style.VERL_BATCH if "solution_strs" in named else Style.ONE
-
-
-def verl_arguments(completion: str, payload: dict[str, Any]) -> Arguments:
-    """What verl's reward managers pass: the ground truth of the row's `reward_model`, its source and its extra info.
-
-    A row that is not in verl's layout gives its `ground_truth`, else its `answer`."""
-    return {
-        "data_source": payload.get("data_source", ""),
-        "solution_str": completion,
-        "ground_truth": _truth(payload),
-        "extra_info": payload.get("extra_info"),
-    }
-
-
-def openrlhf_arguments(prompt: str, completion: str, payload: dict[str, Any]) -> Arguments:
-    """What OpenRLHF passes of one completion, each under its name there: the text of prompt and completion, that of the
-    prompt, and the row's `label` or `labels`, else its answer as verl's have it."""
-    label = next((payload[name] for name in ("label", "labels") if name in payload), None)
-    return {
-        "queries": prompt + completion,
-        "prompts": prompt,
-        "labels": _truth(payload) if label is None else label,
-    }
-
-
-def _truth(payload: dict[str, Any]) -> object:
-    model = payload.get("reward_model")
-    truth = model.get("ground_truth") if isinstance(model, dict) else None
-    return payload.get("ground_truth", payload.get("answer")) if truth is None else truth
+    return next((style for marks, style in _MARKS if marks <= named), Style.ONE)

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from streamrl.config.estimates.weight_files import Unreadable, count_parameters, read_object
+from streamrl.config.estimates.weight_files import Unreadable, count_parameters, read_object, refuse_adapters
 from streamrl.config.problems import Problem
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -61,6 +61,9 @@ def read_folder(folder: Path, otherwise: str = "set model.preset") -> tuple[Mode
         kind = "not a folder" if folder.exists() else "no such folder"
         return None, [_problem(f"{kind}: {folder}; give a Hugging Face model folder, or {otherwise}")]
     problems: list[Problem] = []
+    _attempt(lambda: refuse_adapters(folder), problems)
+    if problems:
+        return None, problems
     config = _attempt(lambda: _model_config(folder), problems) or {}
     parameters = _attempt(lambda: count_parameters(folder), problems)
     _attempt(lambda: _require_eos(folder, config), problems)
@@ -76,6 +79,9 @@ def read_classifier(folder: Path) -> tuple[ClassifierFacts | None, list[Problem]
         kind = "not a folder" if folder.exists() else "no such folder"
         return None, [_problem(f"{kind}: {folder}; give one that `streamrl reward-model` wrote, or leave this key out")]
     problems: list[Problem] = []
+    _attempt(lambda: refuse_adapters(folder), problems)
+    if problems:
+        return None, problems
     config = _attempt(lambda: _classifier_config(folder), problems) or {}
     parameters = _attempt(lambda: count_parameters(folder), problems)
     if not (folder / "tokenizer.json").is_file():

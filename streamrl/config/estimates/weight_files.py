@@ -14,6 +14,7 @@ from typing import Any
 _HEADER_LIMIT = 100 * 2**20  # the safetensors format's own bound of a header
 _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+_ADAPTERS = "adapter_config.json"
 _POINTER = b"version https://git-lfs"
 Shape = tuple[int, ...]
 
@@ -39,6 +40,25 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Unreadable(f"{path} is not a JSON object")
     return value
+
+
+def refuse_adapters(folder: Path) -> None:
+    """Raise Unreadable for a folder of peft's: it holds what is added to a model that lies elsewhere.
+
+    transformers would load that other model by the name in it, whatever weights lie beside it."""
+    if not (folder / _ADAPTERS).is_file():
+        return
+    base = read_object(folder / _ADAPTERS).get("base_model_name_or_path")
+    if (folder / "config.json").is_file():
+        raise Unreadable(
+            f"{folder} has {_ADAPTERS} beside config.json, and transformers would load the model that it names "
+            f"({base!r}); move it and adapter_model.safetensors out of the folder"
+        )
+    raise Unreadable(
+        f"{folder} has the adapters of a model (peft), and not the model, which is {base!r}; give that one's folder, "
+        "or merge them: `AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload().save_pretrained(merged)`, "
+        "and save the tokenizer there"
+    )
 
 
 def count_parameters(folder: Path) -> int:

@@ -21,6 +21,11 @@ from streamrl.config.estimates.weight_files import Shape, Unreadable, read_objec
 from streamrl.errors import ConfigError
 
 _SHOWN = 3
+_EXPERT = re.compile(r"(?P<place>.+\.experts)\.\d+\.(?P<part>.+)")
+"""A tensor of one expert."""
+_STACKED = re.compile(r".+\.experts\.(gate_up_proj|down_proj)")
+"""A tensor of all experts of a layer."""
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 def require_fitting_weights(folder: Path, *, scores: bool = False) -> None:
@@ -46,8 +51,29 @@ def require_fitting_weights(folder: Path, *, scores: bool = False) -> None:
         shown = sorted(wrong)[:_SHOWN]
         shapes = "; ".join(f"{name} is {_text(kept[name])} and should be {_text(wanted[name])}" for name in shown)
         raise ConfigError(_refusal(folder, f"do not fit its config.json: {shapes}", len(wrong)))
-    if kept.keys() == found.keys():
-        _require_all(folder, found, wanted, model._keys_to_ignore_on_load_missing or ())
+    lacking = _lacking_experts(found, wanted)
+    if lacking:
+        raise ConfigError(_lack(folder, lacking))
+    if all(name in kept or _EXPERT.fullmatch(name) for name in found):
+        rest = wanted if kept.keys() == found.keys() else {n: wanted[n] for n in wanted if not _STACKED.fullmatch(n)}
+        _require_all(folder, kept, rest, model._keys_to_ignore_on_load_missing or ())
+
+
+def _lacking_experts(found: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> list[str]:
+    """What is missing of experts that have a tensor each, where the model has one for all: every layer has the same
+    parts of as many experts. [] where the names do not say which layer is which."""
+    there = [match for name in found if (match := _EXPERT.fullmatch(name))]
+    places = {_LAYER.sub(".layers.{}.", match["place"]) for match in there}
+    ends = {match["part"] for match in there}
+    layers = [(_LAYER.search(name), shape[0]) for name, shape in wanted.items() if _STACKED.fullmatch(name)]
+    counts = {(layer[1], count) for layer, count in layers if layer is not None}
+    if len(places) != 1:
+        return []
+    place = places.pop()
+    names = (
+        f"{place.format(layer)}.{number}.{end}" for layer, count in counts for number in range(count) for end in ends
+    )
+    return sorted(name for name in names if name not in found)
 
 
 def _require_all(
@@ -59,8 +85,11 @@ def _require_all(
     lacking = [name for name, shape in wanted.items() if name not in found and shape not in renamed]
     missing = sorted(name for name in lacking if not any(re.search(one, name) for one in optional))
     if missing:
-        shown = ", ".join(missing[:_SHOWN])
-        raise ConfigError(_refusal(folder, f"lack what its config.json asks for: {shown}", len(missing)))
+        raise ConfigError(_lack(folder, missing))
+
+
+def _lack(folder: Path, missing: list[str]) -> str:
+    return _refusal(folder, f"lack what its config.json asks for: {', '.join(missing[:_SHOWN])}", len(missing))
 
 
 def _refusal(folder: Path, what: str, count: int) -> str:

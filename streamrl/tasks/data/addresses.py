@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from streamrl.config.data_names import COMPRESSIONS, FORMATS, HUB, cut_split, file_format
 from streamrl.errors import ConfigError
@@ -21,14 +22,15 @@ ALSO_CALLED = {"training": "train", "testing": "test", "evaluation": "eval"}
 """What else a file of a split is called, as on the hub."""
 DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json")
 """Files beside data that hold no rows."""
-_BETWEEN_WORDS = re.compile(r"[-._ 0-9]+")
+_BETWEEN_WORDS = re.compile(r"[-._= 0-9]+")
 
 
 class DataFile(NamedTuple):
-    """One file of rows. format: a value of FORMATS."""
+    """One file of rows. format: a value of FORMATS. partition: columns and values that its folders' names say."""
 
     path: Path
     format: str
+    partition: tuple[tuple[str, str], ...] = ()
 
 
 class Hub(NamedTuple):
@@ -59,7 +61,14 @@ def find(address: str, use: str) -> list[DataFile] | Hub:
             f"data {address!r}: a file or a glob has no splits, and #{split} names one; leave it out, or give the "
             "folder of the files"
         )
-    return [_data_file(address, one) for one in files]
+    root = path if path.is_file() else _fixed(path)
+    return [_data_file(address, one, root) for one in files]
+
+
+def _fixed(pattern: Path) -> Path:
+    """The folder up to which a glob is no pattern."""
+    parts = list(pattern.parts)
+    return Path(*parts[: next((at for at, part in enumerate(parts) if glob.has_magic(part)), len(parts))])
 
 
 def _each_once(paths: Iterable[Path]) -> list[Path]:
@@ -77,14 +86,16 @@ def _hub(address: str, name: str, split: str) -> Hub:
     return Hub("/".join(parts[:2]), parts[2] if len(parts) == 3 else None, split)
 
 
-def _data_file(address: str, path: Path) -> DataFile:
+def _data_file(address: str, path: Path, root: Path) -> DataFile:
+    """root: folders below it whose name is `column=value` give their files that column, as Hive's do."""
     found = file_format(path.name)
     if found is None:
         raise ConfigError(
             f"data {address!r}: {path.name} is none of {', '.join(FORMATS)} (also {', '.join(COMPRESSIONS)}); "
-            "rename it, or narrow the glob"
+            "save it as one of them, rename it, or narrow the glob"
         )
-    return DataFile(path, found)
+    folders = [part.partition("=") for part in path.relative_to(root).parts[:-1]]
+    return DataFile(path, found, tuple((column, unquote(value)) for column, mark, value in folders if column and mark))
 
 
 def _folder(address: str, path: Path, split: str, use: str) -> list[DataFile]:
@@ -105,7 +116,7 @@ def _folder(address: str, path: Path, split: str, use: str) -> list[DataFile]:
     by_split = _by_split(files, path)
     if by_split or split:
         files = by_split.get(_choose(address, list(by_split), split, use), [])
-    return [_data_file(address, one) for one in files]
+    return [_data_file(address, one, path) for one in files]
 
 
 def _saved(address: str, path: Path) -> list[DataFile]:

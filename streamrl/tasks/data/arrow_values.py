@@ -12,12 +12,12 @@ _NO_PYTHON_VALUE = (ValueError, OverflowError, LookupError)
 
 
 def arrow_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows of a batch, column by name.
+    """The rows of a batch, column by name. A map is a record; of a key that it has twice the last value counts.
 
     A time that Python cannot hold is Arrow's text for it; a text that is not UTF-8 has half surrogates in the place of
     its bad bytes. Of a list or a record that has one of these inside, None is left."""
     try:
-        rows: list[dict[str, Any]] = batch.to_pylist()
+        rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="lossy")
         return rows
     except _NO_PYTHON_VALUE:
         columns = {name: _values(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
@@ -26,7 +26,7 @@ def arrow_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 def _values(column: pa.Array) -> list[Any]:
     try:
-        values: list[Any] = column.to_pylist()
+        values: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
         return values
     except _NO_PYTHON_VALUE:
         return [_value(scalar) for scalar in column]
@@ -34,7 +34,7 @@ def _values(column: pa.Array) -> list[Any]:
 
 def _value(scalar: Any) -> Any:
     try:
-        return scalar.as_py()
+        return scalar.as_py(maps_as_pydicts="lossy")
     except UnicodeDecodeError:
         return scalar.as_buffer().to_pybytes().decode("utf-8", "surrogateescape") if _is_text(scalar) else None
     except _NO_PYTHON_VALUE:

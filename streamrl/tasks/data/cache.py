@@ -24,7 +24,7 @@ from streamrl.tasks.data.store import read_meta
 from streamrl.tasks.data.task import DataTask, DemonstratedDataTask
 from streamrl.tasks.data.templating import Renderer
 
-LAYOUT = 1
+LAYOUT = 2
 """Of the folder; another one is prepared anew."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.json")
 
@@ -74,7 +74,7 @@ def _stamp(source: DataFile | Hub) -> list[object]:
     if isinstance(source, Hub):
         return list(source)
     facts = source.path.stat()
-    return [str(source.path.resolve()), facts.st_size, facts.st_mtime_ns]
+    return [str(source.path.resolve()), facts.st_size, facts.st_mtime_ns, *source.partition]
 
 
 def _tokenizer_digest(model: Path) -> str:

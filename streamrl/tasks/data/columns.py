@@ -6,7 +6,7 @@ The usual names of columns are known (TRL's, verl's, GSM8K's, ShareGPT's); `data
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ PROMPT_COLUMNS = (
     "problem",
     "messages",
     "conversations",
+    "conversation",
     "instruction",
     "query",
     "input",
@@ -35,8 +36,13 @@ ANSWER_COLUMNS = (
     "target",
     "gold",
     "label",
+    "answers",
+    "correct_answer",
+    "reference_answer",
 )
 """Columns that hold the right answer, the first that a row has."""
+SUPERVISED_COLUMNS = ("output", "response", "completion")
+"""What supervised data, as Alpaca's, calls answers; of a row that has no other and ends with no assistant's turn."""
 TEXT_AS_IT_IS = ("prompt", "text")
 """Columns whose text the model continues as it stands."""
 PASSED_BY_STREAMRL = (
@@ -58,6 +64,8 @@ _SHAREGPT = {
     "assistant": "assistant",
     "system": "system",
     "tool": "tool",
+    "chatgpt": "assistant",
+    "observation": "tool",
 }
 
 _MESSAGES_BEGIN = re.compile(r"\s*\[\s*\{")
@@ -84,6 +92,7 @@ class Item(msgspec.Struct, frozen=True):
 
 def item_of(row: Mapping[str, Any], names: Mapping[str, str], *, filled: bool = False) -> Item:
     """What a row says. names: `data.columns`. filled: whether None stands for keys that records lack. Raises BadRow."""
+    _refuse_media(row)
     tidy = _without_missing if filled else _as_it_is
     column, value = _prompt(row, names)
     if isinstance(value, bytes):
@@ -92,8 +101,10 @@ def item_of(row: Mapping[str, Any], names: Mapping[str, str], *, filled: bool = 
     prompt, ending = (_text(value, column, row), None) if isinstance(value, str) else _messages(value, column)
     payload = {key: plain(item) for key, item in row.items() if key not in PASSED_BY_STREAMRL and key != column}
     answer = _answer(row, names)
-    if answer is None and ending is not None:
+    if answer is None:
         answer = ending
+    if answer is None and "answer" not in names:
+        answer = _first_of(row, [name for name in SUPERVISED_COLUMNS if name != column])
     # A column that was named is the only one: where it has nothing, another of the usual name is no answer.
     if answer is not None or "answer" in names:
         payload["answer"] = plain(answer)
@@ -111,6 +122,25 @@ def item_of(row: Mapping[str, Any], names: Mapping[str, str], *, filled: bool = 
         tidy(plain(arguments)) if isinstance(arguments, Mapping) else {},
         payload,
     )
+
+
+def _refuse_media(row: Mapping[str, Any]) -> None:
+    """Raise BadRow for a row with an image, a video or a recording, as `datasets` has them: its prompt is about what
+    the model would not see."""
+    for column, value in row.items():
+        if _is_media(value[0] if isinstance(value, list) and value else value):
+            raise BadRow(
+                f"column {column!r} has an image or a recording: streamrl trains on text alone; leave the column out "
+                "where the prompt does without it, or the row"
+            )
+
+
+def _is_media(value: Any) -> bool:
+    """As files have it, with bytes or a path, or decoded, as `datasets` streams it."""
+    if not isinstance(value, Mapping):
+        return type(value).__module__.partition(".")[0] in ("PIL", "torchcodec")
+    kept = {"bytes", "path"} <= value.keys() and bool(value["bytes"] or value["path"])
+    return kept or {"array", "sampling_rate"} <= value.keys()
 
 
 def lookup(row: Mapping[str, Any], path: str) -> Any:
@@ -184,7 +214,11 @@ def _called(row: Mapping[str, Any], name: str) -> str:
 
 
 def _answer(row: Mapping[str, Any], names: Mapping[str, str]) -> Any:
-    for name in (names["answer"],) if "answer" in names else ANSWER_COLUMNS:
+    return _first_of(row, (names["answer"],) if "answer" in names else ANSWER_COLUMNS)
+
+
+def _first_of(row: Mapping[str, Any], columns: Sequence[str]) -> Any:
+    for name in columns:
         value = lookup(row, _called(row, name))
         if value is not None:
             return value
@@ -218,8 +252,9 @@ def _messages(value: Any, column: str) -> tuple[list[Message], Any]:
 
 def _message(given: dict[str, Any], column: str) -> Message:
     """One message as chat templates know it, from OpenAI's form or ShareGPT's."""
-    if "role" not in given and given.get("from") in _SHAREGPT:
-        given = {"role": _SHAREGPT[given["from"]], "content": given.get("value")}
+    speaker = _SHAREGPT.get(str(given.get("from")).casefold())
+    if "role" not in given and speaker is not None:
+        given = {"role": speaker, "content": given.get("value")}
     role = given.get("role")
     if not isinstance(role, str) or not role:
         raise BadRow(f"column {column!r} has a message without a role: {shown(given)}; write {{role, content}}")

@@ -17,8 +17,9 @@ def plain(value: Any) -> Any:
     """The value in JSON's own types.
 
     NaN and infinities become None, as missing values do. Numpy scalars and arrays become numbers and lists, dates and
-    UUIDs text, decimals numbers, those without a fraction whole ones. Bytes become the text that they are in UTF-8, and
-    None where they are none. Half a surrogate pair in a text becomes U+FFFD. Keys become text."""
+    UUIDs text, decimals numbers: those without a fraction whole ones, and text where no float is that number. Bytes
+    become the text that they are in UTF-8, and None where they are none. Half a surrogate pair in a text becomes
+    U+FFFD. Keys become text."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
@@ -32,12 +33,22 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return plain(value.tolist())
     if isinstance(value, decimal.Decimal):
-        return int(value) if value.is_finite() and value.as_tuple().exponent == 0 else plain(float(value))
+        return _number_of(value)
     if isinstance(value, bytes):
         return _text_of(value)
     if isinstance(value, datetime.date | datetime.time | datetime.timedelta | uuid.UUID):
         return str(value)
     return None
+
+
+def _number_of(value: decimal.Decimal) -> int | float | str | None:
+    """Digits that a float lacks are a part of an answer, so they are kept."""
+    if not value.is_finite():
+        return None
+    if value.as_tuple().exponent == 0:
+        return int(value)
+    nearest = float(value)
+    return nearest if decimal.Decimal(repr(nearest)) == value else str(value)
 
 
 def _text_of(value: bytes) -> str | None:

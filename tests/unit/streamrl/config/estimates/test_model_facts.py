@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from streamrl.config.estimates.model_facts import read_folder
+from streamrl.errors import ConfigError
+from streamrl.models.folders import checked_folder
 
 CONFIG = {
     "model_type": "qwen3",
@@ -78,3 +80,23 @@ def test_an_end_token_that_is_not_there_and_weights_that_are_cut_off_are_named(
 ) -> None:
     (problem,) = read_folder(folder(tmp_path, **files))[1]
     assert re.search(says, problem.what)
+
+
+ADAPTERS = {"adapter_config": {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B"}}
+
+
+def test_a_folder_of_adapters_says_whose_they_are_and_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps(ADAPTERS["adapter_config"]))
+    (tmp_path / "adapter_model.safetensors").touch()
+    facts, problems = read_folder(tmp_path)
+    assert facts is None
+    (problem,) = problems
+    assert "has the adapters of a model (peft), and not the model, which is 'Qwen/Qwen3-8B'" in problem.what
+    assert "merge_and_unload()" in problem.what
+    with pytest.raises(ConfigError, match="which is 'Qwen/Qwen3-8B'"):
+        checked_folder(tmp_path)
+
+
+def test_adapters_beside_a_model_are_refused_since_another_model_would_be_loaded(tmp_path: Path) -> None:
+    _, (problem,) = read_folder(folder(tmp_path, **ADAPTERS))
+    assert "transformers would load the model that it names ('Qwen/Qwen3-8B'); move it" in problem.what

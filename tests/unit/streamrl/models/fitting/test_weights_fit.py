@@ -92,6 +92,41 @@ def test_a_tensor_that_is_missing_is_named_beside_others_of_no_use(tmp_path: Pat
         load_model(folder, "float32")
 
 
+def without(kind: str, folder: Path, pattern: str) -> str:
+    """The refusal of a family's folder without the tensors of that pattern, which loading it refuses, too."""
+    family_model(kind).save_pretrained(folder)
+    gone = []
+
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        gone.extend(name for name in tensors if re.search(pattern, name))
+        for name in gone:
+            del tensors[name]
+
+    rewrite(folder, drop)
+    assert gone
+    with pytest.raises(ConfigError):
+        load_model(folder, "float32")
+    told = refusal(folder)
+    assert sorted(gone)[0] in told
+    return told
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"layers\.2\.mlp\.experts\.3\.up_proj",  # of one expert
+        r"layers\.2\.mlp\.experts\.3\.",  # all of it
+        r"layers\.2\.mlp\.experts\.",  # all experts of a layer
+        r"layers\.0\.input_layernorm",  # of no expert
+    ],
+)
+def test_what_is_missing_of_a_model_with_a_tensor_for_each_expert_is_named(
+    kind: str, pattern: str, tmp_path: Path
+) -> None:
+    assert "lack what its config.json asks for: model.layers." in without(kind, tmp_path, pattern)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_each_tensor_of_another_shape_is_named_with_both_shapes(tied: bool, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", 0, tied=tied)

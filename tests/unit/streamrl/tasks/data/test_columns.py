@@ -32,7 +32,12 @@ VERL = {
         ({**VERL, "reward_model": json.dumps(VERL["reward_model"])}, [USER], "4"),
         ({"messages": [USER, {"role": "assistant", "content": "4"}]}, [USER], "4"),
         ({"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]}, [USER], "4"),
-        ({"instruction": "Add.", "input": "2 2", "output": "4"}, "Add.\n\n2 2", None),
+        ({"instruction": "Add.", "input": "2 2", "output": "4"}, "Add.\n\n2 2", "4"),
+        ({"prompt": "2+2=", "completion": "4"}, "2+2=", "4"),
+        ({"question": "2+2?", "response": "It is 4.", "answers": ["4", "four"]}, "2+2?", ["4", "four"]),
+        ({"messages": [USER, {"role": "assistant", "content": "4"}], "output": "no"}, [USER], "4"),
+        ({"conversation": [USER, {"role": "assistant", "content": "4"}]}, [USER], "4"),
+        ({"conversations": [{"from": "Human", "value": "2+2?"}, {"from": "ChatGPT", "value": "4"}]}, [USER], "4"),
         ({"instruction": "Add.", "input": ""}, "Add.", None),
         ({"prompt": json.dumps([USER]), "answer": "4"}, [USER], "4"),
         ({"prompt": str([USER]), "answer": "4"}, [USER], "4"),
@@ -56,6 +61,33 @@ def test_the_layouts_that_people_have(row: dict[str, Any], prompt: object, answe
     item = item_of(row, {})
     assert item.prompt == prompt
     assert item.payload.get("answer") == answer
+
+
+def test_what_supervised_data_calls_an_answer_is_none_where_it_is_the_prompt_or_another_is_named() -> None:
+    assert "answer" not in item_of({"output": "2+2?"}, {"prompt": "output"}).payload
+    assert item_of({"prompt": "2+2=", "gold": None, "output": "4"}, {"answer": "gold"}).payload["answer"] is None
+
+
+KEPT = {"bytes": b"\x89PNG", "path": None}
+
+
+class Decoded:
+    """As `datasets` streams an image of the hub."""
+
+    __module__ = "PIL.PngImagePlugin"
+
+
+@pytest.mark.parametrize(
+    "media", [KEPT, [KEPT], {"bytes": None, "path": "a.png"}, {"array": [0.0], "sampling_rate": 8}, Decoded()], ids=str
+)
+def test_a_prompt_about_what_the_model_would_not_see_is_a_bad_row(media: object) -> None:
+    with pytest.raises(BadRow, match=r"column 'picture' has an image or a recording: .* leave the column out"):
+        item_of({"question": "What is it?", "picture": media, "answer": "a dog"}, {})
+
+
+def test_a_column_of_images_may_have_none() -> None:
+    for none in (None, [], {"bytes": None, "path": None}, [{"bytes": None, "path": None}]):
+        assert item_of({"question": "2+2?", "images": none}, {}).prompt == "2+2?"
 
 
 def test_the_reward_is_given_every_other_column_and_the_messages() -> None:
@@ -93,7 +125,7 @@ def test_keys_that_only_other_records_of_a_table_have_reach_no_template() -> Non
 
 def test_no_column_shadows_what_streamrl_passes_itself() -> None:
     shadows = {"completion": "x", "completions": "x", "prompts": "x", "completion_ids": [1], "finish_reason": "stop"}
-    assert item_of({"question": "2+2?", **shadows}, {}).payload == {}
+    assert item_of({"question": "2+2?", **shadows}, {}).payload == {"answer": "x"}  # by its own name
 
 
 def test_columns_with_other_names_and_inside_of_records() -> None:
@@ -154,6 +186,9 @@ def test_a_row_without_a_prompt_says_which_column_which_value_and_the_way_out(ro
         (np.nan, None),
         (decimal.Decimal("1.5"), 1.5),
         (decimal.Decimal("72"), 72),
+        (decimal.Decimal("0.10"), 0.1),
+        (decimal.Decimal("12345678901234567.89"), "12345678901234567.89"),
+        (decimal.Decimal("1e999"), "1E+999"),
         (decimal.Decimal("NaN"), None),
         (datetime.date(2026, 1, 2), "2026-01-02"),
         ({1: {"a": (1, float("nan"))}}, {"1": {"a": [1, None]}}),

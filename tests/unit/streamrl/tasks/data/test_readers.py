@@ -5,6 +5,7 @@ import csv
 import datetime
 import gzip
 import json
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,14 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "a.ndjson": lambda path: path.write_text(LINES, "utf-8"),
     "a.jsonl.gz": lambda path: path.write_bytes(gzip.compress(LINES.encode())),
     "a.jsonl.bz2": lambda path: path.write_bytes(bz2.compress(LINES.encode())),
+    "a.jsonl.xz": lambda path: path.write_bytes(lzma.compress(LINES.encode())),
+    "a.jsonl.ZSTD": lambda path: path.write_bytes(pa.compress(LINES.encode(), "zstd", asbytes=True)),
+    "a.jsonlines": lambda path: path.write_text(LINES, "utf-8"),
+    "commas.jsonl": lambda path: path.write_text(LINES.replace("}\n", "},\r\n"), "utf-8"),
+    "objects.jsonl": lambda path: path.write_text("\n".join(json.dumps(row, indent=2) for row in ROWS), "utf-8"),
+    "objects.json": lambda path: path.write_text("\n".join(json.dumps(row, indent=2) for row in ROWS), "utf-8"),
+    "dense-objects.json": lambda path: path.write_text(LINES.replace("\n", ""), "utf-8"),
+    "held.jsonl": lambda path: path.write_text(json.dumps({"data": ROWS}, indent=2), "utf-8"),
     "a.jsonl.zst": lambda path: path.write_bytes(pa.compress(LINES.encode(), "zstd", asbytes=True)),
     "a.json": lambda path: path.write_text(json.dumps(ROWS, indent=2), "utf-8"),
     "dense.json": lambda path: path.write_text(json.dumps(ROWS, separators=(",", ":")), "utf-8"),
@@ -92,6 +101,7 @@ def test_a_json_element_that_is_longer_than_a_chunk_is_whole(tmp_path: Path) -> 
         (b'"text"', "a JSON str"),
         (b'{"prompt": "\xff"}', "not UTF-8 at byte 12"),
         (b"[" * 100_000, "not JSON"),
+        (b'{"prompt": "3"},' * 10_000, "not JSON"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_broken_and_the_others_are_read(line: bytes, reason: str, tmp_path: Path) -> None:
@@ -101,6 +111,13 @@ def test_a_line_that_cannot_be_read_is_broken_and_the_others_are_read(line: byte
     assert broken.number == 3
     assert isinstance(broken.value, Broken)
     assert broken.value.reason.startswith(reason)
+
+
+def test_a_line_that_is_cut_off_is_no_object_over_several_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{\n{"prompt": "1"}\n')
+    broken, row = rows_of(tmp_path / "a.jsonl")
+    assert isinstance(broken.value, Broken)
+    assert row == RawRow(2, {"prompt": "1"})
 
 
 def test_what_json_does_not_allow_and_python_writes_is_read(tmp_path: Path) -> None:
@@ -150,6 +167,11 @@ def test_a_csv_file_is_cut_by_what_its_header_has_most_of(delimiter: str, tmp_pa
         ("a.json", json.dumps(ROWS).encode("utf-16"), "is UTF-16"),
         ("a.jsonl", gzip.compress(LINES.encode()), r"is packed by gzip; end its name with .gz"),
         ("a.jsonl.gz", gzip.compress(gzip.compress(LINES.encode())), "is packed by gzip"),
+        ("a.csv", "prompt,answer\n1,2\n".encode("utf-16-le"), "is UTF-16 without a mark"),
+        ("a.jsonl", "{}".encode("utf-16-be"), "is UTF-16 without a mark"),
+        ("a.jsonl", lzma.compress(LINES.encode()), "is packed by xz; end its name with .xz"),
+        ("a.jsonl", b"<!DOCTYPE html><html>", "is a web page; download the file"),
+        ("a.parquet", b"<html>", "is a web page"),
         ("a.csv", b"PK\x03\x04", "is a zip archive or a spreadsheet; unpack it"),
         ("a.jsonl", b"PAR1", "is Parquet"),
         ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n", "git lfs pull"),
@@ -203,6 +225,57 @@ def test_values_that_python_does_not_know_are_told_as_text_and_the_others_are_as
     ]
 
 
+def test_a_csv_file_says_itself_how_it_is_cut_and_commas_in_quotes_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\ufeffsep=|\nprompt|answer;;\n1+1=|2\n", "utf-8")
+    (tmp_path / "b.csv").write_text('"prompt, or text, or so";answer\n1+1=;2\n')
+    assert [row.value for row in rows_of(tmp_path / "*.csv")] == [
+        {"prompt": "1+1=", "answer;;": "2"},
+        {"prompt, or text, or so": "1+1=", "answer": "2"},
+    ]
+
+
+def twice(path: Path) -> None:
+    table = pa.Table.from_arrays(
+        [pa.array(["q"]), pa.array(["a"]), pa.array(["b"])], names=["prompt", "answer", "answer"]
+    )
+    if path.suffix == ".parquet":
+        pa.parquet.write_table(table, path)
+    elif path.suffix == ".csv":
+        path.write_text("prompt,answer,answer\nq,a,b\n")
+    else:
+        new: Any = pa.ipc.new_file if path.stem == "file" else pa.ipc.new_stream
+        with new(str(path), table.schema) as writer:
+            writer.write_table(table)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "file.arrow", "stream.arrow"])
+def test_a_table_with_two_columns_of_one_name_is_refused(name: str, tmp_path: Path) -> None:
+    twice(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"{name}: it has two columns called 'answer'; rename one"):
+        rows_of(tmp_path / name)
+
+
+def test_a_map_of_arrow_is_a_record(tmp_path: Path) -> None:
+    said = [("role", "user"), ("content", "1+1=")]
+    table = pa.table({"prompt": pa.array([[said]], pa.list_(pa.map_(pa.string(), pa.string())))})
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    assert rows_of(tmp_path / "a.parquet")[0].value == {"prompt": [dict(said)]}
+
+
+@pytest.mark.parametrize("address", ["data", "data/*/part.jsonl", "data/**/*.jsonl"])
+def test_folders_named_after_a_column_and_a_value_give_their_rows_that_column(address: str, tmp_path: Path) -> None:
+    for level, row in (("1", {"prompt": "1+1="}), ("2%20b", {"prompt": "2+2=", "level": 3})):
+        (tmp_path / "run=7" / "data" / f"level={level}").mkdir(parents=True)
+        (tmp_path / "run=7" / "data" / f"level={level}" / "part.jsonl").write_text(json.dumps(row))
+    (tmp_path / "run=7" / "data" / "_SUCCESS").touch()
+    found = [row.value for row in rows_of(tmp_path / "run=7" / address)]
+    assert found == [{"level": "1", "prompt": "1+1="}, {"level": 3, "prompt": "2+2="}]
+    alone = tmp_path / "run=7" / "data" / "level=2%20b" / "part.jsonl"
+    alone.write_text('{"prompt": "2+2="}')
+    assert rows_of(tmp_path / "run=7" / address)[1].value == {"level": "2 b", "prompt": "2+2="}
+    assert rows_of(alone)[0].value == {"prompt": "2+2="}
+
+
 def test_a_csv_row_with_too_many_fields_is_broken_and_an_empty_field_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('prompt,answer\n"a, b\nc",\nx,1,2,3\ny\n')
     first, broken, short = rows_of(tmp_path / "a.csv")
@@ -211,11 +284,26 @@ def test_a_csv_row_with_too_many_fields_is_broken_and_an_empty_field_is_none(tmp
     assert short.value == {"prompt": "y", "answer": None}
 
 
-@pytest.mark.parametrize(("name", "content"), [("a.parquet", b"no"), ("a.arrow", b"no"), ("a.jsonl.gz", b"no")])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.parquet", b"no"),
+        ("a.arrow", b"no"),
+        ("a.jsonl.gz", b"no"),
+        ("a.jsonl.xz", b"no"),
+        ("a.jsonl.xz", lzma.compress(LINES.encode())[:-20]),
+    ],
+)
 def test_a_file_that_is_none_of_its_format_is_refused_by_its_name(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=f"{name}: it cannot be read as"):
         rows_of(tmp_path / name)
+
+
+def test_json_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="nested too deep to be rows"):
+        rows_of(tmp_path / "a.json")
 
 
 def test_a_json_list_that_breaks_off_is_refused(tmp_path: Path) -> None:
