@@ -104,7 +104,7 @@ test-serve: $(VENV)/.installed-dev
 	  tests/unit/streamrl/gateway/vllm
 
 test-processors: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/processors -n auto --maxprocesses 4 --durations=3
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/processors -n auto --maxprocesses 4 --dist worksteal --durations=3
 
 test-machines: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) tests/machines -n auto --maxprocesses 4 --durations=3

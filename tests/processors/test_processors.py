@@ -37,12 +37,14 @@ SYNCHRONOUS = (
 
 @pytest.fixture(scope="module", params=PROCESSORS)
 def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Of a process on such a processor. Its kernels are its own: compiled ones are kept by processor and by source."""
+    """Of a process on such a processor. Its kernels are its own: compiled ones are kept by processor and by source.
+    All tests of an invocation share those, whichever worker runs them: compiling takes longer than most of them."""
     told = PROCESSORS[request.param]
     if request.param == "AVX-512" and "avx512f" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor has no AVX-512")
-    kernels = str(tmp_path_factory.getbasetemp() / "kernels") if "NUMBA_CPU_NAME" in told else None
-    kept = {"NUMBA_CACHE_DIR": kernels} if kernels else {}
+    own = tmp_path_factory.getbasetemp()
+    kernels = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "kernels"
+    kept = {"NUMBA_CACHE_DIR": str(kernels)} if "NUMBA_CPU_NAME" in told else {}
     unset = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     return {**unset, "OMP_NUM_THREADS": "1", **kept, **told}
 

@@ -85,7 +85,7 @@ class DeltaFiles:
             content = np.memmap(path, np.uint8, mode="c")
         except (FileNotFoundError, ValueError) as error:
             raise DataError(f"{what}: {path} is gone or empty; take the version in full") from error
-        size = _PRELUDE.unpack(content[: _PRELUDE.size])[0] if len(content) >= _PRELUDE.size else len(content)
+        size = _PRELUDE.unpack(content[: _PRELUDE.size].data)[0] if len(content) >= _PRELUDE.size else len(content)
         end = _PRELUDE.size + size
         if end > len(content):
             raise DataError(f"{what}: {path} is cut off at byte {len(content)}; take the version in full")
