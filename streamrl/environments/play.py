@@ -107,8 +107,10 @@ class Player:
                     ended = await self._play(episode, environment, rollout, generate)
                 return replace(ended, faults=at_fault)
             except EnvironmentFault as fault:
-                at_fault += fault.kind.is_its_own
-                lost += not fault.kind.is_its_own
+                # Alone in its process there is nobody else to blame.
+                own = alone or fault.kind.is_its_own
+                at_fault += own
+                lost += not own
                 # One that ends its process takes others with it once.
                 alone = alone or fault.kind in (Fault.DIED, Fault.UNCLEAR) or lost >= ALONE_AFTER
                 text = f"{rollout.request.request_id}, turn {episode.turns}: {fault}"

@@ -46,7 +46,7 @@ async def played(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
 
         async def make(name: str, limits: EpisodeLimits = LIMITS, **options: Any) -> Played:
             given = WorkerSettings(
-                name=f"support.environments.games:{name}",
+                name=name if ":" in name else f"support.environments.games:{name}",
                 options=options,
                 memory_bytes=2**31,
                 import_paths=[str(TESTS)],
@@ -103,6 +103,13 @@ async def test_one_that_fails_again_and_again_ends_as_an_error(played) -> None:
     assert branch.finish_reason == "error"
     assert sum(len(turn.token_ids) for turn in branch.turns) == 0
     assert ended.payload("{}") == "{}"
+
+
+async def test_one_that_ends_its_own_process_again_and_again_ends_as_an_error(played) -> None:
+    """By the code with which a process ends itself over another call: alone in it there is no other."""
+    ended = await (await played("support.environments.odd_games:Leaving"))(*"abcdefghi")
+    assert ended.finish_reason is FinishReason.ERROR
+    assert "exited with code 72" in ended.error
 
 
 async def test_one_whose_first_prompt_leaves_no_room_has_failed_and_is_not_trained(played) -> None:
