@@ -88,7 +88,7 @@ async def test_one_that_fails_is_begun_anew_and_asks_the_same(played, tmp_path: 
     assert ended.finish_reason is FinishReason.STOP
     assert ended.faults == 2
     assert len(play.told) == 2
-    assert "p.0/3, turn 1: raised: support.environments.games:Bad.step raised ValueError" in play.told[0]
+    assert "p.0/3 (row '1+1='), turn 1: raised: support.environments.games:Bad.step raised ValueError" in play.told[0]
     asked = [(request.prompt_ids.tolist(), request.seed) for request in play.model.asked]
     assert asked == [asked[0]] * 3
 
@@ -117,6 +117,7 @@ async def test_one_whose_first_prompt_leaves_no_room_has_failed_and_is_not_train
     ended = await play("a")
     assert ended.finish_reason is FinishReason.ERROR
     assert ended.record is None
+    assert ended.error.startswith("p.0/3 (row '1+1='): ")
     assert "leaves no room for a turn (environment.max_tokens)" in ended.error
     assert play.told == [ended.error]
     assert play.model.asked == []
