@@ -22,7 +22,7 @@ from streamrl.environments.build import environment_factory
 from streamrl.environments.outcomes import EnvironmentFault, Fault, addressed, verdict_of
 from streamrl.environments.processes.raised import raised_by
 from streamrl.environments.processes.wire import NOT_STOPPED, OUT_OF_MEMORY, Answer, Call, Cancel, ChildSettings, Ready
-from streamrl.environments.schemas import tool_schema
+from streamrl.environments.schemas import tool_schemas
 from streamrl.errors import ConfigError
 from streamrl.rewards.base import writable
 from streamrl.system.child_process import begin_child
@@ -169,7 +169,10 @@ class Episodes:
             raise EnvironmentFault(Fault.GARBAGE, f"{self._name} gave one object to two episodes; each needs its own")
         self._environments[call.episode] = environment
         value = await self._called(call, environment.reset, call.given)
-        tools = [tool_schema(tool) for tool in getattr(environment, "tools", None) or ()]
+        try:
+            tools = tool_schemas(getattr(environment, "tools", None))
+        except ConfigError as error:
+            raise EnvironmentFault(Fault.GARBAGE, f"{self._name}: {error}") from error
         agent, messages = ("", None) if value is None else addressed(value, what)
         return Answer(call.number, messages, tools, agent=agent)
 

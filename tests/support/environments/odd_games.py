@@ -1,6 +1,7 @@
 """Environments with the mistakes that people make; played in child processes of the tests."""
 
 import asyncio
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -97,3 +98,58 @@ _board = Flags()
 def one_board() -> Flags:
     """The same for all episodes."""
     return _board
+
+
+class OfGymnasium:
+    """Its `reset` takes no row."""
+
+    def reset(self, *, seed: int | None = None) -> str:
+        return "hi"
+
+    def step(self, message: dict[str, Any]) -> str:
+        return "hi"
+
+
+class LateTools(Flags):
+    """Has tools that are no list of them, once it is reset."""
+
+    def reset(self, row: dict[str, Any]) -> str:
+        self.tools = {"add": abs}
+        return "hi"
+
+
+class TwoTools(Flags):
+    """Has two tools of one name."""
+
+    tools = ({"function": {"name": "add"}}, {"function": {"name": "add"}})
+
+
+def in_bytes() -> bytes:
+    """A tool that gives what a file holds."""
+    return b"caf\xc3\xa9 \xff"
+
+
+def decorated(tool: Any) -> Any:
+    """As decorators of other packages do, it hides that a coroutine is one."""
+
+    @functools.wraps(tool)
+    def called() -> Any:
+        return tool()
+
+    return called
+
+
+@decorated
+async def later() -> str:
+    """A tool that is a coroutine."""
+    return "now"
+
+
+def runs_out() -> str:
+    """A tool that raises StopIteration."""
+    return next(iter(()))
+
+
+def half() -> str:
+    """A tool that gives half of a pair."""
+    return "\ud800"

@@ -4,6 +4,7 @@ import pytest
 from support.environments.opened_pools import OpenPool, fault_of, step_of
 
 from streamrl.environments.outcomes import EnvironmentFault, Fault, Verdict
+from streamrl.errors import ConfigError
 
 ODD = "support.environments.odd_games"
 
@@ -56,3 +57,31 @@ async def test_two_episodes_that_share_an_object_are_told(pool_of: OpenPool) -> 
         with pytest.raises(EnvironmentFault, match="one object to two episodes"):
             await second.reset({})
     assert await step_of(pool, {}) == [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("OfGymnasium", r"reset\(\*, seed.*\) .* is called with one value, the row: too many positional arguments"),
+        ("TwoTools", "two tools have the name 'add'"),
+    ],
+)
+async def test_what_can_be_seen_of_a_class_is_refused_at_the_start(pool_of: OpenPool, name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        await pool_of(f"{ODD}:{name}")
+
+
+async def test_tools_that_come_with_reset_are_looked_at_there(pool_of: OpenPool) -> None:
+    fault = await fault_of(await pool_of(f"{ODD}:LateTools"), {})
+    assert fault.kind is Fault.GARBAGE
+    assert "LateTools: tools is a dict, not a list" in fault.text
+
+
+async def test_what_tools_give_is_told_as_text(pool_of: OpenPool) -> None:
+    names = ("in_bytes", "later", "runs_out", "half")
+    pool = await pool_of("tools", tools=tuple(f"{ODD}:{name}" for name in names))
+    calls = [{"id": name, "function": {"name": name, "arguments": {}}} for name in names]
+    async with pool.episode() as episode:
+        await episode.reset({"prompt": "hi"})
+        answers = await episode.step({"role": "assistant", "content": "", "tool_calls": calls})
+    assert [one["content"] for one in answers] == ["café \ufffd", "now", "Error: RuntimeError: StopIteration", "?"]
