@@ -156,6 +156,14 @@ def test_text_that_the_vocabulary_does_not_have_is_the_environments_fault(tmp_pa
         )
 
 
+def test_a_text_far_beyond_the_context_ends_it_and_is_never_encoded(tmp_path: Path) -> None:
+    """Where it was encoded, the sign that no token has would be told."""
+    chat, tokenizer = chat_of(tmp_path)
+    episode = Episode(rollout_of(tokenizer), LIMITS, chat, VirtualClock(), "game")
+    assert episode.opened([{**HI[0], "content": "a" * 10**6 + "\u20ac"}], ()) is None
+    assert episode.limit is Limit.TOKENS
+
+
 def test_the_messages_are_json(tmp_path: Path) -> None:
     played = Played(tmp_path, CALL, template=TOOLS, tools=[TOOL], most=200)
     assert json.loads(json.dumps(played.messages)) == played.messages
