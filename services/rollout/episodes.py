@@ -17,9 +17,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
+from streamrl.config.schema.streams import TASK
 from streamrl.environments.episode import Limit, Rollout
-from streamrl.environments.play import Player, row_of
+from streamrl.environments.play import EndedEpisode, Player, row_of
 from streamrl.environments.processes.pool import EnvironmentPool
+from streamrl.errors import ComponentError
 from streamrl.scheduling.partial_rollouts import PartialChains, cut_from, turn_id, whole_completion
 from streamrl.services.rollout.engine_thread import EngineThread
 from streamrl.services.rollout.partial_journal import PartialJournal
@@ -162,6 +164,18 @@ class EpisodeRollouts:
         if record is not None and record.limit:
             self._counts[f"limit/{record.limit}"] += 1
         self._ended([FinishedEpisode(issued, name, episode, time.time_ns())], 1, not self._tasks)
+        self._spend(issued, episode)
+
+    def _spend(self, issued: Issued, episode: EndedEpisode) -> None:
+        """Of the budget of failures. What a client submits may be nothing that can be played, and ends nobody's
+        run; an episode that was given up says nothing."""
+        if self._player.budget is None or issued.stream != TASK or episode.finish_reason is FinishReason.ABORT:
+            return
+        failed = episode.finish_reason is FinishReason.ERROR
+        try:
+            self._player.budget.add((episode.error or "it says not why") if failed else "")
+        except ComponentError as error:
+            self._failed(error)
 
     async def _generate(
         self, name: str, issued: Issued, earlier: _Earlier, request: GenerationRequest

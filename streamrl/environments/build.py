@@ -9,6 +9,7 @@ from streamrl.config.known import PYTHON_TOOL
 from streamrl.config.schema.sandbox import SandboxConfig
 from streamrl.environments.calculator import calculator
 from streamrl.environments.python_tool import python_tool
+from streamrl.environments.schemas import tool_schemas
 from streamrl.errors import ConfigError
 from streamrl.plugin import resolve
 
@@ -89,6 +90,24 @@ def _check(factory: Callable[[], Any], name: str, options: Mapping[str, Any]) ->
             f"environment {name!r}: a {type(made).__name__} is no environment, it lacks {' and '.join(missing)}; "
             "see streamrl.environments.Environment"
         )
+    for method, given in (("reset", "the row"), ("step", "the message of the model")):
+        _check_call(getattr(made, method), f"environment {name!r}: {method}", given)
+    try:
+        tool_schemas(getattr(made, "tools", None))
+    except ConfigError as error:
+        raise ConfigError(f"environment {name!r}: {error}") from error
+
+
+def _check_call(method: Callable[..., Any], what: str, given: str) -> None:
+    """Refuse a method that cannot be called with one value."""
+    try:
+        takes = signature(method)
+    except (TypeError, ValueError):
+        return  # of a class in another language
+    try:
+        takes.bind({})
+    except TypeError as error:
+        raise ConfigError(f"{what}{takes} is called with one value, {given}: {error}") from error
 
 
 def find_tool(name: str, sandbox: SandboxConfig = _USUAL_SANDBOX) -> Callable[..., Any]:

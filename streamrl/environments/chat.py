@@ -5,6 +5,7 @@ model stands in the next prompt as it was sampled.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
@@ -54,8 +55,16 @@ class Chat:
         # Of the forms between these marks: those of others may be special tokens, which a text here leaves out.
         self._call_form = GLM if call_form_of(source) == GLM else HERMES
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], memory: Memory) -> ChatPrompt:
-        """What the model is given next.
+    @cached_property
+    def _longest(self) -> int:
+        """Characters of the longest token."""
+        return max(map(len, self._tokenizer.vocabulary()))
+
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], memory: Memory, most: int
+    ) -> ChatPrompt | None:
+        """What the model is given next. None where that has more than `most` tokens by the mere length of its text:
+        tokens of many megabytes would take gigabytes.
 
         Raises DataError for messages that the template does not take, and for tools where it knows none. Raises
         ConfigError for text that the vocabulary cannot express."""
@@ -63,6 +72,8 @@ class Chat:
             raise DataError("the environment has tools, and the model's chat template does not know any")
         text = self._template.render(memory.recalled(messages), tools or None, **self._arguments)
         begun, rest = memory.begun(text)
+        if len(rest) > most * self._longest:
+            return None
         more = self._tokenizer.encode(rest, add_special_tokens=False) if rest else np.empty(0, np.int32)
         ids = np.concatenate((np.array(begun, np.int32), more))
         return ChatPrompt(text, ids, len(begun), memory.opening(ids))

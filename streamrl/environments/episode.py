@@ -168,9 +168,13 @@ class Episode:
 
     def _ask_of_messages(self) -> GenerationRequest | None:
         try:
-            prompt = self._chat.prompt(self._seat.messages, self._tools, self._seat.conversation.memory())
+            memory = self._seat.conversation.memory()
+            prompt = self._chat.prompt(self._seat.messages, self._tools, memory, self._limits.context)
         except (DataError, ConfigError) as error:
             raise EnvironmentFault(Fault.GARBAGE, f"{self._name}, turn {self.turns}: {error}") from error
+        if prompt is None:
+            self.limit = Limit.TOKENS
+            return None
         return self._ask(prompt)
 
     def _ask(self, prompt: ChatPrompt) -> GenerationRequest | None:

@@ -7,6 +7,7 @@ from streamrl.clock import SystemClock
 from streamrl.config.schema.run import Config
 from streamrl.environments.chat import Chat
 from streamrl.environments.episode import EpisodeLimits
+from streamrl.environments.failure_budget import FailureBudget
 from streamrl.environments.play import Player
 from streamrl.environments.processes.pool import EnvironmentPool
 from streamrl.environments.processes.worker import WorkerSettings
@@ -85,4 +86,5 @@ def episode_player(
         retries=environment.retries,
         truncated_reward=environment.truncated_reward,
         tell=tell,
+        budget=FailureBudget(str(environment.name), config.rollouts_per_step, config.reward.max_failed),
     )

@@ -15,6 +15,7 @@ from streamrl.clock import Clock
 from streamrl.conversations.branches import Branch, Turn
 from streamrl.environments.chat import Chat
 from streamrl.environments.episode import Episode, EpisodeLimits, Rollout
+from streamrl.environments.failure_budget import FailureBudget
 from streamrl.environments.outcomes import EnvironmentFault, Fault, Verdict
 from streamrl.environments.processes.pool import EnvironmentPool, OpenEpisode, Told
 from streamrl.types import FinishReason, GenerationRequest, GenerationResult
@@ -23,6 +24,8 @@ Generate = Callable[[GenerationRequest], Awaitable[GenerationResult]]
 """Has the engine answer a request."""
 ALONE_AFTER: Final = 3
 """Times that an episode is lost with its process for others' faults, after which it has a process of its own."""
+SHOWN: Final = 60
+"""Characters of a row's prompt where its episode has failed."""
 RECORD: Final = "environment"
 """Key of the payload under which the reward stage finds how the episode ended."""
 
@@ -75,7 +78,8 @@ class EndedEpisode:
 
 class Player:
     """Plays episodes of one environment. truncated_reward: of one that a limit ended, where the environment says
-    nothing. tell: takes what went wrong with an episode, in words."""
+    nothing. tell: takes what went wrong with an episode, in words. budget: of the failures of a run's own episodes, for
+    who counts them; evaluations spend none of it."""
 
     def __init__(
         self,
@@ -87,7 +91,9 @@ class Player:
         retries: int,
         truncated_reward: float,
         tell: Callable[[str], None],
+        budget: FailureBudget | None = None,
     ) -> None:
+        self.budget = budget
         self._pool = pool
         self._limits = limits
         self._chat = chat
@@ -107,11 +113,13 @@ class Player:
                     ended = await self._play(episode, environment, rollout, generate)
                 return replace(ended, faults=at_fault)
             except EnvironmentFault as fault:
-                at_fault += fault.kind.is_its_own
-                lost += not fault.kind.is_its_own
+                # Alone in its process there is nobody else to blame.
+                own = alone or fault.kind.is_its_own
+                at_fault += own
+                lost += not own
                 # One that ends its process takes others with it once.
                 alone = alone or fault.kind in (Fault.DIED, Fault.UNCLEAR) or lost >= ALONE_AFTER
-                text = f"{rollout.request.request_id}, turn {episode.turns}: {fault}"
+                text = f"{_named(rollout)}, turn {episode.turns}: {fault}"
                 self._tell(text)
                 if at_fault > self._retries:
                     return EndedEpisode([_unplayed(rollout)], FinishReason.ERROR, None, text, at_fault)
@@ -134,13 +142,19 @@ class Player:
             told = answer if isinstance(answer, Told) else Told(answer, None)
             request = episode.went_on(*told)
         if not episode.turns:
-            error = f"{rollout.request.request_id}: its first prompt leaves no room for a turn (environment.max_tokens)"
+            error = f"{_named(rollout)}: its first prompt leaves no room for a turn (environment.max_tokens)"
             self._tell(error)
             return EndedEpisode([_unplayed(rollout)], FinishReason.ERROR, None, error)
         verdict = await environment.truncated()
         if verdict.reward is None and not verdict.rewards:
             verdict = msgspec.structs.replace(verdict, reward=self._truncated_reward)
         return _ended(episode, verdict)
+
+
+def _named(rollout: Rollout) -> str:
+    """Its id, and the beginning of its row's prompt: by the id alone nobody finds the row."""
+    text = rollout.text if len(rollout.text) <= SHOWN else f"{rollout.text[: SHOWN - 3]}..."
+    return f"{rollout.request.request_id} (row {text!r})"
 
 
 def _stopped(episode: Episode, rollout: Rollout, result: GenerationResult) -> EndedEpisode:

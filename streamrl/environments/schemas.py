@@ -7,13 +7,34 @@ parameters, as transformers' `get_json_schema` reads it (Google's form).
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from streamrl.errors import ConfigError
 
 _TYPES: Final[Mapping[object, str]] = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}
 _ARGUMENT: Final = re.compile(r"^\s+(\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
+
+
+def tool_schemas(tools: object) -> list[dict[str, Any]]:
+    """The schemas of an environment's `tools`, of nothing none. Raises ConfigError as `tool_schema` does, and for what
+    is no list, two tools of one name, and a schema that is not JSON."""
+    if tools is None:
+        return []
+    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
+        raise ConfigError(f"tools is a {type(tools).__name__}, not a list of functions or JSON schemas")
+    schemas = [tool_schema(tool) for tool in tools]
+    names = [schema["function"]["name"] for schema in schemas]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"two tools have the name {twice[0]!r}; a model could not tell them apart")
+    try:
+        msgspec.json.encode(schemas)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the schemas of the tools are not JSON: {error}") from error
+    return schemas
 
 
 def tool_schema(tool: Callable[..., Any] | Mapping[str, Any]) -> dict[str, Any]:
@@ -31,8 +52,13 @@ def tool_schema(tool: Callable[..., Any] | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(tool, Mapping):
         function = tool.get("function")
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise ConfigError(f"a tool's schema has no function.name: {dict(tool)!r:.200}")
-        return dict(tool)
+            form = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
+            raise ConfigError(f"a tool's schema has no function.name: {dict(tool)!r:.200}; its form is {form}")
+        parameters = function.get("parameters")
+        if not isinstance(parameters, Mapping | None):
+            what = f"a {type(parameters).__name__}, not a JSON schema"
+            raise ConfigError(f"tool {function['name']!r}: its parameters are {what}")
+        return {"type": "function", **tool}
     if not callable(tool) or not getattr(tool, "__name__", ""):
         raise ConfigError(f"a tool is a function or a JSON schema, not {type(tool).__name__}")
     return {"type": "function", "function": _function(tool)}

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from streamrl.environments.base import Done, Message
-from streamrl.environments.schemas import tool_schema
+from streamrl.environments.schemas import tool_schemas
+from streamrl.rewards.base import writable
 
 MOST_CHARACTERS = 10_000
 """Of what a tool answers; the rest is cut, and the model is told so."""
@@ -31,7 +32,7 @@ class ToolEnvironment:
     """
 
     def __init__(self, tools: Sequence[Callable[..., Any]] = (), system: str = "") -> None:
-        self.tools = [tool_schema(tool) for tool in tools]
+        self.tools = tool_schemas(tools)
         self._functions = {tool.__name__: tool for tool in tools}
         self._system = system
 
@@ -62,7 +63,7 @@ class ToolEnvironment:
         try:
             text = await _called(tool, function["arguments"])
         except Exception as error:  # noqa: BLE001 - a tool may raise anything, and the model is told
-            text = f"Error: {type(error).__name__}: {error}"
+            text = writable(f"Error: {type(error).__name__}: {error}")
         if len(text) > MOST_CHARACTERS:
             return f"{text[:MOST_CHARACTERS]}... ({len(text)} characters, cut)"
         return text
@@ -72,5 +73,17 @@ async def _called(tool: Callable[..., Any], arguments: dict[str, Any]) -> str:
     if inspect.iscoroutinefunction(tool):
         value = await tool(**arguments)
     else:
-        value = await asyncio.to_thread(tool, **arguments)
-    return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+        value = await asyncio.to_thread(_plainly, tool, arguments)
+        if inspect.isawaitable(value):  # of a decorated coroutine, or an object whose call is one
+            value = await value
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    return writable(value) if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+
+
+def _plainly(tool: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """In a thread, whose result cannot be a StopIteration."""
+    try:
+        return tool(**arguments)
+    except StopIteration as error:
+        raise RuntimeError("StopIteration") from error

@@ -20,10 +20,11 @@ import msgspec
 from streamrl.environments.base import Done
 from streamrl.environments.build import environment_factory
 from streamrl.environments.outcomes import EnvironmentFault, Fault, addressed, verdict_of
+from streamrl.environments.processes.raised import raised_by
 from streamrl.environments.processes.wire import NOT_STOPPED, OUT_OF_MEMORY, Answer, Call, Cancel, ChildSettings, Ready
-from streamrl.environments.schemas import tool_schema
+from streamrl.environments.schemas import tool_schemas
 from streamrl.errors import ConfigError
-from streamrl.rewards.base import shorten
+from streamrl.rewards.base import writable
 from streamrl.system.child_process import begin_child
 from streamrl.system.frames import pack, receive_body_async
 
@@ -69,6 +70,25 @@ def _end_if_stuck(threads: "set[Future[Any]]") -> None:
         os._exit(NOT_STOPPED)
 
 
+def _failed(call: Call, kind: Fault, text: str) -> bytes:
+    return pack(Answer(call.number, fault=kind.value, text=writable(text)))
+
+
+def _is_given_up() -> bool:
+    """Whether this task was cancelled by us: user code may raise CancelledError by itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _plainly(method: Callable[..., Any], *given: Any) -> Any:
+    """Call it in a thread. A StopIteration passes no future: whoever waits for it would wait for ever."""
+    try:
+        return method(*given)
+    except StopIteration as error:
+        text = "StopIteration: next() found nothing more"
+        raise RuntimeError(text).with_traceback(error.__traceback__) from error
+
+
 class Episodes:
     """The episodes of one child. name: of the environment, for messages."""
 
@@ -104,22 +124,23 @@ class Episodes:
             asyncio.get_running_loop().call_later(LINGER_S, _end_if_stuck, set(self._threads.running))
 
     async def _run(self, call: Call) -> None:
+        what = f"{self._name}.{call.method}"
         try:
-            said = await self._answer(call)
+            frame = pack(await self._answer(call))
         except EnvironmentFault as fault:
-            said = Answer(call.number, fault=fault.kind.value, text=fault.text)
-        except asyncio.CancelledError:
-            said = Answer(call.number, fault=Fault.TIMEOUT.value, text=f"{self._name}.{call.method} was given up")
+            frame = _failed(call, fault.kind, fault.text)
         except MemoryError:
-            await self._send(Answer(call.number, fault=Fault.DIED.value, text=f"{self._name}: out of memory"))
+            await self._send(_failed(call, Fault.DIED, f"{self._name}: out of memory"))
             os._exit(OUT_OF_MEMORY)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - an environment may raise anything
-            text = shorten(f"{self._name}.{call.method} raised {type(error).__name__}: {error}")
-            said = Answer(call.number, fault=Fault.RAISED.value, text=text)
+        except BaseException as error:  # noqa: BLE001 - an environment may raise anything, and each call is answered
+            if isinstance(error, asyncio.CancelledError) and _is_given_up():
+                frame = _failed(call, Fault.TIMEOUT, f"{what} was given up")
+            else:
+                frame = _failed(call, Fault.RAISED, raised_by(error, what))
         finally:
             self._tasks.pop(call.number, None)
             self._in_threads.discard(call.number)
-        await self._send(said)
+        await self._send(frame)
 
     async def _answer(self, call: Call) -> Answer:
         what = f"{self._name}.{call.method}"
@@ -131,8 +152,8 @@ class Episodes:
         environment = self._environments[call.episode]
         if call.method == "step":
             value = await self._called(call, environment.step, call.given)
-        elif hasattr(environment, "truncated"):
-            value = await self._called(call, environment.truncated)
+        elif callable(truncated := getattr(environment, "truncated", None)):
+            value = await self._called(call, truncated)
         else:
             value = Done()
         if isinstance(value, Done):
@@ -143,29 +164,35 @@ class Episodes:
         return Answer(call.number, messages, agent=agent)
 
     async def _reset(self, call: Call, what: str) -> Answer:
-        environment = self._environments[call.episode] = await self._called(call, self._make)
+        environment = await self._called(call, self._make)
+        if any(environment is other for other in self._environments.values()):
+            raise EnvironmentFault(Fault.GARBAGE, f"{self._name} gave one object to two episodes; each needs its own")
+        self._environments[call.episode] = environment
         value = await self._called(call, environment.reset, call.given)
-        tools = [tool_schema(tool) for tool in getattr(environment, "tools", None) or ()]
+        try:
+            tools = tool_schemas(getattr(environment, "tools", None))
+        except ConfigError as error:
+            raise EnvironmentFault(Fault.GARBAGE, f"{self._name}: {error}") from error
         agent, messages = ("", None) if value is None else addressed(value, what)
         return Answer(call.number, messages, tools, agent=agent)
 
     async def _close(self, call: Call) -> None:
         environment = self._environments.pop(call.episode, None)
-        if hasattr(environment, "close"):
-            await self._called(call, environment.close)
+        if callable(close := getattr(environment, "close", None)):
+            await self._called(call, close)
 
     async def _called(self, call: Call, method: Callable[..., Any], *given: Any) -> Any:
         """What it returns, awaited where it is a coroutine. Otherwise it runs in a thread, as it may block."""
         if inspect.iscoroutinefunction(method):
             return await method(*given)
         self._in_threads.add(call.number)
-        value = await asyncio.get_running_loop().run_in_executor(self._threads, method, *given)
+        value = await asyncio.get_running_loop().run_in_executor(self._threads, _plainly, method, *given)
         self._in_threads.discard(call.number)
         return await value if inspect.isawaitable(value) else value
 
-    async def _send(self, said: Answer) -> None:
+    async def _send(self, frame: bytes) -> None:
         async with self._sending:
-            await asyncio.get_running_loop().sock_sendall(self._channel, pack(said))
+            await asyncio.get_running_loop().sock_sendall(self._channel, frame)
 
     async def _receive(self) -> bytes | None:
         """None when the parent closed the channel."""

@@ -40,6 +40,10 @@ START_TIMEOUT_S = 60.0
 GIVE_UP_S = 2.0
 """From the order to give a call up to its answer; then the child is killed."""
 REAP_TIMEOUT_S = 10.0
+BLOCKED = (
+    ", and could not be stopped: a coroutine that works or waits without `await` blocks its process, and all "
+    "episodes in it; make it a plain method, which has a thread of its own"
+)
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,9 +102,9 @@ class Worker:
             await self._send(Call(number, episode, method, given))
             done, _ = await asyncio.wait({answered}, timeout=timeout_s)
             if not done:
-                await self._give_up(number, answered)
-                what = f"{self._settings.name}.{method}"
-                raise EnvironmentFault(Fault.TIMEOUT, f"{what} gave no answer in {timeout_s:g} s")
+                stopped = await self._give_up(number, answered)
+                what = f"{self._settings.name}.{method} gave no answer in {timeout_s:g} s"
+                raise EnvironmentFault(Fault.TIMEOUT, what if stopped else f"{what}{BLOCKED}")
             said: Answer = answered.result()
         finally:
             self._pending.pop(number, None)
@@ -147,7 +151,8 @@ class Worker:
         for answered in waiting:
             answered.set_exception(EnvironmentFault(kind, f"{self._settings.name}: its process {ending(code)}"))
 
-    async def _give_up(self, number: int, answered: "asyncio.Future[Answer]") -> None:
+    async def _give_up(self, number: int, answered: "asyncio.Future[Answer]") -> bool:
+        """Whether the child could stop it; else the child is ended."""
         with suppress(EnvironmentFault):
             await self._send(Cancel(number))
         done, _ = await asyncio.wait({answered}, timeout=GIVE_UP_S)
@@ -156,6 +161,7 @@ class Worker:
             await self.stop()
         elif not answered.cancelled():
             answered.exception()
+        return bool(done)
 
     async def _send(self, message: Call | Cancel) -> None:
         channel = self._channel

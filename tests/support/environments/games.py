@@ -117,6 +117,16 @@ class Unmade:
         raise RuntimeError("no board")
 
 
+class Lost:
+    """Has no opening."""
+
+    def reset(self, row: dict[str, Any]) -> str:
+        raise RuntimeError("no board")
+
+    def step(self, message: dict[str, Any]) -> Any:
+        """Never asked."""
+
+
 class NoStep:
     def reset(self, row: dict[str, Any]) -> str:
         return "hi"

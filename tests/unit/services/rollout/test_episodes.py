@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from support.data.chat_model import write_rows
 from support.engines.calling_model import prepare_calling_model
 from support.gateway.local_gateway import until
@@ -14,8 +16,10 @@ from support.runs.probe_parts import with_replica
 from streamrl.config import Config
 from streamrl.config.schema.data import DataConfig
 from streamrl.config.schema.environment import EnvironmentConfig
+from streamrl.config.schema.learner import LearnerConfig
 from streamrl.config.schema.rollout import RolloutConfig, SamplingConfig, ScriptedConfig
 from streamrl.config.schema.run import ModelConfig, QueueConfig
+from streamrl.errors import ComponentError
 from streamrl.services.rollout.actor import RolloutReplica
 from streamrl.services.rollout.rows import FinishedEpisode
 from streamrl.services.run.folder import RunFolder
@@ -25,13 +29,16 @@ GROUP_SIZE = 2
 FIRST, SECOND = Ticket(4, 3, 0, 0, 9), Ticket(5, 1, 0, 0, 9)
 
 
-def configured(folder: Path, **scripted: Any) -> Config:
+def configured(
+    folder: Path, *, environment: str = "Helper", retries: int = 2, groups: int | None = None, **scripted: Any
+) -> Config:
     prepare_calling_model(folder / "model")
     rows = write_rows(folder / "rows.jsonl", [{"prompt": "hi", "answer": str(number)} for number in range(6)])
     return Config(
         model=ModelConfig(path=str(folder / "model")),
         data=DataConfig(train=str(rows), cache=str(folder / "cache")),
-        environment=EnvironmentConfig(name="support.environments.games:Helper", max_tokens=64),
+        environment=EnvironmentConfig(name=f"support.environments.games:{environment}", max_tokens=64, retries=retries),
+        learner=LearnerConfig() if groups is None else LearnerConfig(groups_per_step=groups),
         rollout=RolloutConfig(
             engine="scripted",
             group_size=GROUP_SIZE,
@@ -153,3 +160,28 @@ def test_closing_leaves_no_child_and_no_episode(tmp_path: Path) -> None:
         assert ended.episodes.empty()
 
     at_replica(configured(tmp_path, hang_rate=1.0), tmp_path, use)
+
+
+def test_an_environment_that_fails_more_often_than_is_allowed_ends_the_replica_and_says_why(tmp_path: Path) -> None:
+    async def use(replica: RolloutReplica, ended: Ended) -> None:
+        await begin(replica, FIRST)
+        failed = await ended.take(GROUP_SIZE)
+        assert {one.episode.finish_reason for one in failed} == {FinishReason.ERROR}
+        with pytest.raises(ComponentError, match=r"2 of the last 2 episodes failed, .*: .*turn 0: raised: .*no board"):
+            await asyncio.wait_for(replica._death, 20.0)
+
+    config = configured(tmp_path, environment="Lost", groups=1, retries=0)
+    at_replica(config, tmp_path, use)
+
+
+def test_what_a_client_submits_spends_nothing_of_it(tmp_path: Path) -> None:
+    async def use(replica: RolloutReplica, ended: Ended) -> None:
+        submitted = [
+            (replace(issued, stream="mine"), asked) for issued, asked in await replica._requests.of([FIRST, SECOND])
+        ]
+        await replica._rollouts.begin(submitted, lambda: Version(0, 0))
+        await ended.take(2 * GROUP_SIZE)
+        await asyncio.sleep(0)
+        assert not replica._death.done()
+
+    at_replica(configured(tmp_path, environment="Lost", groups=1, retries=0), tmp_path, use)

@@ -10,10 +10,13 @@ from support.environments.spoken import REWRITING, RUN_SEED, TEMPLATE, TOOLS, Mo
 
 from streamrl.buffers.rows.trajectory_rows import branch_columns
 from streamrl.clock import VirtualClock
+from streamrl.environments.chat import Chat
 from streamrl.environments.episode import Episode, EpisodeLimits, Limit
 from streamrl.environments.outcomes import EnvironmentFault
 from streamrl.ids import completion_seed, turn_seed
-from streamrl.types import TokenOrigin
+from streamrl.models.chat_template import load_chat_template
+from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
+from streamrl.types import FinishReason, GenerationResult, TokenOrigin, Version, VersionSpan
 
 LIMITS = EpisodeLimits(max_turns=5, max_tokens=500, context=300, timeout_s=60.0)
 HI = [{"role": "user", "content": "hi"}]
@@ -70,6 +73,50 @@ def test_ids_that_were_sampled_are_the_ids_of_the_row_over_all_turns(tmp_path: P
 def test_a_template_that_rewrites_what_was_said_forks(tmp_path: Path) -> None:
     played = Played(tmp_path, "ab", "c", template=REWRITING)
     assert played.rows() == ["<|user|>hi<|assistant|>[ab<eos>]", "<|user|>hi<|assistant|>[c<eos>]"]
+
+
+WITHOUT_THOUGHTS = TEMPLATE.replace("{{ m.content }}", "{{ m.content.split('=')[-1] if not loop.last else m.content }}")
+
+
+def chat_of_pairs(folder: Path, template: str) -> tuple[Chat, TextTokenizer]:
+    """With a token `11`, so that `1` and `1` are ids that no text is encoded to."""
+    chat_of(folder, template)
+    path = folder / "tokenizer.json"
+    told = json.loads(path.read_text())
+    number = 1 + max(*told["model"]["vocab"].values(), *(one["id"] for one in told["added_tokens"]))
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    told["added_tokens"].append({"id": number, "content": "11", **flags})
+    path.write_text(json.dumps(told))
+    tokenizer, found = load_tokenizer(folder), load_chat_template(folder)
+    assert found is not None
+    return Chat(tokenizer, found), tokenizer
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, REWRITING, WITHOUT_THOUGHTS], ids=["plain", "forgets", "cuts"])
+def test_each_id_that_was_sampled_is_trained_once_whatever_a_template_makes_of_it(tmp_path: Path, template) -> None:
+    """Any ids, also such as no text is encoded to; each is known by its log-prob."""
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print("seed", seed)
+    random = np.random.default_rng(seed)
+    chat, tokenizer = chat_of_pairs(tmp_path, template)
+    known = np.array([tokenizer.vocabulary()[text] for text in ("1", "11", "=", "+")], np.int32)
+    assert len(tokenizer.encode("11", add_special_tokens=False)) == 1
+    for _ in range(30):
+        episode = Episode(rollout_of(tokenizer), LIMITS, chat, VirtualClock(), "game")
+        request, number, sampled = episode.opened(HI, ()), 0, []
+        while request is not None:
+            count = int(random.integers(1, 12))
+            ids = np.append(random.choice(known, count), tokenizer.eos_token_ids[0]).astype(np.int32)
+            logprobs = -(number + np.arange(1, len(ids) + 1, dtype=np.float32))
+            number += len(ids)
+            sampled += zip(ids.tolist(), logprobs.tolist(), strict=True)
+            spans = (VersionSpan(0, Version(0, 0)),)
+            episode.sampled(GenerationResult(request.request_id, ids, logprobs, spans, FinishReason.STOP))
+            request = episode.went_on(HI)
+        columns = branch_columns(episode.branches())
+        own = columns.token_origin == TokenOrigin.SAMPLED
+        trained = zip(columns.token_ids[own].tolist(), columns.rollout_logprobs[own].tolist(), strict=True)
+        assert sorted(trained) == sorted(sampled)
 
 
 def test_each_turn_has_the_seed_that_a_client_of_the_gateway_would_give(tmp_path: Path) -> None:
@@ -155,6 +202,14 @@ def test_text_that_the_vocabulary_does_not_have_is_the_environments_fault(tmp_pa
         Episode(rollout_of(tokenizer), LIMITS, chat, VirtualClock(), "game").opened(
             [{**HI[0], "content": "\u20ac"}], ()
         )
+
+
+def test_a_text_far_beyond_the_context_ends_it_and_is_never_encoded(tmp_path: Path) -> None:
+    """Where it was encoded, the sign that no token has would be told."""
+    chat, tokenizer = chat_of(tmp_path)
+    episode = Episode(rollout_of(tokenizer), LIMITS, chat, VirtualClock(), "game")
+    assert episode.opened([{**HI[0], "content": "a" * 10**6 + "\u20ac"}], ()) is None
+    assert episode.limit is Limit.TOKENS
 
 
 def test_the_messages_are_json(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ async def played(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
 
         async def make(name: str, limits: EpisodeLimits = LIMITS, **options: Any) -> Played:
             given = WorkerSettings(
-                name=f"support.environments.games:{name}",
+                name=name if ":" in name else f"support.environments.games:{name}",
                 options=options,
                 memory_bytes=2**31,
                 import_paths=[str(TESTS)],
@@ -88,7 +88,7 @@ async def test_one_that_fails_is_begun_anew_and_asks_the_same(played, tmp_path: 
     assert ended.finish_reason is FinishReason.STOP
     assert ended.faults == 2
     assert len(play.told) == 2
-    assert "p.0/3, turn 1: raised: support.environments.games:Bad.step raised ValueError" in play.told[0]
+    assert "p.0/3 (row '1+1='), turn 1: raised: support.environments.games:Bad.step raised ValueError" in play.told[0]
     asked = [(request.prompt_ids.tolist(), request.seed) for request in play.model.asked]
     assert asked == [asked[0]] * 3
 
@@ -105,11 +105,19 @@ async def test_one_that_fails_again_and_again_ends_as_an_error(played) -> None:
     assert ended.payload("{}") == "{}"
 
 
+async def test_one_that_ends_its_own_process_again_and_again_ends_as_an_error(played) -> None:
+    """By the code with which a process ends itself over another call: alone in it there is no other."""
+    ended = await (await played("support.environments.odd_games:Leaving"))(*"abcdefghi")
+    assert ended.finish_reason is FinishReason.ERROR
+    assert "exited with code 72" in ended.error
+
+
 async def test_one_whose_first_prompt_leaves_no_room_has_failed_and_is_not_trained(played) -> None:
     play = await played("Echo", EpisodeLimits(max_turns=2, max_tokens=500, context=4, timeout_s=60.0))
     ended = await play("a")
     assert ended.finish_reason is FinishReason.ERROR
     assert ended.record is None
+    assert ended.error.startswith("p.0/3 (row '1+1='): ")
     assert "leaves no room for a turn (environment.max_tokens)" in ended.error
     assert play.told == [ended.error]
     assert play.model.asked == []

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import pytest
 
 from streamrl.environments.calculator import calculator
-from streamrl.environments.schemas import tool_schema
+from streamrl.environments.schemas import tool_schema, tool_schemas
 from streamrl.errors import ConfigError
 
 
@@ -68,3 +68,23 @@ def any_number(*numbers: int) -> int:
 def test_what_is_no_tool(tool: Any) -> None:
     with pytest.raises(ConfigError, match="tool"):
         tool_schema(tool)
+
+
+def test_a_schema_without_its_type_is_given_it() -> None:
+    assert tool_schema({"function": {"name": "add"}}) == {"type": "function", "function": {"name": "add"}}
+
+
+@pytest.mark.parametrize(
+    ("tools", "text"),
+    [
+        ({"add": abs}, "tools is a dict, not a list"),
+        (lambda: [], "tools is a function, not a list"),
+        ([{"name": "add", "input_schema": {}}], "no function.name: .*; its form is"),
+        ([{"function": {"name": "add", "parameters": ["x"]}}], "tool 'add': its parameters are a list"),
+        ([{"function": {"name": "add", "parameters": {"type": str}}}], "not JSON"),
+        ([{"function": {"name": "add"}}] * 2, "two tools have the name 'add'"),
+    ],
+)
+def test_what_are_no_tools(tools: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        tool_schemas(tools)

@@ -3,45 +3,14 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from support.repository import TESTS
+from support.environments.opened_pools import GAMES, MESSAGE, fault_of, step_of
 
 from streamrl.environments.outcomes import EnvironmentFault, Fault, Verdict
-from streamrl.environments.processes.pool import EnvironmentPool
-from streamrl.environments.processes.worker import WorkerSettings
 from streamrl.errors import ConfigError
-
-MESSAGE = {"role": "assistant", "content": "hello"}
-GAMES = "support.environments.games"
-Make = Callable[..., "asyncio.Future[EnvironmentPool]"]
-
-
-@pytest.fixture
-async def pool_of() -> AsyncIterator[Callable[..., Any]]:
-    async with AsyncExitStack() as opened:
-
-        async def make(name: str, timeout_s: float = 20.0, workers: int = 1, **settings: Any) -> EnvironmentPool:
-            given = {"memory_bytes": 2**31, "import_paths": [str(TESTS)], **settings}
-            found = WorkerSettings(name=name if ":" in name or name == "tools" else f"{GAMES}:{name}", **given)
-            return await opened.enter_async_context(EnvironmentPool(found, workers=workers, timeout_s=timeout_s))
-
-        yield make
-
-
-async def step_of(pool: EnvironmentPool, row: dict[str, Any]) -> Any:
-    async with pool.episode() as episode:
-        await episode.reset(row)
-        return await episode.step(MESSAGE)
-
-
-async def fault_of(pool: EnvironmentPool, row: dict[str, Any]) -> EnvironmentFault:
-    with pytest.raises(EnvironmentFault) as caught:
-        await step_of(pool, row)
-    return caught.value
 
 
 async def test_an_episode_from_its_opening_to_its_verdict(pool_of) -> None:
