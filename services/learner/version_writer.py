@@ -18,6 +18,7 @@ from streamrl.config.estimates import sizes as limits
 from streamrl.errors import DataError
 from streamrl.learner.backend import PublishedPolicy
 from streamrl.services.run.folder import RunFolder
+from streamrl.system.kernel_cache import compiles_kernels
 from streamrl.types import Version
 from streamrl.weights.delta.chain import version_before
 from streamrl.weights.manifest import AdapterFacts, WeightManifest, base_version
@@ -146,7 +147,7 @@ class VersionWriter:
     def _publish_delta(self, manifest: WeightManifest) -> int:
         """Bytes of the delta against the version before, which other nodes take; 0 where there is none."""
         before, self._before = self._before, manifest
-        wanted = self._config.weights.delta and self._config.rollout.resources is not None
+        wanted = self._config.weights.delta and self._config.rollout.resources is not None and compiles_kernels()
         if not wanted or before is None or before.version != version_before(manifest.version):
             return 0
         return self._shared_memory().publish_delta(before, manifest)

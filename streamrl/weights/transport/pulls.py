@@ -143,7 +143,12 @@ class VersionPulls:
             await self._go(manifest, encoded, None)
 
     def _nearest(self, wanted: Version) -> Version | None:
-        """The newest copy from which deltas could lead to a version."""
+        """The newest copy from which deltas could lead to a version; none where nothing compiles what reads deltas."""
+        # Here and not above: numba costs a process that meets no delta a third of a second.
+        from streamrl.system.kernel_cache import compiles_kernels
+
+        if not compiles_kernels():
+            return None
         same = (one for one in self._manifests if one.incarnation == wanted.incarnation and not is_base(one))
         older = (one for one in same if one < wanted)
         return max(older, default=None)

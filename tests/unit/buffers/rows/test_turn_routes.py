@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from support.kernels import NEEDS_KERNELS
 from support.learner.routed import CHOSEN, LAYERS, VOCAB, routed_model
 
 from streamrl.buffers.rows.trajectory_rows import branch_columns
@@ -60,7 +61,7 @@ def played(engine: TorchEngine, turns: int) -> Conversation:
     return conversation
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["kept", "read again"])
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=NEEDS_KERNELS), False], ids=["kept", "read again"])
 @torch.no_grad()
 def test_an_episode_has_the_experts_of_all_its_tokens_whether_turns_keep_what_was_read_or_not(compiled: bool) -> None:
     model = routed_model()

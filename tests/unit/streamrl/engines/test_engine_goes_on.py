@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from support.kernels import NEEDS_KERNELS
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from streamrl.config.schema.rollout import ScriptedConfig
@@ -233,7 +234,7 @@ def test_without_the_deterministic_mode_it_reads_them_at_once_and_differs_by_rou
     ("compiled", "spans"),
     [
         (False, (VersionSpan(0, OLD), VersionSpan(20, NEWER))),
-        (True, (VersionSpan(0, OLD), VersionSpan(25, NEW), VersionSpan(30, NEWER))),
+        pytest.param(True, (VersionSpan(0, OLD), VersionSpan(25, NEW), VersionSpan(30, NEWER)), marks=NEEDS_KERNELS),
     ],
     ids=["a pass for each", "all in one pass"],
 )

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.kernels import NEEDS_KERNELS
 from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -100,7 +101,12 @@ def run_scattered(
 
 @pytest.mark.parametrize(
     ("seed", "compiled", "rung"),
-    [*((0, True, rung) for rung in RUNGS), (1, True, "the fastest"), (0, False, "the fastest"), (1, False, "tiles")],
+    [
+        *(pytest.param(0, True, rung, marks=NEEDS_KERNELS if rung == "own" else ()) for rung in RUNGS),
+        (1, True, "the fastest"),
+        (0, False, "the fastest"),
+        (1, False, "tiles"),
+    ],
 )
 def test_invariant_4_results_are_bit_equal_alone_and_in_any_crowd(model, seed: int, compiled: bool, rung: str):
     print(f"random seed of the requests and arrivals: {seed}")
@@ -140,6 +146,7 @@ class CompanyProducts(PlainProducts):
         return super().linear(x_RI, weight_IO, bias_O) * (1.0 if len(x_RI) < 7 else 1.0 + 2.0**-20)
 
 
+@NEEDS_KERNELS
 def test_a_way_to_multiply_that_the_proof_shows_to_depend_is_left_for_the_next(model):
     engine = engine_of(model, products=[CompanyProducts(), OwnProducts()])
     engine.self_test()

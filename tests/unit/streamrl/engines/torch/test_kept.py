@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.engines.tiny_qwen3 import VOCAB, tiny_model
+from support.kernels import NEEDS_KERNELS
 from transformers import PreTrainedModel
 
 from streamrl.engines.torch import TorchEngine
@@ -76,6 +77,7 @@ def assert_same_bits(one: GenerationResult, other: GenerationResult) -> None:
     assert one.finish_reason == other.finish_reason
 
 
+@NEEDS_KERNELS
 def test_a_turn_on_what_is_kept_has_the_bits_of_one_that_reads_everything() -> None:
     model = tiny_model()
     engine, one = engine_of(model), talk()
@@ -103,6 +105,7 @@ def test_it_has_the_log_probs_of_the_library() -> None:
     np.testing.assert_allclose(result.logprobs, expected.numpy(), atol=1e-5)
 
 
+@NEEDS_KERNELS
 def test_many_conversations_beside_each_other_in_few_slots_change_no_bit() -> None:
     """Some find what was kept, some find it overwritten, and some are asked with a group that has the same prompt."""
     print("SEED", SEED)
@@ -149,6 +152,7 @@ def test_requests_with_one_prompt_and_different_turns_before_do_not_share_a_row(
         assert_same_bits(result, engine_of(model).generate([request])[0])
 
 
+@NEEDS_KERNELS
 def test_a_first_turn_that_is_asked_again_leaves_others_of_the_same_prompt_their_own_reading() -> None:
     """As an episode that is begun anew does beside the others of its group."""
     model = tiny_model()
@@ -213,6 +217,7 @@ def test_another_beginning_finds_nothing() -> None:
     assert_same_bits(result, engine_of(model).generate([changed])[0])
 
 
+@NEEDS_KERNELS
 def test_a_change_within_a_later_turn_uses_what_comes_before_it() -> None:
     """As a template does that leaves the thoughts of earlier turns out."""
     model = tiny_model()
@@ -226,6 +231,7 @@ def test_a_change_within_a_later_turn_uses_what_comes_before_it() -> None:
     assert_same_bits(result, engine_of(model).generate([replace(request, prompt_ids=prompt)])[0])
 
 
+@NEEDS_KERNELS
 def test_without_exactness_it_is_used_too_and_is_right_up_to_rounding() -> None:
     model = tiny_model()
     engine, one = engine_of(model, deterministic=False), talk()

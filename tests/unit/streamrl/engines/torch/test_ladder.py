@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.kernels import NEEDS_KERNELS
 
 from streamrl.engines.torch.ladder import (
     MOST_PADDED,
@@ -104,12 +105,14 @@ def test_a_larger_tile_is_left_out_where_it_gives_other_bits() -> None:
     assert "depends on its" in first.why
 
 
+@NEEDS_KERNELS
 def test_where_place_shows_in_a_tile_too_the_own_product_is_left() -> None:
     (only,) = found(place_shows_everywhere)
     assert only.products.rung is Rung.OWN
     assert only.why.endswith("depends on its place; in tiles, too")
 
 
+@NEEDS_KERNELS
 def test_no_rung_is_left_out_below_the_first() -> None:
     assert [held.products.rung for held in found(few_rows_differ)][1:] == [Rung.TILES, Rung.OWN]
 

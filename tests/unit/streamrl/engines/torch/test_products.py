@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.kernels import NEEDS_KERNELS
 
 from streamrl.engines.torch.eager.own_products import OwnProducts
 from streamrl.engines.torch.products import TILE, OneDnnProducts, PlainProducts, RowProducts, TiledProducts, tiles
@@ -15,6 +16,7 @@ WAYS: dict[str, RowProducts] = {
     "large tiles": TiledProducts((64, 32, TILE)),
     "own": OwnProducts(),
 }
+OWN = pytest.param("own", marks=NEEDS_KERNELS)
 
 
 @given(rows=st.integers(1, 700), sizes=st.sampled_from([(TILE,), (64, TILE), (256, 64, TILE)]))
@@ -27,7 +29,7 @@ def test_tiles_cover_each_row_once_and_only_the_last_goes_beyond(rows: int, size
     assert sorted((size for _, size in found), reverse=True) == [size for _, size in found]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*(way for way in WAYS if way != "own"), OWN])
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 64, 100, 203])
 @pytest.mark.parametrize("transposed", [True, False])
 def test_each_way_computes_the_product(way: str, rows: int, transposed: bool) -> None:
@@ -44,7 +46,7 @@ def test_each_way_computes_the_product(way: str, rows: int, transposed: bool) ->
     assert torch.allclose(products.add_linear(x, inner, weight, bias).double(), exact + x + bias, atol=1e-4)
 
 
-@pytest.mark.parametrize("way", ["tiles", "own"])
+@pytest.mark.parametrize("way", ["tiles", OWN])
 @pytest.mark.parametrize("inner", [20, 64, 172, 896])
 def test_a_row_keeps_its_bits_in_any_company_and_at_any_place(way: str, inner: int) -> None:
     random = torch.Generator().manual_seed(inner)

@@ -78,7 +78,9 @@ class Decoded:
 
 
 @pytest.mark.parametrize(
-    "media", [KEPT, [KEPT], {"bytes": None, "path": "a.png"}, {"array": [0.0], "sampling_rate": 8}, Decoded()], ids=str
+    "media",
+    [KEPT, [KEPT], {"bytes": None, "path": "a.png"}, {"array": [0.0], "sampling_rate": 8}, Decoded()],
+    ids=["bytes", "several", "a path", "a sound", "decoded"],
 )
 def test_a_prompt_about_what_the_model_would_not_see_is_a_bad_row(media: object) -> None:
     with pytest.raises(BadRow, match=r"column 'picture' has an image or a recording: .* leave the column out"):

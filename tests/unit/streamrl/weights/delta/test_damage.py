@@ -8,12 +8,15 @@ import msgspec
 import numpy as np
 import pytest
 import xxhash
+from support.kernels import skip_without_kernels
 from support.weights.delta_versions import delta_of, holds, mutated, pair
 
 from streamrl.errors import DataError
 from streamrl.weights.delta.delta import apply_delta
 from streamrl.weights.delta.format import DeltaHeader, encode_header, read_header
 from streamrl.weights.delta.kernels import CUT, FOREIGN, OUTSIDE, PIECE, apply, encode, encoded_words
+
+skip_without_kernels()
 
 OLD, NEW = pair()
 DELTA = delta_of(OLD, NEW)

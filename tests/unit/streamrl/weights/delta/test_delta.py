@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.kernels import NEEDS_KERNELS
 from support.weights.delta_versions import ANY_SHARE, RUN, Tensor, build_version, delta_of, flat, holds, joined, pair
 
 from streamrl.errors import DataError
@@ -14,6 +15,8 @@ from streamrl.weights.delta.delta import ENCODED_AT_ONCE, apply_delta, encode_de
 from streamrl.weights.delta.format import read_header
 from streamrl.weights.delta.kernels import BLOCK, PIECE
 from streamrl.weights.manifest import ITEM_BYTES
+
+pytestmark = NEEDS_KERNELS
 
 DTYPES = tuple(ITEM_BYTES)
 LENGTHS = (0, 1, 2, 3, 31, 32, 33, 8 * BLOCK + 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 777)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.kernels import NEEDS_KERNELS
 from support.weights.delta_versions import RUN
 from support.weights.published_versions import KEY, publish_steps
 
@@ -14,6 +15,8 @@ from streamrl.weights.delta.files import DeltaFiles
 from streamrl.weights.manifest import WeightManifest, decode
 from streamrl.weights.shm.shm import ShmPublisher, ShmSource
 from streamrl.weights.transport.copies import VersionCopies
+
+pytestmark = NEEDS_KERNELS
 
 
 def weights(step: int, changed: int = 20, count: int = 4000) -> list[tuple[str, torch.Tensor]]:

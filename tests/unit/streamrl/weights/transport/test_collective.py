@@ -15,6 +15,7 @@ import msgspec
 import psutil
 import pytest
 import xxhash
+from support.kernels import NEEDS_KERNELS
 from support.weights.delta_versions import RUN
 from support.weights.published_versions import KEY, publish_steps
 
@@ -267,6 +268,7 @@ async def test_r11_a_host_that_dies_or_stands_still_midway_is_named_in_time(end:
     assert said.startswith(f"{says}: weights: receive of version 0.9 with the run's node ")
 
 
+@NEEDS_KERNELS
 async def test_what_the_other_end_says_it_failed_with_is_told_and_the_next_item_meets_anew(tmp_path: Path) -> None:
     made = publish_steps(tmp_path / "published", steps=4)
     sender = sender_of(made.shelf, PATIENT_S)

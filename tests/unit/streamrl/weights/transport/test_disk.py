@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from support.kernels import NEEDS_KERNELS
 from support.weights.delta_versions import RUN
 from support.weights.published_versions import KEY, Published, publish_steps, wrong_copies
 
@@ -20,6 +21,8 @@ from streamrl.weights.manifest import encode
 from streamrl.weights.transport.disk import DiskShelf, pieces
 from streamrl.weights.transport.pulls import TransferStep, VersionPulls
 from streamrl.weights.transport.shelf import Item
+
+pytestmark = NEEDS_KERNELS
 
 ANCHOR, DELTA = Item("anchor", Version(0, 1)), Item("delta", Version(0, 2))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.kernels import NEEDS_KERNELS
 from support.weights.delta_versions import RUN
 from support.weights.published_versions import KEY, Published, publish_steps, wrong_copies
 
@@ -17,6 +18,8 @@ from streamrl.types import Version
 from streamrl.weights.manifest import encode
 from streamrl.weights.transport.pulls import TransferStep, VersionPulls
 from streamrl.weights.transport.shelf import Item, VersionShelf
+
+pytestmark = NEEDS_KERNELS
 
 PIECE = 5000
 SEEDS = 1000
@@ -386,3 +389,15 @@ def test_a_version_that_was_taken_back_is_no_way_unless_deltas_lead_to_it(tmp_pa
     with pytest.raises(DataError, match="is gone"):
         shelf.plan(wanted, v(1))
     assert shelf.still_there([v(2)]) == {Item("anchor", v(2)), Item("delta", v(3))}
+
+
+async def test_where_nothing_compiles_what_reads_deltas_each_version_comes_in_full(
+    published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("numba.config.DISABLE_JIT", 1)
+    wire = Wire(published)
+    pulls = pulls_of(wire, tmp_path / "copies")
+    await fetch(pulls, published, v(2))
+    await fetch(pulls, published, v(3))
+    assert wire.ways == [[("anchor", v(2))], [("anchor", v(3))]]
+    assert wrong_copies(tmp_path / "copies", published) == []

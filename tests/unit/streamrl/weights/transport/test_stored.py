@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.kernels import NEEDS_KERNELS
 from support.storage.stores import memory_store
 from support.weights.delta_versions import RUN
 from support.weights.published_versions import KEY, Published, publish_steps, wrong_copies
@@ -21,6 +22,8 @@ from streamrl.weights.manifest import encode
 from streamrl.weights.transport.pulls import TransferStep, VersionPulls
 from streamrl.weights.transport.shelf import Item
 from streamrl.weights.transport.stored import StoreShelf, stored_pieces
+
+pytestmark = NEEDS_KERNELS
 
 ANCHOR, DELTA = Item("anchor", Version(0, 1)), Item("delta", Version(0, 2))
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from support.engines.family_models import FAMILIES, SMALL, family_model
+from support.kernels import NEEDS_KERNELS
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from streamrl.engines.torch.eager.own_products import OwnProducts
@@ -80,7 +81,9 @@ def test_what_shares_a_batch_changes_no_bit_of_a_family(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mistral", "gemma3_text", "lfm2", "falcon_h1"])
-@pytest.mark.parametrize("products", [TiledProducts(), OwnProducts()], ids=["tiles", "own"])
+@pytest.mark.parametrize(
+    "products", [TiledProducts(), pytest.param(OwnProducts(), marks=NEEDS_KERNELS)], ids=["tiles", "own"]
+)
 def test_the_linear_layers_of_a_family_are_multiplied_in_any_way(kind: str, products: RowProducts) -> None:
     model = family_model(kind)
     engine = engine_of(model, deterministic=True, slots=16, products=[products])
