@@ -108,9 +108,19 @@ class Worker:
             said: Answer = answered.result()
         finally:
             self._pending.pop(number, None)
+        if said.fault == Fault.DIED:
+            await self._until_gone()
         if said.fault:
             raise EnvironmentFault(Fault(said.fault), said.text)
         return said
+
+    async def _until_gone(self) -> None:
+        """The child ends with the answer that it gave last: an episode that came to it meanwhile would be lost."""
+        if (reader := self._reader) is None:
+            return
+        done, _ = await asyncio.wait({reader}, timeout=REAP_TIMEOUT_S)
+        if not done:
+            await self.stop()
 
     def kill(self) -> None:
         """Send SIGKILL to the child and to all that it started. The child is reaped by `stop`."""

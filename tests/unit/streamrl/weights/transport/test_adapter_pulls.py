@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.kernels import NEEDS_KERNELS
 from support.weights.adapter_versions import KEY, RUN, AdapterVersions, adapter_tensors, served_tensors
 
 from streamrl.errors import DataError
@@ -102,6 +103,7 @@ async def test_another_incarnation_brings_its_own_base_and_the_old_one_goes_with
     assert node.names == ["1.-1", "1.4"]
 
 
+@NEEDS_KERNELS
 async def test_deltas_of_adapters_need_no_other_base(versions: AdapterVersions, node: Node) -> None:
     """Two steps of equal adapters: what is published of the second is a delta of nothing."""
     first = versions.version(1)
