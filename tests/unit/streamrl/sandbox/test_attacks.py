@@ -7,9 +7,10 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -43,9 +44,13 @@ def levels() -> list[object]:
     return ["namespaces", pytest.param("bubblewrap", marks=why)]
 
 
-def config(level: str) -> SandboxConfig:
+PATIENT = {**LIMITS, "time_s": 30.0}
+"""Of what is to come to its end on a busy machine, too."""
+
+
+def config(level: str, limits: Mapping[str, Any] = LIMITS) -> SandboxConfig:
     python = SYSTEM_PYTHON if level == "bubblewrap" else None
-    return SandboxConfig(level=level, python=python, **LIMITS)
+    return SandboxConfig(level=level, python=python, **limits)
 
 
 @pytest.fixture(scope="module", params=levels())
@@ -135,7 +140,6 @@ async def _unconfined(source: str, folder: Path) -> bytes:
 @pytest.mark.parametrize("every_form", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_no_attack_is_scored(every_form: bool, machine: Machine) -> None:
     """Whatever form the tests have; the short test gives each attack one. Who compares is outside of each level."""
-    scorer = make_scorer("code", RewardModelConfig(), config("namespaces"))
     tests = [
         [{"input": "1", "output": "42"}],
         {"inputs": [[1]], "outputs": [42], "fn_name": "answer"},
@@ -152,13 +156,17 @@ def test_no_attack_is_scored(every_form: bool, machine: Machine) -> None:
         for number, test in enumerate(tests)
         if every_form or number == place % len(tests)
     ]
-    items = [_item(program(attack, **machine.places), test) for attack, test in tried]
+    scores = scores_of([_item(program(attack, **machine.places), test) for attack, test in tried], LIMITS)
+    assert [attack for (attack, _), score in zip(tried, scores, strict=True) if score != 0.0] == []
     right = "def answer(number): return 42\nif __name__ == '__main__': print(42)"
-    items += [_item(right, test) for test in tests]
+    assert scores_of([_item(right, test) for test in tests], PATIENT) == [1.0] * len(tests)
+
+
+def scores_of(items: list[RewardItem], limits: Mapping[str, Any]) -> list[float | None]:
+    scorer = make_scorer("code", RewardModelConfig(), config("namespaces", limits))
     scores = [one.reward for one in scorer.score(items)]
     scorer.close()
-    assert scores[-len(tests) :] == [1.0] * len(tests)
-    assert [attack for (attack, _), score in zip(tried, scores, strict=False) if score != 0.0] == []
+    return scores
 
 
 def _item(program: str, tests: object) -> RewardItem:
@@ -180,7 +188,7 @@ def test_memory_of_all_processes_together_stays_near_its_limit(sandbox: Sandbox,
     async def attacked() -> Ending:
         nonlocal done
         watching = asyncio.create_task(watch())
-        attack, limits = program("memory in many processes", **machine.places), Limits(**{**LIMITS, "time_s": 30.0})
+        attack, limits = program("memory in many processes", **machine.places), Limits(**PATIENT)
         finished = await sandbox.run(Program(source=attack), limits)
         done = True
         await watching

@@ -45,7 +45,7 @@ SAMPLES = {
 CODE = {
     "my_math": "def score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n",
     "trl_rewards": "def correctness_reward_func(completions, answer, **more):\n    return [1.0] * len(answer)\n",
-    "own": "class Game:\n    def reset(self, seed, row): ...\n    def step(self, reply): ...\n",
+    "own": "class Game:\n    def reset(self, row): ...\n    def step(self, reply): ...\n",
 }
 """Modules of the user's that the samples name."""
 

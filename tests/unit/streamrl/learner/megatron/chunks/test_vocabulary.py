@@ -15,7 +15,8 @@ PROGRAM = Path(__file__).with_name("vocabulary_rank.py")
 def test_log_probs_entropy_and_gradients_are_those_of_the_whole_vocabulary(world: int, tmp_path: Path) -> None:
     for rank in run_ranks(PROGRAM, tmp_path, world):
         assert len(rank["apart"]) == 18
-        assert max(rank["apart"]) <= 1e-5
+        # Logits of 400, as some are, lie 3e-5 apart in float32.
+        assert max(rank["apart"]) <= 3e-5
 
 
 def test_padded_rows_have_no_probability_and_no_gradient() -> None:
