@@ -98,6 +98,46 @@ async def test_a_harness_with_a_tool(opened, tmp_path: Path) -> None:
     assert (verdict.reward, verdict.components["length"]) == (1.0, 3.0)
 
 
+def asking(**more: Any) -> dict[str, Any]:
+    """An environment of several agents."""
+    seat = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+    seats = dict.fromkeys(("asker", "speller", "judge"), seat)
+    return {"taskset": "asking_taskset", "config": {**seats, **more}}
+
+
+@PACKAGE
+async def test_several_agents_have_conversations_and_rewards_of_their_own(opened) -> None:
+    episode = await opened(**asking())
+    opening = await episode.reset({"idx": 0})
+    assert (opening.agent, [one["content"] for one in opening.messages]) == ("asker", ["Say a word."])
+    told = await episode.step(says("abc"))
+    assert (told.agent, [one["content"] for one in told.messages]) == ("speller", ["Spell abc backwards."])
+    told = await episode.step(says("cba"))
+    assert (told.agent, [one["content"] for one in told.messages]) == ("asker", ["It is cba."])
+    verdict = await episode.step(says("Good."))
+    assert verdict.rewards == {"asker": 0.5, "speller": 1.0}
+    assert verdict.components == {"asker/asked": 0.5, "speller/spelt": 1.0}
+
+
+@PACKAGE
+@pytest.mark.parametrize(
+    ("more", "before", "words"),
+    [
+        ({"judged": True}, ["abc", "cba"], "agent 'judge' is not trained.*options.config.judge.client"),
+        ({"attempts": 2}, ["abc"], "agent 'speller' plays more than once"),
+    ],
+)
+async def test_agents_that_cannot_be_trained_together_are_told_by_name(
+    more: dict[str, Any], before: list[str], words: str, opened
+) -> None:
+    episode = await opened(**asking(**more))
+    await episode.reset({"idx": 0})
+    for said in before:
+        await episode.step(says(said))
+    with pytest.raises(EnvironmentFault, match=words):
+        await episode.step(says("Good."))
+
+
 @PACKAGE
 async def test_what_cannot_be_played_is_told(opened) -> None:
     with pytest.raises(ConfigError, match="task set 'no-such': taskset 'no-such' not found"):

@@ -1,13 +1,14 @@
 """An OpenAI-compatible endpoint behind which an episode's model answers, for agents that call a model themselves.
 
 The agent's request is what the model is asked next; the model's message is the answer. An agent must keep its
-conversation: each of its requests goes on from the one before.
+conversation: each of its requests goes on from the one before. Agents of one episode share a queue, and are answered
+one after the other.
 """
 
 import asyncio
 import json
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -18,23 +19,45 @@ MOST_BYTES = 2**26
 """Of one request."""
 
 
-class Exchange:
-    """The requests of one agent, each answered by one message. tools: of the first request, as JSON schemas."""
+class AgentRequest(NamedTuple):
+    """A request that waits for its answer. exchange: of the agent that made it."""
 
-    def __init__(self) -> None:
+    exchange: "Exchange"
+    body: dict[str, Any]
+    answer: "asyncio.Future[Message]"
+
+
+AskedQueue = asyncio.Queue[AgentRequest]
+
+
+async def next_request(asked: AskedQueue, ended: "asyncio.Future[Any]") -> AgentRequest | None:
+    """None when `ended` is done first."""
+    waiting = asyncio.ensure_future(asked.get())
+    await asyncio.wait({waiting, ended}, return_when=asyncio.FIRST_COMPLETED)
+    if waiting.done():
+        return waiting.result()
+    waiting.cancel()
+    return None
+
+
+class Exchange:
+    """The requests of one agent, each answered by one message. tools: of the first request, as JSON schemas. asked: the
+    queue of its episode, which its agents share."""
+
+    def __init__(self, asked: AskedQueue | None = None) -> None:
         self.tools: list[dict[str, Any]] = []
-        self._asked: asyncio.Queue[tuple[dict[str, Any], asyncio.Future[Message]]] = asyncio.Queue()
+        self._asked = AskedQueue() if asked is None else asked
         self._waiting: asyncio.Future[Message] | None = None
         self._known: list[Any] = []
 
     async def ask(self, body: dict[str, Any]) -> Message:
         """For the agent's side: what the model says to a request."""
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._asked.put_nowait((body, answer))
+        self._asked.put_nowait(AgentRequest(self, body, answer))
         return await answer
 
     def answer(self, message: Message) -> None:
-        """For the model's side: its message, to the request that `next` has given last."""
+        """For the model's side: its message, to the request that was taken last."""
         if self._waiting is None or self._waiting.done():
             raise ComponentError("the agent has given up the request that this message answers")
         self._waiting.set_result(message)
@@ -43,12 +66,12 @@ class Exchange:
         """What the next request adds to the conversation; None when `ended` is done first.
 
         Raises ComponentError for a request that does not go on from the one before."""
-        asked = asyncio.ensure_future(self._asked.get())
-        await asyncio.wait({asked, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if not asked.done():
-            asked.cancel()
-            return None
-        body, self._waiting = asked.result()
+        request = await next_request(self._asked, ended)
+        return None if request is None else self.take(request)
+
+    def take(self, request: AgentRequest) -> list[Message]:
+        """What one of its requests adds to the conversation. Raises as `next` does."""
+        body, self._waiting = request.body, request.answer
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise ComponentError(f"the agent's request has no messages: {body!r:.200}")
