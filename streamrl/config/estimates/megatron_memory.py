@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from streamrl.config.estimates.megatron import MegatronLayout
 from streamrl.config.estimates.model_facts import ModelFacts
-from streamrl.config.estimates.sizes import ADAPTER_BYTES, DTYPE_BYTES, adapter_parameters
+from streamrl.config.estimates.sizes import ADAPTER_BYTES, DTYPE_BYTES, adapter_parameters, averages
 from streamrl.config.schema.run import Config
 
 _FLOAT32 = 4
@@ -72,12 +72,20 @@ def _of_stage(config: Config, model: ModelFacts, layout: MegatronLayout, stage: 
     return RankMemory(
         stage=stage,
         parameters=count,
-        weights=models * count * size + adapters * ADAPTER_BYTES,
+        weights=models * count * size + adapters * ADAPTER_BYTES + count * _reference_bytes(config),
         gradients=trained * count * reduced + adapters * ADAPTER_BYTES,
         optimizer=trained * kept * (-(-parts.dense // dense_ranks) + -(-parts.experts // expert_ranks))
         + _MOMENTS * -(-adapters // dense_ranks),
         activations=_activations(config, model, layout, stage),
     )
+
+
+def _reference_bytes(config: Config) -> int:
+    """Of a parameter of the reference policy, or of a teacher, which counts as one of the policy's sizes. A moving
+    average is kept in float32 beside the weights of its forward."""
+    if not config.learner.algorithm.has_reference:
+        return 0
+    return DTYPE_BYTES[config.model.dtype] + (_FLOAT32 if averages(config) else 0)
 
 
 def _expert_data_size(layout: MegatronLayout) -> int:

@@ -9,7 +9,7 @@ from support.megatron.published import PUBLISHED
 from streamrl.config import Config
 from streamrl.config.estimates.megatron_memory import DEVICE_BYTES, RankMemory, rank_memory
 from streamrl.config.estimates.model_facts import ModelFacts, facts_of
-from streamrl.config.schema.algorithm import AlgorithmConfig
+from streamrl.config.schema.algorithm import AlgorithmConfig, ReferenceConfig
 from streamrl.config.schema.learner import LearnerConfig, LoraConfig, MegatronConfig
 from streamrl.config.schema.run import ModelConfig
 
@@ -68,6 +68,23 @@ def test_a_critic_is_counted_as_a_second_model() -> None:
     assert both == alone._replace(
         weights=2 * alone.weights, gradients=2 * alone.gradients, optimizer=2 * alone.optimizer
     )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "bytes_each"),
+    [
+        (AlgorithmConfig(kl_coef=0.1), 2),
+        (AlgorithmConfig(loss="opd"), 2),
+        (AlgorithmConfig(kl_coef=0.1, reference=ReferenceConfig(kind="average")), 2 + 4),
+        (AlgorithmConfig(reference=ReferenceConfig(kind="average")), 0),
+    ],
+    ids=["divergence", "teacher", "average", "none"],
+)
+def test_a_reference_counts_by_its_weights_alone(algorithm: AlgorithmConfig, bytes_each: int) -> None:
+    learner = LearnerConfig(backend="megatron", num_workers=1, algorithm=algorithm)
+    (held,) = rank_memory(Config(model=ModelConfig(path="m", dtype="bfloat16"), learner=learner), facts("8B"))
+    (alone,) = stages("8B", 1)
+    assert held == alone._replace(weights=alone.weights + bytes_each * alone.parameters)
 
 
 def with_adapters(ranks: int, advantage: str = "grpo", **layout: Any) -> list[RankMemory]:
