@@ -23,6 +23,7 @@ def numbers(seed: int) -> dict[str, str]:
 
     norm = np.float32(1) + normal(1, 33) / 8
     row, bits = scratch(64)
+    pair = np.zeros((2, 48), np.float32)
     positions, slots, last = rng.integers(0, 50, 5), rng.permutation(5), rng.integers(0, 48, 5)
     flags, tokens = rng.random(5) < 0.3, np.zeros(5, np.int64)
     source, targets = np.arange(3), np.arange(6)
@@ -32,7 +33,7 @@ def numbers(seed: int) -> dict[str, str]:
         "rms_norm": (normal(5, 33), norm[0], EPS, normal(5, 33)),
         "rotate": (normal(5, 6, 32), normal(5, 32), EPS, normal(50, 32), normal(50, 32), positions, 5, row[:32]),
         "attend": (
-            normal(5, 8, 32), normal(5, 2, 48, 32), normal(5, 2, 48, 32), slots, last, row[:48], bits[:48],
+            normal(5, 8, 32), normal(5, 2, 48, 32), normal(5, 2, 48, 32), slots, last, pair, bits[:48],
             normal(5, 4, 32),
         ),
         "gate": (normal(5, 66), np.zeros(33, np.int32), normal(5, 33)),

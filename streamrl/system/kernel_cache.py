@@ -25,7 +25,7 @@ def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def compiled(function: Callable[..., Any]) -> Any:
         _keep_beside(Path(function.__code__.co_filename).parent)
-        # What is kept is made anew when the function's own file changes, not when these options do.
+        # What is kept is made anew when a file of the function's folder changes, not when these options do.
         dispatcher = njit(error_model="numpy", nogil=True, **options)(function)
         if compiles_kernels():
             dispatcher._cache = _Cache(function)  # as `cache=True` does with numba's own
@@ -46,8 +46,14 @@ class _CacheFile(IndexDataCacheFile):
 class _Cache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        stamp = self._impl.locator.get_source_stamp()
-        self._cache_file = _CacheFile(self._cache_path, self._impl.filename_base, stamp)
+        # numba's own stamp is of the function's file alone, and that takes from others.
+        stamps = [(path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in _sources(function)]
+        self._cache_file = _CacheFile(self._cache_path, self._impl.filename_base, tuple(stamps))
+
+
+def _sources(function: Callable[..., Any]) -> list[Path]:
+    """The modules of its folder."""
+    return sorted(Path(function.__code__.co_filename).parent.glob("*.py"))
 
 
 def _keep_beside(package: Path) -> None:

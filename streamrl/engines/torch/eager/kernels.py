@@ -13,27 +13,18 @@ G = H + 2 K heads of a projection, I intermediate size, C capacity of a slot, V 
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.core.errors import TypingError
-from numba.extending import intrinsic
 
+from streamrl.engines.torch.eager.lanes import dot, dots
 from streamrl.system.kernel_cache import kernel
 from streamrl.types import FloatArray, LongArray
 
 Bits = npt.NDArray[np.int32]
 
-LANES = 8
-_VECTOR = ir.VectorType(ir.FloatType(), LANES)
-
 # No `fastmath`: with it a function that this process compiled and the same one from the cache differ in their last
-# bits. Sums have several terms in flight by hand instead. (A cached function is compiled again when this file changes,
-# and not when another does that it takes from: so all is here.)
+# bits. Sums have several terms in flight by hand instead.
 
 # exp(x) = 2^k * exp(r) with |r| <= ln(2) / 2; the polynomial and the two parts of ln(2) are those of Cephes, expf.
 _LOG2_E = np.float32(1.44269504088896341)
@@ -45,68 +36,23 @@ _ROWS = 32
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 
 
-@intrinsic
-def dot(_: Any, x: Any, y: Any) -> Any:
-    """sum of x[i] * y[i]: of whole eights, lane l sums the i with i % 8 == l; then the halves of the lanes on each
-    other; then the rest in order.
-
-    x, y: float32 [N], C-contiguous, of equal length (not checked). Not a loop of the language, since a compiler makes
-    such a sum wide only where it may reorder it.
-    """
-    for each in (x, y):
-        if not (isinstance(each, types.Array) and (each.dtype, each.ndim, each.layout) == (types.float32, 1, "C")):
-            raise TypingError(f"dot wants a C-contiguous float32 vector, not {each}")
-
-    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        left, right = (
-            context.make_array(each)(context, builder, value).data
-            for each, value in zip((x, y), arguments, strict=True)
-        )
-        length = builder.extract_value(context.make_array(x)(context, builder, arguments[0]).shape, 0)
-        blocks = builder.udiv(length, length.type(LANES))
-        total = cgutils.alloca_once_value(builder, _VECTOR([0.0] * LANES))
-        with cgutils.for_range(builder, blocks) as loop:
-            at = builder.mul(loop.index, length.type(LANES))
-            product = builder.fmul(_lanes(builder, left, at), _lanes(builder, right, at))
-            builder.store(builder.fadd(builder.load(total), product), total)
-        rest = cgutils.alloca_once_value(builder, _across(builder, builder.load(total)))
-        whole = builder.mul(blocks, length.type(LANES))
-        with cgutils.for_range_slice(builder, whole, length, length.type(1)) as (i, _):
-            product = builder.fmul(*(builder.load(builder.gep(data, [i])) for data in (left, right)))
-            builder.store(builder.fadd(builder.load(rest), product), rest)
-        return builder.load(rest)
-
-    return types.float32(x, y), generate
-
-
-def _lanes(builder: Any, data: Any, at: Any) -> Any:
-    """Eight neighbours from `at` on."""
-    return builder.load(builder.bitcast(builder.gep(data, [at]), _VECTOR.as_pointer()), align=4)
-
-
-def _across(builder: Any, lanes: Any) -> Any:
-    """The sum of the lanes, halves on each other."""
-    width = LANES
-    while width > 1:
-        width //= 2
-        halves = [
-            builder.shuffle_vector(lanes, lanes, ir.Constant(ir.VectorType(ir.IntType(32), width), list(part)))
-            for part in (range(width), range(width, 2 * width))
-        ]
-        lanes = builder.fadd(*halves)
-    return builder.extract_element(lanes, ir.IntType(32)(0))
-
-
 @kernel()
 def multiply(x_RI: FloatArray, weight_OI: FloatArray, out_RO: FloatArray) -> None:
     """out = x weight^T, each number the `dot` of a row and a row of the weight. A block of rows at a time, so that
     they stay near while the weight passes by."""
+    whole = weight_OI.shape[0] // 4 * 4
     for first in range(0, x_RI.shape[0], _ROWS):
         last = min(first + _ROWS, x_RI.shape[0])
-        for o in range(weight_OI.shape[0]):
-            weight = weight_OI[o]
+        paired = first + (last - first) // 2 * 2
+        for o in range(0, whole, 4):
+            for r in range(first, paired, 2):
+                dots(x_RI, r, weight_OI, o, out_RO, r)
+            for r in range(paired, last):
+                for each in range(o, o + 4):
+                    out_RO[r, each] = dot(x_RI[r], weight_OI[each])
+        for o in range(whole, weight_OI.shape[0]):
             for r in range(first, last):
-                out_RO[r, o] = dot(x_RI[r], weight)
+                out_RO[r, o] = dot(x_RI[r], weight_OI[o])
 
 
 @kernel()
@@ -185,7 +131,7 @@ def attend(
     values_SKCD: FloatArray,
     slot_N: LongArray,
     last_N: LongArray,
-    scores_C: FloatArray,
+    scores_2C: FloatArray,
     bits_C: Bits,
     out_NHD: FloatArray,
 ) -> None:
@@ -196,18 +142,38 @@ def attend(
     for n in range(len(slot_N)):
         slot = slot_N[n]
         length = last_N[n] + 1
-        scores, bits = scores_C[:length], bits_C[:length]
-        for head in range(out_NHD.shape[1]):
-            _score(heads_TGD[n, head], keys_SKCD[slot, head // repeat], scale, scores)
-            total = _weigh(scores, bits)
-            _gather(scores, values_SKCD[slot, head // repeat], _ONE / total, out_NHD[n, head])
+        bits = bits_C[:length]
+        for head in range(0, out_NHD.shape[1], 1 if repeat % 2 else 2):
+            together = 1 if repeat % 2 else 2
+            keys, values = keys_SKCD[slot, head // repeat], values_SKCD[slot, head // repeat]
+            _score(heads_TGD[n], head, together, keys, length, scores_2C)
+            first, total = scores_2C[0, :length], _weigh_scaled(scores_2C[0, :length], scale, bits)
+            if together == 1:
+                _gather(first, values, _ONE / total, out_NHD[n, head])
+                continue
+            second = scores_2C[1, :length]
+            other = _weigh_scaled(second, scale, bits)
+            _gather_two(first, second, values, _ONE / total, _ONE / other, out_NHD[n, head], out_NHD[n, head + 1])
 
 
 @kernel()
-def _score(query: FloatArray, keys: FloatArray, scale: np.float32, scores: FloatArray) -> None:
-    """Products of one query with each key."""
+def _score(
+    heads_GD: FloatArray, head: int, together: int, keys_CD: FloatArray, length: int, out_2C: FloatArray
+) -> None:
+    """Products of one query head, or of two, with the first `length` keys."""
+    whole = length // 4 * 4 if together == 2 else 0
+    for j in range(0, whole, 4):
+        dots(heads_GD, head, keys_CD, j, out_2C, 0)
+    for each in range(together):
+        for j in range(whole, length):
+            out_2C[each, j] = dot(heads_GD[head + each], keys_CD[j])
+
+
+@kernel()
+def _weigh_scaled(scores: FloatArray, scale: np.float32, bits: Bits) -> np.float32:
     for j in range(len(scores)):
-        scores[j] = dot(query, keys[j]) * scale
+        scores[j] *= scale
+    return _weigh(scores, bits)
 
 
 @kernel()
@@ -265,6 +231,37 @@ def _gather(weights: FloatArray, values: FloatArray, scale: np.float32, out: Flo
             out[d] += a * values[j, d]
     for d in range(out.shape[0]):
         out[d] *= scale
+
+
+@kernel()
+def _gather_two(
+    first: FloatArray,
+    second: FloatArray,
+    values: FloatArray,
+    scale: np.float32,
+    other: np.float32,
+    out: FloatArray,
+    out_two: FloatArray,
+) -> None:
+    """`_gather` by two rows of weights, of which each value is read once."""
+    out[:] = _ZERO
+    out_two[:] = _ZERO
+    whole = len(first) // 4 * 4
+    for j in range(0, whole, 4):
+        a, b, c, e = first[j], first[j + 1], first[j + 2], first[j + 3]
+        p, q, r, s = second[j], second[j + 1], second[j + 2], second[j + 3]
+        for d in range(out.shape[0]):
+            u, v, w, x = values[j, d], values[j + 1, d], values[j + 2, d], values[j + 3, d]
+            out[d] += a * u + b * v + c * w + e * x
+            out_two[d] += p * u + q * v + r * w + s * x
+    for j in range(whole, len(first)):
+        a, p = first[j], second[j]
+        for d in range(out.shape[0]):
+            out[d] += a * values[j, d]
+            out_two[d] += p * values[j, d]
+    for d in range(out.shape[0]):
+        out[d] *= scale
+        out_two[d] *= other
 
 
 @kernel()

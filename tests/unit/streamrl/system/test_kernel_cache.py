@@ -58,3 +58,11 @@ def test_processes_that_compile_at_once_write_over_no_file_of_each_other(path: P
     third = loaded(path)
     assert third.total(NARROW) == 6
     assert len(third.total.stats.cache_hits) == 1
+
+
+def test_a_function_is_compiled_again_when_a_module_beside_it_changes(path: Path) -> None:
+    assert loaded(path).total(NARROW) == 6
+    (path.parent / "that_it_takes_from.py").write_text("ONE = 1")
+    again = loaded(path)
+    assert again.total(NARROW) == 6
+    assert again.total.stats.cache_misses

@@ -11,7 +11,7 @@ import pytest
 from numba import njit
 
 from streamrl.engines.torch.eager import kernels
-from streamrl.engines.torch.eager.kernels import LANES, dot
+from streamrl.engines.torch.eager.lanes import LANES, dot
 from streamrl.system.kernel_cache import compiles_kernels
 
 pytestmark = pytest.mark.skipif(not compiles_kernels(), reason="NUMBA_DISABLE_JIT is set: no kernel runs")
@@ -23,7 +23,7 @@ def normal(*size: int, seed: int) -> np.ndarray:
 
 def attend(heads, keys, values, *, slots, last) -> np.ndarray:
     out = np.empty((len(slots), heads.shape[1] - 2 * keys.shape[1], heads.shape[2]), dtype=np.float32)
-    scratch, bits = np.empty(keys.shape[2], dtype=np.float32), np.empty(keys.shape[2], dtype=np.int32)
+    scratch, bits = np.empty((2, keys.shape[2]), dtype=np.float32), np.empty(keys.shape[2], dtype=np.int32)
     kernels.attend(heads, keys, values, np.array(slots), np.array(last), scratch, bits, out)
     return out
 
@@ -123,6 +123,16 @@ def test_attention_is_softmax_attention_over_the_visible_keys_of_each_rows_slot(
             key, value = (part[slot, head // 2, :length].astype(np.float64) for part in (keys, values))
             weights = np.exp(key @ heads[row, head].astype(np.float64) / 4)
             np.testing.assert_allclose(out[row, head], weights @ value / weights.sum(), atol=2e-6)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 7, 30])
+def test_heads_that_read_the_same_keys_together_give_the_bits_of_each_alone(length: int):
+    heads, keys, values = normal(2, 4, 20, seed=0), normal(2, 1, 32, 20, seed=1), normal(2, 1, 32, 20, seed=2)
+    rows = {"slots": [1, 0], "last": [length - 1] * 2}
+    both = attend(heads, keys, values, **rows)
+    for head in range(2):
+        alone = attend(np.ascontiguousarray(heads[:, [head, 2, 3]]), keys, values, **rows)
+        assert alone[:, 0].tobytes() == both[:, head].tobytes()
 
 
 def test_attention_does_not_read_what_lies_beyond_the_last_key():
