@@ -365,7 +365,7 @@ class TorchEngine:
         running = table.taken()
         drawn = self._runner.collect(table)
         known = table.reading() & running
-        self._generated += int((running & ~known & np.isfinite(drawn.logprobs)).sum())
+        self._generated += int(np.count_nonzero(running & ~known & np.isfinite(drawn.logprobs)))
         if known.any():
             # The next tokens of these rows are not those that were drawn: the next pass cannot go on from them.
             self._runner.restart()

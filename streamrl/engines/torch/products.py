@@ -41,14 +41,27 @@ class RowProducts(Protocol):
     rung: Rung
     min_rows: int
 
-    def linear(self, x_RI: torch.Tensor, weight_IO: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
-        """x weight + bias, [R, O]."""
+    def linear(
+        self,
+        x_RI: torch.Tensor,
+        weight_IO: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x weight + bias, [R, O]. out: where it goes, with the same bits."""
         ...
 
     def add_linear(
-        self, x_RO: torch.Tensor, inner_RI: torch.Tensor, weight_IO: torch.Tensor, bias_O: torch.Tensor | None
+        self,
+        x_RO: torch.Tensor,
+        inner_RI: torch.Tensor,
+        weight_IO: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x + (inner weight + bias), [R, O]."""
+        """x + (inner weight + bias), [R, O]. out: where it goes, which may be x."""
         ...
 
 
@@ -58,15 +71,30 @@ class PlainProducts:
     def __init__(self, min_rows: int = 1, rung: Rung = Rung.PLAIN) -> None:
         self.min_rows, self.rung = min_rows, rung
 
-    def linear(self, x_RI: torch.Tensor, weight_IO: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
-        return torch.mm(x_RI, weight_IO) if bias_O is None else torch.addmm(bias_O, x_RI, weight_IO)
-
-    def add_linear(
-        self, x_RO: torch.Tensor, inner_RI: torch.Tensor, weight_IO: torch.Tensor, bias_O: torch.Tensor | None
+    def linear(
+        self,
+        x_RI: torch.Tensor,
+        weight_IO: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if bias_O is None:
-            return torch.addmm(x_RO, inner_RI, weight_IO)
-        return x_RO + torch.addmm(bias_O, inner_RI, weight_IO)
+            return torch.mm(x_RI, weight_IO, out=out)
+        return torch.addmm(bias_O, x_RI, weight_IO, out=out)
+
+    def add_linear(
+        self,
+        x_RO: torch.Tensor,
+        inner_RI: torch.Tensor,
+        weight_IO: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if bias_O is None:
+            return torch.addmm(x_RO, inner_RI, weight_IO, out=out)
+        return torch.add(x_RO, torch.addmm(bias_O, inner_RI, weight_IO), out=out)
 
 
 class OneDnnProducts:
@@ -85,13 +113,27 @@ class OneDnnProducts:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x_RI, weight_IO.t(), bias_O, "none", [], "")
         return product
 
-    def linear(self, x_RI: torch.Tensor, weight_IO: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
-        return self.multiply(x_RI, weight_IO, bias_O)
+    def linear(
+        self,
+        x_RI: torch.Tensor,
+        weight_IO: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        product = self.multiply(x_RI, weight_IO, bias_O)
+        return product if out is None else out.copy_(product)
 
     def add_linear(
-        self, x_RO: torch.Tensor, inner_RI: torch.Tensor, weight_IO: torch.Tensor, bias_O: torch.Tensor | None
+        self,
+        x_RO: torch.Tensor,
+        inner_RI: torch.Tensor,
+        weight_IO: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self.linear(inner_RI, weight_IO, bias_O).add_(x_RO)
+        return torch.add(self.linear(inner_RI, weight_IO, bias_O), x_RO, out=out)
 
 
 class TiledProducts:
@@ -108,18 +150,31 @@ class TiledProducts:
         assert sizes[-1] == TILE, "the smallest tile takes what the others leave"
         self.sizes = tuple(sizes)
 
-    def linear(self, x_RI: torch.Tensor, weight_IO: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
-        product = self._multiply(x_RI, weight_IO)
+    def linear(
+        self,
+        x_RI: torch.Tensor,
+        weight_IO: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        out = x_RI.new_empty(x_RI.shape[0], weight_IO.shape[1]) if out is None else out
+        product = self._multiply(x_RI, weight_IO, out)
         return product if bias_O is None else product.add_(bias_O)
 
     def add_linear(
-        self, x_RO: torch.Tensor, inner_RI: torch.Tensor, weight_IO: torch.Tensor, bias_O: torch.Tensor | None
+        self,
+        x_RO: torch.Tensor,
+        inner_RI: torch.Tensor,
+        weight_IO: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return x_RO + self.linear(inner_RI, weight_IO, bias_O)
+        return torch.add(x_RO, self.linear(inner_RI, weight_IO, bias_O), out=out)
 
-    def _multiply(self, x_RI: torch.Tensor, weight_IO: torch.Tensor) -> torch.Tensor:
+    def _multiply(self, x_RI: torch.Tensor, weight_IO: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         rows = x_RI.shape[0]
-        out = x_RI.new_empty(rows, weight_IO.shape[1])
         for start, size in tiles(rows, self.sizes):
             part = x_RI[start : start + size]
             if len(part) == size:

@@ -93,8 +93,11 @@ def sampling_rows(
     temperature: FloatArray, top_k: LongArray, top_p: FloatArray, min_p: FloatArray, device: torch.device
 ) -> SamplingRows:
     """How rows sample whose parameters are these, [N] each."""
+    cut = np.flatnonzero((top_k > 0) | (top_p < 1) | (min_p > 0))
+    if not cut.size and (temperature == 1).all():
+        return PLAIN
     greedy = temperature == 0
-    cut = np.flatnonzero(~greedy & ((top_k > 0) | (top_p < 1) | (min_p > 0)))
+    cut = cut[~greedy[cut]]
     divisor = np.where(greedy, np.float32(1), temperature)
 
     def upload(array: npt.NDArray[np.generic]) -> torch.Tensor:

@@ -66,6 +66,8 @@ class SlotTable:
         self._spans: list[list[VersionSpan]] = [[] for _ in range(slots)]
         self._conversations = [""] * slots
         self._holes: list[int] = []
+        self._taken: npt.NDArray[np.bool_] | None = None
+        self._rows = np.arange(slots)
         self._routes = None if routes is None else np.full((slots, max_length, *routes), -1, dtype=np.int16)
 
     @property
@@ -113,6 +115,7 @@ class SlotTable:
             if request.so_far is not None:
                 self._go_on(row, request.so_far)
         self._holes = [row for row in self._holes if self._requests[row] is None]
+        self._taken = None
         self.num_rows = max(self.num_rows, int(index.max()) + 1)
 
     def _go_on(self, row: int, so_far: PartialTokens) -> None:
@@ -151,20 +154,22 @@ class SlotTable:
         """Add one sampled token (int64, float32 [num_rows]) to each running row, in whose place one that is known
         stays. Returns the results of the rows that end with it and frees those rows; a row whose log-prob is not finite
         ends as ERROR without that token."""
-        rows = np.flatnonzero(self.taken())
-        place = self.length[rows]
-        token_ids, logprobs = token_ids[rows], logprobs[rows]
+        rows, at = self._rows[: self.num_rows], slice(self.num_rows)
+        if self._holes:
+            rows = at = np.flatnonzero(self.taken())
+            token_ids, logprobs = token_ids[rows], logprobs[rows]
+        place = self.length[at]
         finite = np.isfinite(logprobs)
-        known = place < self.known[rows]
+        known = place < self.known[at]
         if known.any():
             token_ids = np.where(known, self.token_ids[rows, place], token_ids)
             logprobs = np.where(known, self.logprobs[rows, place], logprobs)
         self.token_ids[rows, place] = token_ids
         self.logprobs[rows, place] = logprobs
         # A prompt may have the stop tokens of its earlier turns.
-        stopped = (token_ids[:, None] == self._stop[rows]).any(axis=1) & (place >= self.start[rows])
-        self.length[rows] = place + 1
-        ended = np.flatnonzero(stopped | ~finite | (place + 1 >= self.limit[rows]))
+        stopped = (token_ids[:, None] == self._stop[at]).any(axis=1) & (place >= self.start[at])
+        self.length[at] = place = place + 1
+        ended = np.flatnonzero(stopped | ~finite | (place >= self.limit[at]))
         if not len(ended):
             return []
         reasons = [FinishReason.STOP if stop else FinishReason.LENGTH for stop in stopped[ended].tolist()]
@@ -201,6 +206,7 @@ class SlotTable:
         starts, counts = self.start[index] - first, ends - self.start[index]
         bounds = zip(starts.tolist(), counts.tolist(), strict=True)
         self._holes += rows
+        self._taken = None
         return [
             self._result(row, token_ids[i, a : a + n], logprobs[i, a : a + n], reasons[i], errors[i])
             for i, (row, (a, n)) in enumerate(zip(rows, bounds, strict=True))
@@ -265,7 +271,9 @@ class SlotTable:
 
     def adjusted(self) -> list[tuple[int, GenerationRequest, LongArray, LongArray]]:
         """Of running rows whose requests change logits: row, request, ids of the prompt, and of what came so far."""
-        found = []
+        found: list[tuple[int, GenerationRequest, LongArray, LongArray]] = []
+        if not self.adjusts[: self.num_rows].any():
+            return found
         for row in np.flatnonzero(self.adjusts[: self.num_rows] & self.taken()).tolist():
             request, start, end = self._requests[row], int(self.start[row]), int(self.length[row])
             assert request is not None, f"slot {row} has no request"
@@ -289,10 +297,11 @@ class SlotTable:
         return int(self.length[: self.num_rows].sum() - self.length[self._holes].sum())
 
     def taken(self) -> npt.NDArray[np.bool_]:
-        """bool [num_rows]: which rows hold a request."""
-        taken = np.ones(self.num_rows, dtype=np.bool_)
-        taken[self._holes] = False
-        return taken
+        """bool [num_rows]: which rows hold a request. Not to be written to."""
+        if self._taken is None:
+            self._taken = np.ones(self.num_rows, dtype=np.bool_)
+            self._taken[self._holes] = False
+        return self._taken
 
     def move(self, sources: LongArray, targets: LongArray) -> None:
         """Move rows, all at once, with their whole state. Afterwards the rows end at the last request."""
@@ -306,6 +315,7 @@ class SlotTable:
         taken = [row for row, request in enumerate(self._requests) if request is not None]
         self.num_rows = taken[-1] + 1 if taken else 0
         self._holes = sorted(set(range(self.num_rows)) - set(taken))
+        self._taken = None
 
     def _columns(self) -> Iterable[npt.NDArray[np.generic]]:
         return (

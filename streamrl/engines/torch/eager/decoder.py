@@ -45,6 +45,8 @@ class Decoder:
     """Whether a step is cheaper with the longest requests first (see `arrangement`)."""
     reads_rests = False
     """Whether a pass may have several rows of one slot, each seeing what stands before it."""
+    short = 0
+    """Tokens of a prompt that is read so at most."""
 
     def __init__(
         self,

@@ -12,7 +12,8 @@ import torch
 from transformers import PretrainedConfig
 
 from streamrl.engines.torch.eager import kernels
-from streamrl.engines.torch.eager.decoder import Decoder
+from streamrl.engines.torch.eager.decode_room import DecodeRoom
+from streamrl.engines.torch.eager.decoder import Decoder, Outcome
 from streamrl.engines.torch.eager.kv import KvCache
 from streamrl.engines.torch.eager.passes import Pass, to_device, upload_groups
 from streamrl.engines.torch.eager.plan import Plan
@@ -20,8 +21,8 @@ from streamrl.engines.torch.families import ModelShape
 from streamrl.engines.torch.products import RowProducts
 from streamrl.engines.torch.rotary import rope_tables
 from streamrl.engines.torch.sampling import SamplingRows, sampled_scores
-from streamrl.engines.torch.weights import LayerWeights
-from streamrl.types import LongArray
+from streamrl.engines.torch.weights import FusedWeights, LayerWeights
+from streamrl.types import FloatArray, LongArray
 
 CPU = torch.device("cpu")
 
@@ -42,6 +43,7 @@ class KernelDecoder(Decoder):
 
     sorts_rows = False
     reads_rests = True
+    short = 64  # beyond some hundred the library's products with all keys at once are quicker
 
     def __init__(self, config: PretrainedConfig, shape: ModelShape, *, max_length: int, products: RowProducts) -> None:
         self._shape = shape
@@ -52,8 +54,10 @@ class KernelDecoder(Decoder):
         self._no_norm = np.zeros((0, shape.head_dim), dtype=np.float32)
         self._row = np.zeros(shape.head_dim, dtype=np.float32)
         longest = max(max_length, shape.intermediate_size, shape.vocab_size)
-        self._scratch = np.zeros(longest, dtype=np.float32)
+        self._scratch = np.zeros((2, longest), dtype=np.float32)
         self._bits = np.zeros(longest, dtype=np.int32)
+        self._gate_bits = self._bits[: shape.intermediate_size]
+        self._room: DecodeRoom | None = None
 
     def begin(self, plan: Plan, cache: KvCache) -> KernelPass:
         slots = np.arange(plan.decode_rows) if plan.slot_of_row is None else plan.slot_of_row
@@ -87,9 +91,43 @@ class KernelDecoder(Decoder):
         number, vocab = scores.shape
         greedy = np.zeros(number, dtype=np.bool_) if rows.greedy is None else rows.greedy.numpy()
         tokens, logprobs = np.empty(number, dtype=np.int64), np.empty(number, dtype=np.float32)
-        weights, bits = self._scratch[:vocab], self._bits[:vocab]
+        weights, bits = self._scratch[0, :vocab], self._bits[:vocab]
         kernels.draw(scores, greedy, uniform_N.numpy(), weights, bits, tokens, logprobs)
         return torch.from_numpy(tokens), torch.from_numpy(logprobs)
+
+    def forward(self, weights: FusedWeights, shared: Pass, cache: KvCache) -> Outcome:
+        if not shared.decodes_only or shared.scored is not None or self._shape.num_experts:
+            return super().forward(weights, shared, cache)
+        room = self._room
+        if room is None or (room.rows, room.kept) != (shared.rows, shared.kept):
+            room = self._room = DecodeRoom(self._shape, shared.rows, shared.kept)
+        torch.index_select(weights.embedding, 0, shared.token_ids, out=room.hidden)
+        for index, layer in enumerate(weights.layers):
+            self._decode_layer(room, index, layer, cast(KernelPass, shared), cache)
+        self._norm_in(room, weights.final_norm)
+        self._products.linear(room.normed, weights.head, None, out=room.logits)
+        return Outcome(room.logits[: shared.rows])
+
+    def _decode_layer(
+        self, room: DecodeRoom, index: int, layer: LayerWeights, shared: KernelPass, cache: KvCache
+    ) -> None:
+        """As `Decoder.forward` runs it, with the same bits."""
+        products = self._products
+        self._norm_in(room, layer.input_norm)
+        products.linear(room.normed, layer.qkv, layer.qkv_bias, out=room.projected)
+        self._rotate_array(room.heads, layer, shared)
+        kernels.store(room.heads, shared.source, shared.targets, cache.lines(index))
+        keys, values = cache.arrays(index)
+        slots, last = shared.slot_of_row, shared.positions
+        kernels.attend(room.heads, keys, values, slots, last, self._scratch, self._bits, room.mixed)
+        products.add_linear(room.hidden, room.attended, layer.output, layer.output_bias, out=room.hidden)
+        self._norm_in(room, layer.post_norm)
+        products.linear(room.normed, layer.gate_up, layer.gate_up_bias, out=room.both)
+        kernels.gate(room.both_array, self._gate_bits, room.inner_array)
+        products.add_linear(room.hidden, room.inner, layer.down, layer.down_bias, out=room.hidden)
+
+    def _norm_in(self, room: DecodeRoom, weight: torch.Tensor) -> None:
+        kernels.rms_norm(room.hidden_array, weight.numpy(), self._eps_value, room.normed_array)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         source = x.numpy()
@@ -98,11 +136,13 @@ class KernelDecoder(Decoder):
         return torch.from_numpy(out)
 
     def _rotate(self, heads_THD: torch.Tensor, layer: LayerWeights, shared: Pass) -> None:
-        positions = cast(KernelPass, shared).positions
+        self._rotate_array(heads_THD.numpy(), layer, cast(KernelPass, shared))
+
+    def _rotate_array(self, heads_THD: FloatArray, layer: LayerWeights, shared: KernelPass) -> None:
         norm = self._no_norm if layer.qk_norm is None else layer.qk_norm.numpy()
         rotated = self._shape.num_heads + self._shape.num_kv_heads
-        heads = heads_THD.numpy()
-        kernels.rotate(heads, norm, self._eps_value, self._cos, self._sin, positions, rotated, self._row)
+        turned = self._cos, self._sin, shared.positions
+        kernels.rotate(heads_THD, norm, self._eps_value, *turned, rotated, self._row)
 
     def _store(self, index: int, heads_THD: torch.Tensor, cache: KvCache, shared: Pass) -> None:
         shared = cast(KernelPass, shared)
@@ -121,5 +161,5 @@ class KernelDecoder(Decoder):
 
     def _gate(self, both: torch.Tensor) -> torch.Tensor:
         out = np.empty((both.shape[0], self._shape.intermediate_size), dtype=np.float32)
-        kernels.gate(both.numpy(), self._bits[: self._shape.intermediate_size], out)
+        kernels.gate(both.numpy(), self._gate_bits, out)
         return torch.from_numpy(out)

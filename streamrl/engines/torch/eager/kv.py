@@ -47,6 +47,11 @@ class KvCache:
         self._flat = self._data.view(shape.num_layers, -1, shape.head_dim).unbind()
         lanes = self._data.view(shape.num_layers, 2, -1, self.capacity, shape.head_dim)
         self._keys, self._values = lanes[:, 0].unbind(), lanes[:, 1].unbind()
+        self._lines: list[FloatArray] = []
+        self._arrays: list[tuple[FloatArray, FloatArray]] = []
+        if device.type == "cpu" and dtype is torch.float32:
+            self._lines = [lines.numpy() for lines in self._flat]
+            self._arrays = [(keys, values) for keys, values in self._data.numpy()]
         lane = np.arange(2)[:, None, None] * self.slots + np.arange(self.slots)[None, :, None]
         lane = (lane * self._heads + np.arange(self._heads)) * self.capacity
         self._lane_start = lane.transpose(1, 0, 2).reshape(self.slots, 2 * self._heads)
@@ -66,12 +71,11 @@ class KvCache:
 
     def lines(self, layer: int) -> FloatArray:
         """The whole layer on the host as lines [2 slots kv_heads capacity, D], where `targets` points; float32."""
-        return self._flat[layer].numpy()
+        return self._lines[layer]
 
     def arrays(self, layer: int) -> tuple[FloatArray, FloatArray]:
         """Keys and values on the host, each a view [slots, kv_heads, capacity, D]; float32."""
-        size = (self.slots, self._heads, self.capacity, -1)
-        return self._keys[layer].view(size).numpy(), self._values[layer].view(size).numpy()
+        return self._arrays[layer]
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
         """Copy the first `length` positions of slots `sources` over slots `targets` (int64), all at once."""

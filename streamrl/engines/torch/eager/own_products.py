@@ -1,7 +1,6 @@
 """Products by a compiled function in a fixed order: what is left where no way of the matrix library keeps rows
 independent. Float32 on a CPU."""
 
-import numpy as np
 import torch
 
 from streamrl.engines.torch.eager import kernels
@@ -14,13 +13,25 @@ class OwnProducts:
     rung = Rung.OWN
     min_rows = 1
 
-    def linear(self, x_RI: torch.Tensor, weight_IO: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
-        out = np.empty((x_RI.shape[0], weight_IO.shape[1]), dtype=np.float32)
-        kernels.multiply(x_RI.contiguous().numpy(), weight_IO.t().contiguous().numpy(), out)
-        product = torch.from_numpy(out)
+    def linear(
+        self,
+        x_RI: torch.Tensor,
+        weight_IO: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        product = torch.empty(x_RI.shape[0], weight_IO.shape[1]) if out is None else out
+        kernels.multiply(x_RI.contiguous().numpy(), weight_IO.t().contiguous().numpy(), product.numpy())
         return product if bias_O is None else product.add_(bias_O)
 
     def add_linear(
-        self, x_RO: torch.Tensor, inner_RI: torch.Tensor, weight_IO: torch.Tensor, bias_O: torch.Tensor | None
+        self,
+        x_RO: torch.Tensor,
+        inner_RI: torch.Tensor,
+        weight_IO: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        *,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return x_RO + self.linear(inner_RI, weight_IO, bias_O)
+        return torch.add(x_RO, self.linear(inner_RI, weight_IO, bias_O), out=out)

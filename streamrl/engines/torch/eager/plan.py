@@ -2,12 +2,12 @@
 
 A pass takes packed tokens: first the decode rows, one token for each running slot, then the rests, tokens that are read
 as a decode row reads its own, then the tokens of prompts to prefill, end to end, then padding up to the least number of
-rows. Nothing is padded to a common length but the attention of prompts, in groups of equal rounded length. Slots that
-start with the same prompt share its prefill and their first decode row: it is computed for the first of them, and
-written to all.
+rows. Short prompts come before long ones, and are read as rests are. Nothing is padded to a common length but the
+attention of long prompts, in groups of equal rounded length. Slots that start with the same prompt share its prefill
+and their first decode row: it is computed for the first of them, and written to all.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +37,8 @@ class Plan:
 
     slot_positions: int64 [N], the last position that each slot sees. slot_of_row int64 [decode_rows] and
     row_of_slot int64 [N]: who computes for whom; both None when row i is slot i.
-    rest_slots: int64 [r], the slot of each token of a rest; they are the packed tokens behind the decode rows.
+    rest_slots: int64 [r], the slot of each token of a rest or of a short prompt; they are the packed tokens behind the
+    decode rows.
     source: int64 [W], the packed tokens whose keys and values are stored; None means the first W, in order.
     slots, places: int64 [W], the slot and position where each goes. scored: int64 [S], the packed tokens of prompts of
     which log-probs are told; None without any.
@@ -58,9 +59,15 @@ class Plan:
 
 
 def plan_pass(
-    token_ids: LongArray, positions: LongArray, segments: Sequence[Segment], rests: Sequence[Rest], min_rows: int
+    token_ids: LongArray,
+    positions: LongArray,
+    segments: Sequence[Segment],
+    rests: Sequence[Rest],
+    min_rows: int,
+    short: int = 0,
 ) -> Plan:
-    """Lay out a pass: the next token of each running slot (int64 [N] ids and positions), and what to read besides."""
+    """Lay out a pass: the next token of each running slot (int64 [N] ids and positions), and what to read besides.
+    short: prompts of so many tokens at most are read as rests are."""
     slots = np.arange(len(token_ids))
     slot_of_row, row_of_slot = _share_rows(len(slots), segments)
     rows = len(slots) if slot_of_row is None else len(slot_of_row)
@@ -77,26 +84,25 @@ def plan_pass(
         source = np.concatenate((slots if source is None else source, rows + np.arange(len(rest_slots))))
         write_slots = np.concatenate((write_slots, rest_slots))
         write_places = np.concatenate((write_places, *ramps))
-    prompts = [segment for segment in segments if len(segment.token_ids)]
+    prompts = sorted((one for one in segments if len(one.token_ids)), key=lambda one: len(one.token_ids) > short)
     if prompts:
         lengths = _column(len(segment.token_ids) for segment in prompts)
         starts = rows + len(rest_slots) + np.cumsum(lengths) - lengths
         parts += [segment.token_ids for segment in prompts]
         places.append(_ramps(lengths))
-        groups, scored = _group(starts, lengths), _scored(starts, prompts)
-        copies = _column(len(segment.slots) for segment in prompts)
-        owners = _column(slot for segment in prompts for slot in segment.slots)
-        copied = np.repeat(lengths, copies)
-        ramp = _ramps(copied)
-        read = np.repeat(np.repeat(starts, copies), copied) + ramp
+        scored = _scored(dict(zip(map(id, prompts), starts.tolist(), strict=True)), segments)
+        by_cache = int((lengths <= short).sum())
+        groups = _group(starts[by_cache:], lengths[by_cache:])
+        first_slots = _column(segment.slots[0] for segment in prompts[:by_cache])
+        rest_slots = np.concatenate((rest_slots, np.repeat(first_slots, lengths[:by_cache])))
+        owners, ramp, read = _written(prompts, starts, lengths)
         source = np.concatenate((slots if source is None else source, read))
-        write_slots = np.concatenate((write_slots, np.repeat(owners, copied)))
+        write_slots = np.concatenate((write_slots, owners))
         write_places = np.concatenate((write_places, ramp))
     missing = min_rows - sum(map(len, parts))
     if missing > 0:
-        padding = np.zeros(missing, dtype=np.int64)
-        parts.append(padding)
-        places.append(padding)
+        parts.append(np.zeros(missing, dtype=np.int64))
+        places.append(parts[-1])
         source = slots if source is None else source
     return Plan(
         token_ids=np.concatenate(parts),
@@ -114,10 +120,22 @@ def plan_pass(
     )
 
 
-def _scored(starts: LongArray, prompts: Sequence[Segment]) -> LongArray | None:
-    """Packed places of the tokens behind which something is told. starts: of each prompt."""
-    pairs = zip(starts.tolist(), prompts, strict=True)
-    found = [start + np.arange(len(one.targets.token_ids)) for start, one in pairs if one.targets is not None]
+def _written(
+    prompts: Sequence[Segment], starts: LongArray, lengths: LongArray
+) -> tuple[LongArray, LongArray, LongArray]:
+    """(slot, place, packed token) of each key that prompts write, to all their slots."""
+    copies = _column(len(segment.slots) for segment in prompts)
+    owners = _column(slot for segment in prompts for slot in segment.slots)
+    copied = np.repeat(lengths, copies)
+    ramp = _ramps(copied)
+    return np.repeat(owners, copied), ramp, np.repeat(np.repeat(starts, copies), copied) + ramp
+
+
+def _scored(starts: Mapping[int, int], segments: Sequence[Segment]) -> LongArray | None:
+    """Packed places of the tokens behind which something is told, in the order of the segments. starts: of those that
+    have tokens, by identity."""
+    told = [(id(one), len(one.targets.token_ids)) for one in segments if one.targets is not None and len(one.token_ids)]
+    found = [starts[one] + np.arange(count) for one, count in told]
     return np.concatenate(found) if found else None
 
 

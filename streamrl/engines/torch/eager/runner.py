@@ -39,6 +39,7 @@ class AnyDecoder(Protocol):
 
     sorts_rows: bool
     reads_rests: bool
+    short: int
 
     def begin(self, plan: Plan, cache: Any) -> Any: ...
 
@@ -135,7 +136,7 @@ class EagerRunner:
 
     def _prefill(self, weights: Any, segments: Sequence[Segment]) -> None:
         none: LongArray = np.zeros(0, dtype=np.int64)
-        plan = plan_pass(none, none, segments, (), self._min_rows)
+        plan = plan_pass(none, none, segments, (), self._min_rows, self._decoder.short)
         self._decoder.forward(weights, self._decoder.begin(plan, self._cache), self._cache)
 
     def begin(
@@ -147,7 +148,7 @@ class EagerRunner:
         changes: RowChanges = NO_CHANGES,
     ) -> None:
         if self._pass is None or not self._pass.decodes_only:
-            plan = plan_pass(*table.last_tokens(), segments, rests, self._min_rows)
+            plan = plan_pass(*table.last_tokens(), segments, rests, self._min_rows, self._decoder.short)
             self._pass = self._decoder.begin(plan, self._cache)
             self._written = plan.slots, plan.places, plan.source
         else:
@@ -176,10 +177,10 @@ class EagerRunner:
         assert self._drawn is not None, "no pass was begun"
         chosen, logprobs = self._chosen.cpu().numpy(), self._drawn.cpu().numpy()
         self._drawn = None
-        broken = np.flatnonzero(~np.isfinite(logprobs))
-        if broken.size:
+        finite = np.isfinite(logprobs)
+        if not finite.all():
             # A masked read of what is not finite would not be zero.
-            self._cache.clear(to_device(broken, self._device))
+            self._cache.clear(to_device(np.flatnonzero(~finite), self._device))
         looked, self._looked, scored, self._scored = self._looked, None, self._scored, None
         top_logprobs = None if looked is None else looked.fetch()
         return Drawn(chosen, logprobs, top_logprobs, () if scored is None else scored.fetch(), self._read)

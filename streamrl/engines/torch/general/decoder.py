@@ -59,6 +59,7 @@ class GeneralDecoder:
 
     sorts_rows = False
     reads_rests = False
+    short = 0
 
     def __init__(
         self, model: GeneralModel, max_length: int, min_rows: int, device: torch.device, products: RowProducts

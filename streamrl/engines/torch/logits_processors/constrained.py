@@ -127,7 +127,9 @@ class ConstrainedRequests:
     def _masks(self, table: SlotTable) -> tuple[RowMasks | None, dict[int, str]]:
         allowed: dict[int, BitMask] = {}
         failed: dict[int, str] = {}
-        for row, name in table.request_ids().items() if self._constraints else ():
+        if not self._constraints:
+            return None, failed
+        for row, name in table.request_ids().items():
             if (constraint := self._constraints.get(name)) is not None:
                 try:
                     allowed[row] = constraint.allowed()

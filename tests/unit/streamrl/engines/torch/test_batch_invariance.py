@@ -18,11 +18,12 @@ from transformers import (
 )
 
 from streamrl.engines.torch import TorchEngine
+from streamrl.engines.torch.admission import Rest, Segment, Targets
 from streamrl.engines.torch.arrangement import CLASS_TOKENS, arrange, key_ranges
 from streamrl.engines.torch.batch_invariance import KEY_BLOCK, prove_batch_invariance
 from streamrl.engines.torch.eager.attention import attend, causal_attention, length_mask, round_up
 from streamrl.engines.torch.eager.own_products import OwnProducts
-from streamrl.engines.torch.eager.plan import Segment, plan_pass
+from streamrl.engines.torch.eager.plan import plan_pass
 from streamrl.engines.torch.products import TILE, PlainProducts, TiledProducts
 from streamrl.engines.torch.slots import SlotTable
 from streamrl.errors import BatchDependenceError, ComponentError
@@ -142,8 +143,15 @@ def test_the_self_test_runs_on_an_engine_of_few_slots_and_short_requests(model):
 class CompanyProducts(PlainProducts):
     """A library whose numbers depend on how many rows there are: the first and the last kernel differ."""
 
-    def linear(self, x_RI: torch.Tensor, weight_IO: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
-        return super().linear(x_RI, weight_IO, bias_O) * (1.0 if len(x_RI) < 7 else 1.0 + 2.0**-20)
+    def linear(
+        self,
+        x_RI: torch.Tensor,
+        weight_IO: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return super().linear(x_RI, weight_IO, bias_O, out=out).mul_(1.0 if len(x_RI) < 7 else 1.0 + 2.0**-20)
 
 
 @NEEDS_KERNELS
@@ -247,6 +255,22 @@ def test_a_plan_computes_a_shared_prompt_once_and_writes_it_to_every_slot():
     assert plan.row_of_slot.tolist() == [0, 1, 2, 1]
     written = set(zip(plan.slots.tolist(), plan.places.tolist(), plan.source.tolist(), strict=True))
     assert written == {(0, 5, 0), (1, 2, 1), (2, 0, 2), (3, 2, 1), (1, 0, 3), (1, 1, 4), (3, 0, 3), (3, 1, 4)}
+
+
+def test_a_plan_reads_short_prompts_as_rests_and_tells_of_all_in_their_order():
+    ids, positions = np.array([10, 11, 12]), np.array([3, 1, 2])
+    long, short = np.array([4, 5, 6]), np.array([7])
+    targets = [Targets(part, 0) for part in (long, short)]
+    segments = [Segment(long, (0,), targets[0]), Segment(short, (1,), targets[1])]
+    plan = plan_pass(ids, positions, segments, [Rest(np.array([8, 9]), 0, 2)], min_rows=1, short=2)
+    assert plan.token_ids.tolist() == [10, 11, 12, 8, 9, 7, 4, 5, 6]
+    assert plan.positions.tolist() == [3, 1, 2, 0, 1, 0, 0, 1, 2]
+    assert plan.rest_slots.tolist() == [2, 2, 1]
+    assert [group.packed.tolist() for group in plan.groups] == [[6, 7, 8]]
+    assert plan.scored is not None
+    assert plan.scored.tolist() == [6, 7, 8, 5]
+    written = set(zip(plan.slots.tolist(), plan.places.tolist(), plan.source.tolist(), strict=True))
+    assert written >= {(2, 0, 3), (2, 1, 4), (1, 0, 5), (0, 0, 6), (0, 1, 7), (0, 2, 8)}
 
 
 def test_a_plan_pads_to_the_least_rows_and_stores_no_padding():

@@ -46,6 +46,22 @@ def test_each_way_computes_the_product(way: str, rows: int, transposed: bool) ->
     assert torch.allclose(products.add_linear(x, inner, weight, bias).double(), exact + x + bias, atol=1e-4)
 
 
+@pytest.mark.parametrize("way", [*(way for way in WAYS if way != "own"), OWN])
+@pytest.mark.parametrize("rows", [1, 4, 17, 100])
+@pytest.mark.parametrize("biased", [True, False])
+def test_what_goes_into_given_memory_has_the_same_bits(way: str, rows: int, biased: bool) -> None:
+    random = torch.Generator().manual_seed(rows)
+    x, inner = torch.randn(rows, 24, generator=random), torch.randn(rows, 40, generator=random)
+    weight = torch.randn(24, 40, generator=random).t()
+    bias = torch.randn(24, generator=random) if biased else None
+    products, room = WAYS[way], torch.full((rows, 24), torch.nan)
+    product, total = products.linear(inner, weight, bias), products.add_linear(x, inner, weight, bias)
+    assert products.linear(inner, weight, bias, out=room) is room
+    assert torch.equal(room, product)
+    assert products.add_linear(x, inner, weight, bias, out=x) is x
+    assert torch.equal(x, total)
+
+
 @pytest.mark.parametrize("way", ["tiles", OWN])
 @pytest.mark.parametrize("inner", [20, 64, 172, 896])
 def test_a_row_keeps_its_bits_in_any_company_and_at_any_place(way: str, inner: int) -> None:
