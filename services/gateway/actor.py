@@ -177,7 +177,7 @@ class GatewayActor:
             limits=limits,
             tokenizer=tokenizer,
             pool=self._pool,
-            answering=Answering(self._pool, tokenizer, config.deadlines.rollout_s, counts.sampled),
+            answering=Answering(self._pool, tokenizer, limits.context, config.deadlines.rollout_s, counts.sampled),
             counts=counts,
             status=self._status,
             created=self._created,
@@ -214,9 +214,10 @@ class GatewayActor:
         return self._trajectories
 
     def _session_service(self, tokenizer: TextTokenizer) -> SessionService:
-        gateway = self._config.gateway
+        gateway, drawn = self._config.gateway, GroupSampling(self._config).drawn
         self._sessions = Sessions(SystemClock(), gateway.session_idle_s, gateway.session_bytes)
-        return SessionService(self._sessions, self._trajectories, tokenizer, GroupSampling(self._config).drawn)
+        strict = gateway.session_sampling == "asked"
+        return SessionService(self._sessions, self._trajectories, tokenizer, drawn, strict)
 
     async def _status(self) -> dict[str, Any]:
         return await self._controller.status.remote()

@@ -21,6 +21,7 @@ from streamrl.gateway.sessions.capture import Capture
 from streamrl.models.tokenizer import TextTokenizer
 from streamrl.services.gateway.guard import Receive, Scope, Send
 from streamrl.services.gateway.pool import Begun, Pool, Replaced, Word
+from streamrl.services.gateway.scoring import own_logprobs
 
 EVENT_TOKENS = 1024
 """Of one event at most: clients bound the length of its line. Those that others are told in the place of count too."""
@@ -34,9 +35,12 @@ class ClientGone(Exception):
 class Answering:
     """Answers what was asked. limit_s: seconds that one answer may take."""
 
-    def __init__(self, pool: Pool, tokenizer: TextTokenizer, limit_s: float, count: Callable[[int], None]) -> None:
-        """count: takes the number of tokens of each answer."""
+    def __init__(
+        self, pool: Pool, tokenizer: TextTokenizer, context: int, limit_s: float, count: Callable[[int], None]
+    ) -> None:
+        """context: tokens of prompt and completion together. count: takes the number of tokens of each answer."""
         self._pool = pool
+        self._context = context
         self._tokenizer = tokenizer
         self._limit_s = limit_s
         self._count = count
@@ -86,10 +90,26 @@ class Answering:
                 async for step in steps:
                     for choice, delta in step:
                         capture.take(choice.index, delta)
+                    if capture.wants_scores:
+                        # Before the client hears of the end: its next call goes on from here.
+                        await self._score(capture)
                     yield step
             capture.whole()
         finally:
             capture.end()
+
+    async def _score(self, capture: Capture) -> None:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                scores = await own_logprobs(self._pool, capture.to_score(), self._context)
+        except TimeoutError as error:
+            raise self._too_long() from error
+        for index, logprobs in scores.items():
+            capture.score(index, logprobs)
+
+    def _too_long(self) -> Refusal:
+        what = f"the answer took longer than {self._limit_s:g} s (deadlines.rollout_s); ask for fewer tokens"
+        return Refusal(504, "deadline_exceeded", what)
 
     async def _made(self, asked: ParsedRequest) -> AsyncGenerator[Step, None]:
         requests = asked.requests(self._pool.prefix())
@@ -114,8 +134,7 @@ class Answering:
             async with asyncio.timeout_at(deadline):
                 words = [await one.updates.get()]
         except TimeoutError as error:
-            what = f"the answer took longer than {self._limit_s:g} s (deadlines.rollout_s); ask for fewer tokens"
-            raise Refusal(504, "deadline_exceeded", what) from error
+            raise self._too_long() from error
         while not one.updates.empty():
             words.append(one.updates.get_nowait())
         return words

@@ -3,8 +3,9 @@
 prompt ids | sampled ids | environment's ids | sampled ids | ...        one branch; a fork is another one
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from streamrl.types import RouteArray
 
@@ -23,6 +24,50 @@ class Turn:
     logprobs: Sequence[float]
     spans: Sequence[Span]
     routes: RouteArray | None = None
+
+
+Own = Sequence[bool] | None
+"""Whether the model chose each of a turn's sampled tokens by itself; None where it chose all of them."""
+
+
+def own_turns(turns: Iterable[tuple[Turn, Own]]) -> list[Turn]:
+    """The turns of a branch with what the model chose alone as their sampled tokens: ids that were chosen for it stand
+    among those before the next turn, and what follows the last one is left out."""
+    made: list[Turn] = []
+    given: list[int] = []
+    before = 0
+    for turn, own in turns:
+        given += turn.prompt_ids
+        before += len(turn.prompt_ids)
+        for start, stop, chosen in _runs(own, len(turn.token_ids)):
+            if not chosen:
+                given += turn.token_ids[start:stop]
+                continue
+            routes = None if turn.routes is None else turn.routes[: before + stop]
+            logprobs, spans = turn.logprobs[start:stop], _between(turn.spans, start, stop)
+            made.append(Turn(given, turn.token_ids[start:stop], logprobs, spans, routes))
+            given = []
+        before += len(turn.token_ids)
+    return made
+
+
+def _runs(own: Own, count: int) -> Iterator[tuple[int, int, bool]]:
+    """(start, stop, whether it chose them) of tokens that stand together."""
+    if own is None:
+        yield 0, count, True
+        return
+    start = 0
+    for chosen, some in groupby(own):
+        stop = start + len(list(some))
+        yield start, stop, chosen
+        start = stop
+
+
+def _between(spans: Sequence[Span], start: int, stop: int) -> list[Span]:
+    """Of the tokens `start` to stop - 1, counted from the first of these."""
+    ends = [*(span[0] for span in spans[1:]), stop]
+    some = (span for span, end in zip(spans, ends, strict=True) if end > start and span[0] < stop)
+    return [(max(span[0] - start, 0), *span[1:]) for span in some]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@
 A call whose prompt begins with all ids of a branch is that branch's next turn, and the ids between are of the
 environment. Any other begins a branch of its own, all of whose prompt is prompt: ids are never rewritten, and no
 sampled token is trained twice. So does a call that an older version answered than the branch's last turn: within a row
-versions never go back.
+versions never go back. Tokens that were chosen for the model, as a grammar does, are trained as little as those of the
+environment.
 """
 
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from streamrl.conversations.branches import Branch, Span, Turn
+from streamrl.conversations.branches import Branch, Own, Span, Turn, own_turns
 from streamrl.conversations.memory import Memory, MessageKey, SoFar, message_key
 from streamrl.conversations.tool_calls import ParsedMessage
 from streamrl.types import RouteArray
@@ -27,7 +28,7 @@ class Call(NamedTuple):
     """One completion. prompt_ids: of its request. spans: `start` counted from the first sampled token. finish_reason:
     "stop" or "length". text: of prompt and completion, as `SoFar` has it; None where the prompt came as ids. answer:
     where tool calls or thoughts of its message were read, that message and the text which was sampled. routes: of
-    prompt and completion, as a `GenerationResult` has them."""
+    prompt and completion, as a `GenerationResult` has them. own: of each sampled token."""
 
     prompt_ids: Sequence[int]
     token_ids: Sequence[int]
@@ -37,12 +38,16 @@ class Call(NamedTuple):
     text: str | None = None
     answer: tuple[ParsedMessage, str] | None = None
     routes: RouteArray | None = None
+    own: Own = None
 
 
 @dataclass(slots=True)
 class _Branch:
+    """turns, own: of each of its calls."""
+
     so_far: SoFar
     turns: list[Turn]
+    own: list[Own]
     finish_reason: str
 
     def continued_by(self, call: Call) -> bool:
@@ -83,10 +88,11 @@ class Conversation:
         continued = [one for one in self._branches if one.continued_by(call)]
         branch = max(continued, key=lambda one: len(one.so_far.ids), default=None)
         if branch is None:
-            branch = _Branch(SoFar([], None), [], "")
+            branch = _Branch(SoFar([], None), [], [], "")
             self._branches.append(branch)
         between = list(call.prompt_ids[len(branch.so_far.ids) :])
         branch.turns.append(Turn(between, list(call.token_ids), list(call.logprobs), list(call.spans), call.routes))
+        branch.own.append(call.own)
         self._text_bytes += sys.getsizeof(call.text) - sys.getsizeof(branch.so_far.text)
         ids, opening = [*branch.so_far.ids, *between, *call.token_ids], len(branch.turns[0].prompt_ids)
         branch.so_far = SoFar(ids, call.text, opening, branch.so_far.ends_within(call.text))
@@ -101,5 +107,12 @@ class Conversation:
         """As it is now."""
         return Memory([one.so_far for one in self._branches], dict(self._answers))
 
+    @property
+    def num_turns(self) -> int:
+        """Calls that sampled something."""
+        return sum(len(one.turns) for one in self._branches)
+
     def branches(self) -> list[Branch]:
-        return [Branch(list(one.turns), one.finish_reason) for one in self._branches]
+        """Those of which something is trained."""
+        turns = (own_turns(zip(one.turns, one.own, strict=True)) for one in self._branches)
+        return [Branch(some, one.finish_reason) for some, one in zip(turns, self._branches, strict=True) if some]

@@ -124,7 +124,7 @@ class Ingress:
             limits=limits,
             tokenizer=tokenizer,
             pool=self._pool,
-            answering=Answering(self._pool, tokenizer, config.deadlines.rollout_s, sampled),
+            answering=Answering(self._pool, tokenizer, limits.context, config.deadlines.rollout_s, sampled),
             created=facts.created,
             sessions=NoSessions(),
         )

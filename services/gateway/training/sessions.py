@@ -24,11 +24,17 @@ SESSION: Final = "session/"
 
 
 class SessionService:
-    """See the module. drawn: how the run's rollouts are."""
+    """See the module. drawn: how the run's rollouts are. strict: a call that wants to be drawn otherwise is refused."""
 
     def __init__(
-        self, sessions: Sessions, trajectories: TrajectoryService, tokenizer: TextTokenizer, drawn: SamplingParams
+        self,
+        sessions: Sessions,
+        trajectories: TrajectoryService,
+        tokenizer: TextTokenizer,
+        drawn: SamplingParams,
+        strict: bool,
     ) -> None:
+        self._strict = strict
         self._sessions = sessions
         self._trajectories = trajectories
         self._tokenizer = tokenizer
@@ -50,7 +56,7 @@ class SessionService:
         if name is None:
             return asked, None
         self._trajectories.require_none_greedy()
-        asked = as_rollouts(asked, body, self._drawn)
+        asked = as_rollouts(asked, body, self._drawn, strict=self._strict)
         asked = replace(asked, conversation=f"{SESSION}{name}", memory=self._sessions.memory(name))
         return asked, Capture(self._sessions, name, asked, self._tokenizer, reader)
 
@@ -62,7 +68,7 @@ class SessionService:
         """End a session with its reward; what became of it. Raises Refusal."""
         service = self._trajectories
         body.check(service.components)
-        counts: dict[str, Any] = {}
+        counts: dict[str, int] = {}
         standing = await service.known(key_of(name))
         if standing is None:
             session = self._sessions.take(name)
@@ -72,8 +78,7 @@ class SessionService:
             except BaseException:
                 self._sessions.reopen(name)
                 raise
-            turns = [len(branch.turns) for branch in trajectory.branches]
-            counts = {"branches": len(turns), "turns": sum(turns)}
+            counts = {"branches": len(trajectory.branches), "turns": session.num_turns}
         if standing.digest != body.digest:
             what = f"session {name!a} was rewarded before, with another reward or group; it keeps the first"
             raise Refusal(409, "already_rewarded", what)

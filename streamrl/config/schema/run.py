@@ -273,6 +273,10 @@ class GatewayConfig(Table, frozen=True):
     """Seconds after which a session that nobody used, and nobody rewarded, is forgotten."""
     session_bytes: Positive = 2**28
     """Bytes of the sessions that have no reward yet; further ones are told to come back."""
+    session_sampling: Literal["asked", "run"] = "asked"
+    """What becomes of a session's call that asks for another `temperature`, `top_p`, `top_k` or `min_p` than rollouts
+    have. `asked`: it is refused, since what is drawn so is not trained. `run`: it is drawn as rollouts are, for agents
+    whose settings cannot be changed."""
     tool_call_parser: Literal[
         "auto",
         "none",

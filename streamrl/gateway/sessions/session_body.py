@@ -47,8 +47,11 @@ class RewardBody(BaseModel):
         check_reward(self.reward, self.components, components)
 
     def trajectory(self, name: str, session: Conversation, *, context: int, vocab_size: int) -> Trajectory:
-        """Of a session. Raises Refusal for tokens that cannot be trained on."""
+        """Of a session. Raises Refusal for tokens that cannot be trained on, and where there are none to train."""
         branches = session.branches()
+        if not branches:
+            what = "grammars chose every token of this session: nothing of it is the model's, to be trained"
+            raise invalid("empty_trajectory", what, "reward")
         for branch in branches:
             check_branch(branch, context=context, vocab_size=vocab_size)
         group = self.group or f"prompt/{xxhash.xxh3_64_hexdigest(json_bytes(list(session.first_prompt)))}"
@@ -92,29 +95,34 @@ def checked(name: Any, param: str) -> str:
     return name
 
 
-def as_rollouts(asked: ParsedRequest, body: ChatRequest | CompletionRequest, drawn: SamplingParams) -> ParsedRequest:
-    """The same, drawn as the run's rollouts are: the learner knows the log-probs of no other distribution. Raises
-    Refusal where the request wants another one, or what no turn of a session has."""
-    _check_turn(asked, body)
-    for name in _DRAWN:
+def as_rollouts(
+    asked: ParsedRequest, body: ChatRequest | CompletionRequest, drawn: SamplingParams, *, strict: bool = True
+) -> ParsedRequest:
+    """The same, drawn as the run's rollouts are: the learner knows the log-probs of no other distribution. strict: a
+    request that wants another one is refused. Raises Refusal for that, and for what no turn of a session has."""
+    _check_turn(asked, body, drawn)
+    for name in _DRAWN if strict else ():
         given, ours = getattr(body, name), getattr(drawn, name)
         if given is not None and max(given, 0) != ours:
             what = f"{name} is {given}; the run trains on what is sampled with {ours:g}: leave it out in a session"
-            raise invalid("sampling_not_trained", what, name)
+            raise invalid("sampling_not_trained", f'{what}, or set gateway.session_sampling = "run"', name)
     sampling = msgspec.structs.replace(drawn, max_new_tokens=asked.sampling.max_new_tokens)
     return replace(asked, sampling=sampling)
 
 
-def _check_turn(asked: ParsedRequest, body: ChatRequest | CompletionRequest) -> None:
+def _check_turn(asked: ParsedRequest, body: ChatRequest | CompletionRequest, drawn: SamplingParams) -> None:
     """Raises Refusal for a request that no turn of a session can be."""
     if asked.extras.prompt_logprobs:
         param = "echo" if asked.extras.echo_scored else "prompt_logprobs"
         what = "a turn of a session reuses what its history left, so that its prompt has no log-probs"
         raise invalid("invalid_value", f"{what}; leave out {param}, or ask outside of a session", param)
-    if asked.grammar is not None:
+    if asked.grammar is not None and (changed := _changed(drawn)):
         param = next(iter(asking_for_grammar(body)))
-        what = "a turn of a session is the model's own: tokens of a grammar would be trained as if it had chosen"
-        raise invalid("invalid_value", f"{what}; leave out {param}, or ask outside of a session", param)
+        what = (
+            "of a text by a grammar is trained what the model would have said too, at temperature 1 and from all tokens"
+        )
+        way_out = f"rollout.sampling has {changed}: leave out {param}, or ask outside of a session"
+        raise invalid("sampling_not_trained", f"{what}; {way_out}", param)
     if asked.adjustments is not None:
         param = next(iter(asking_for_adjustments(asked.adjustments)))
         what = "a turn of a session is drawn from the model's own distribution, which the learner knows"
@@ -122,3 +130,10 @@ def _check_turn(asked: ParsedRequest, body: ChatRequest | CompletionRequest) -> 
     if not asked.extras.completes:
         what = "max_tokens is 0, and a turn of a session is what was sampled; send 1 or more, or ask outside of one"
         raise invalid("invalid_value", what, "max_tokens")
+
+
+def _changed(drawn: SamplingParams) -> str:
+    """What of a run's sampling is not that of the model's own distribution."""
+    own = SamplingParams()
+    others = [name for name in _DRAWN if getattr(drawn, name) != getattr(own, name)]
+    return ", ".join(f"{name} = {getattr(drawn, name):g}" for name in others)

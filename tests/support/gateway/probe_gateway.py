@@ -16,6 +16,7 @@ from streamrl.config.estimates.log_budget import log_shares
 from streamrl.config.rules.run import check_rules
 from streamrl.config.schema.streams import TASK
 from streamrl.gateway.auth import all_scopes_token
+from streamrl.gateway.openai.bodies import CompletionRequest
 from streamrl.gateway.page.prometheus import GatewayCounts
 from streamrl.gateway.refusal import Refusal
 from streamrl.observability.logs import release
@@ -103,6 +104,21 @@ def remembered(config: Config, folder: Path) -> list[str]:
         return found
 
     return asyncio.run(_at_actor(config, folder, hold))
+
+
+def drawn_in_session(config: Config, folder: Path) -> tuple[str, float]:
+    """The refusal, and else the temperature, of a session's call that asks for greedy text."""
+
+    def opened(actor: GatewayActor) -> tuple[str, float]:
+        services = actor._services(7, GatewayCounts())
+        body = CompletionRequest(model=services.limits.model, prompt="1", max_tokens=1, temperature=0.0)
+        try:
+            asked, _ = services.sessions.opened("one", services.reader.completion(body, 0), body)
+        except Refusal as refusal:
+            return refusal.code, 0.0
+        return "", asked.sampling.temperature
+
+    return asyncio.run(_at_actor(config, folder, opened))
 
 
 async def _at_desk(config: Config, folder: Path, use: Callable[[PromptService], Any]) -> Any:

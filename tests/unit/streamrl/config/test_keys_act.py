@@ -714,6 +714,7 @@ KEYS: dict[str, Key] = {
     "gateway.waiting_bytes": Key(settings_of, 1000, 2000),
     "gateway.session_idle_s": Key(gateway.remembered, 60.0, 6000.0),
     "gateway.session_bytes": Key(gateway.remembered, 3000, 2**20),
+    "gateway.session_sampling": Key(gateway.drawn_in_session, "asked", "run"),
     "gateway.tool_call_parser": Key(gateway.forms_read, "auto", "mistral"),
     "gateway.reasoning_parser": Key(gateway.forms_read, "none", "think"),
     "gateway.serve.replicas": Key(gateway.serve_options, 1, 2),

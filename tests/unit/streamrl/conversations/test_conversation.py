@@ -3,6 +3,7 @@
 import random
 import secrets
 
+import numpy as np
 import pytest
 
 from streamrl.conversations.conversation import Call, Conversation
@@ -76,3 +77,53 @@ def test_of_random_calls_each_sampled_token_is_trained_once_and_each_row_can_be(
         whole = [token for turn in branch.turns for token in (*turn.prompt_ids, *turn.token_ids)]
         assert whole in texts
     assert conversation.num_tokens == sum(branch.num_tokens for branch in branches)
+
+
+def test_what_was_chosen_for_the_model_stands_among_the_ids_before_its_next_turn() -> None:
+    own = [False, True, True, False, True, False]
+    first = Call(
+        [1], [2, 3, 4, 5, 6, 7], [-0.1 * one for one in range(6)], [(0, 0, 1), (2, 0, 2), (5, 0, 3)], "stop", own=own
+    )
+    conversation = conversation_of(first, call([1, 2, 3, 4, 5, 6, 7, 8], [9, 10], step=3))
+    assert shape(conversation) == [[([1, 2], [3, 4]), ([5], [6]), ([7, 8], [9, 10])]]
+    (branch,) = conversation.branches()
+    assert [list(turn.spans) for turn in branch.turns] == [[(0, 0, 1), (1, 0, 2)], [(0, 0, 2)], [(0, 0, 3)]]
+    assert [list(turn.logprobs) for turn in branch.turns[:2]] == [[-0.1, -0.2], [-0.4]]
+    assert (conversation.num_turns, conversation.num_tokens) == (2, 10)
+
+
+def test_a_branch_of_which_the_model_chose_nothing_is_no_row() -> None:
+    given = call([1], [2, 3])._replace(own=[False, False])
+    conversation = conversation_of(given, call([5], [6]))
+    assert shape(conversation) == [[([5], [6])]]
+    conversation.add(call([1, 2, 3, 4], [7]))
+    assert shape(conversation) == [[([1, 2, 3, 4], [7])], [([5], [6])]]
+
+
+def test_of_random_choices_each_of_the_models_own_is_trained_once_under_its_version_and_route() -> None:
+    seed = secrets.randbits(32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    conversation, ids, expected, step = Conversation(), [0], {}, 0
+    for _ in range(30):
+        sampled = [len(ids) + place for place in range(rng.randrange(1, 6))]
+        begins = sorted(rng.sample(range(1, len(sampled)), k=rng.randrange(len(sampled)))) if len(sampled) > 1 else []
+        spans = [(start, 0, step := step + rng.randrange(2)) for start in (0, *begins)]
+        own = rng.choice([None, [rng.random() < 0.5 for _ in sampled]])
+        routes = np.array([*ids, *sampled], np.int16)[:, None, None]
+        conversation.add(Call(ids, sampled, [-float(one) for one in sampled], spans, "stop", routes=routes, own=own))
+        for place, one in enumerate(sampled):
+            if own is None or own[place]:
+                expected[one] = next(span[2] for span in reversed(spans) if span[0] <= place)
+        ids = [*ids, *sampled, *range(len(ids) + len(sampled), len(ids) + len(sampled) + rng.randrange(3))]
+    (branch,) = conversation.branches()
+    check_branch(branch, context=10**6, vocab_size=10**6)
+    whole, found = list[int](), dict[int, int]()
+    for turn in branch.turns:
+        for place, one in enumerate(turn.token_ids):
+            found[one] = next(span[2] for span in reversed(turn.spans) if span[0] <= place)
+        assert list(turn.logprobs) == [-float(one) for one in turn.token_ids]
+        whole += [*turn.prompt_ids, *turn.token_ids]
+        assert turn.routes is not None
+        assert turn.routes[:, 0, 0].tolist() == whole == ids[: len(whole)]
+    assert found == expected

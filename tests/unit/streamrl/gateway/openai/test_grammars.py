@@ -10,11 +10,10 @@ from streamrl.gateway.openai.bodies import ChatRequest, CompletionRequest
 from streamrl.gateway.openai.grammars import asking_for_grammar, calls_grammar, grammar_of
 from streamrl.gateway.openai.requests import Limits, Reader
 from streamrl.gateway.refusal import Refusal
-from streamrl.gateway.sessions.session_body import as_rollouts
 from streamrl.gateway.vllm.generate import GenerateRequest
 from streamrl.models.grammars import Grammars
 from streamrl.models.tokenizer import TextTokenizer
-from streamrl.types import Grammar, SamplingParams
+from streamrl.types import Grammar
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 END = 256
@@ -236,13 +235,6 @@ def test_an_engine_that_follows_no_grammar_is_asked_for_none() -> None:
         reader(False).completion(completion(regex="a"), 0)
     assert (refusal.value.code, refusal.value.param) == ("unsupported_parameter", "regex")
     assert reader(False).completion(completion(), 0).grammar is None
-
-
-def test_a_turn_of_a_session_follows_no_grammar() -> None:
-    body = completion(structured_outputs={"regex": "a"})
-    with pytest.raises(Refusal, match="trained as if it had chosen") as refusal:
-        as_rollouts(reader().completion(body, 0), body, SamplingParams())
-    assert refusal.value.param == "structured_outputs"
 
 
 def test_vllms_route_of_ids_takes_structured_outputs() -> None:

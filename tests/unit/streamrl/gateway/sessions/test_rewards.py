@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.gateway.agent_sessions import PROMPT, call, gateway_of, ids_of, reward
 from support.gateway.local_gateway import ENDLESS, LocalGateway, events, until
-from support.gateway.sent_trajectories import GROUP_SIZE, offer, status_of
+from support.gateway.sent_trajectories import GROUP_SIZE, SETTINGS, offer, status_of
 
 from streamrl.buffers.rows.gather import rollout_rows
 from streamrl.buffers.segments.reader import SegmentReader
@@ -168,6 +168,13 @@ async def test_what_is_sampled_otherwise_than_rollouts_are_is_refused(said: Any,
         assert (await call(gateway, None, **said))[0] == 200
         same = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
         assert (await call(gateway, "a", **same))[0] == 200
+
+
+async def test_a_run_may_draw_as_its_rollouts_are_what_an_agent_asks_for_otherwise(tmp_path: Path) -> None:
+    settings = msgspec.structs.replace(SETTINGS, session_sampling="run")
+    async with gateway_of(tmp_path, settings=settings) as gateway:
+        assert (await call(gateway, "a", temperature=0, top_p=0.5))[0] == 200
+        assert (await reward(gateway, "a"))[0] == 200
 
 
 async def test_a_session_of_more_branches_than_a_file_holds_is_refused(tmp_path: Path) -> None:
