@@ -18,7 +18,7 @@ async def own_logprobs(pool: Pool, rows: Mapping[int, IntArray], context: int) -
     Raises Refusal where no replica reads them."""
     prefix = pool.prefix()
     requests = {f"{prefix}/{number}": number for number in rows}
-    begun = pool.begin([_request(name, rows[number][: context - 1]) for name, number in requests.items()])
+    begun = pool.begin([score_request(name, rows[number][: context - 1]) for name, number in requests.items()])
     found: dict[int, FloatArray] = {}
     try:
         while len(found) < len(rows):
@@ -40,6 +40,7 @@ def _read(word: TokenUpdate) -> FloatArray:
     return word.prompt.logprobs
 
 
-def _request(name: str, ids: IntArray) -> GenerationRequest:
+def score_request(name: str, ids: IntArray) -> GenerationRequest:
+    """That a row be read. One token is sampled, to nobody's use."""
     sampling = SamplingParams(temperature=0.0, max_new_tokens=1)
     return GenerationRequest(name, ids, 0, sampling, (), prompt_logprobs=True)

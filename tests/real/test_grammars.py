@@ -17,6 +17,7 @@ from streamrl.gateway.openai.bodies import ChatRequest
 from streamrl.gateway.openai.grammars import calls_grammar
 from streamrl.models.grammars import Grammars, unbounded
 from streamrl.models.tokenizer import TextTokenizer, load_tokenizer
+from streamrl.services.gateway.scoring import score_request
 from streamrl.types import (
     FinishReason,
     FloatArray,
@@ -112,6 +113,21 @@ def test_a_text_follows_its_grammar_and_its_log_probs_are_of_what_that_leaves(na
         free = np.log(np.exp(under_grammar(grammatical, replace(request, grammar=None), result)))
         assert furthest(result.logprobs, free[np.arange(len(free)), result.token_ids]) > 0.1, "the mask changes nothing"
     assert whole, "no text came to its end"
+
+
+def test_a_text_by_a_grammar_is_scored_as_the_model_itself_would_have_said_it(grammatical: Served) -> None:
+    """As the gateway asks for it at the end of a session's turn (`streamrl.services.gateway.scoring`)."""
+    requests = asked(GRAMMARS["regex"])
+    for result in grammatical.answers(requests):
+        request = requests[int(result.request_id.partition("/")[2])]
+        row = np.concatenate((request.prompt_ids, result.token_ids))
+        (scored,) = grammatical.answers([score_request("s", row)])
+        assert scored.prompt is not None
+        assert len(scored.prompt.logprobs) == len(row) - 1
+        sampling = SamplingParams(temperature=1.0)
+        free = under_grammar(grammatical, replace(request, grammar=None, sampling=sampling), result)
+        own = free[np.arange(len(free)), result.token_ids]
+        assert furthest(scored.prompt.logprobs[len(request.prompt_ids) - 1 :], own) <= CLOSE
 
 
 def under_grammar(served: Served, request: GenerationRequest, result: GenerationResult) -> FloatArray:
