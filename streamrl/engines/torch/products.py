@@ -14,12 +14,14 @@ bits of a row differ with its company. A rung is a way to multiply under which t
 Shapes: R rows, I inner length, O outputs.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 TILE = 16
 """Rows of the smallest tile. Others hold whole numbers of it."""
@@ -41,26 +43,13 @@ class RowProducts(Protocol):
     rung: Rung
     min_rows: int
 
-    def linear(
-        self,
-        x_RI: torch.Tensor,
-        weight_IO: torch.Tensor,
-        bias_O: torch.Tensor | None,
-        *,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def linear(self, x_RI: Tensor, weight_IO: Tensor, bias_O: Tensor | None, out: Tensor | None = None) -> Tensor:
         """x weight + bias, [R, O]. out: where it goes, with the same bits."""
         ...
 
     def add_linear(
-        self,
-        x_RO: torch.Tensor,
-        inner_RI: torch.Tensor,
-        weight_IO: torch.Tensor,
-        bias_O: torch.Tensor | None,
-        *,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, x_RO: Tensor, inner_RI: Tensor, weight_IO: Tensor, bias_O: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
         """x + (inner weight + bias), [R, O]. out: where it goes, which may be x."""
         ...
 
@@ -71,33 +60,32 @@ class PlainProducts:
     def __init__(self, min_rows: int = 1, rung: Rung = Rung.PLAIN) -> None:
         self.min_rows, self.rung = min_rows, rung
 
-    def linear(
-        self,
-        x_RI: torch.Tensor,
-        weight_IO: torch.Tensor,
-        bias_O: torch.Tensor | None,
-        *,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def linear(self, x_RI: Tensor, weight_IO: Tensor, bias_O: Tensor | None, out: Tensor | None = None) -> Tensor:
         if bias_O is None:
             return torch.mm(x_RI, weight_IO, out=out)
         return torch.addmm(bias_O, x_RI, weight_IO, out=out)
 
     def add_linear(
-        self,
-        x_RO: torch.Tensor,
-        inner_RI: torch.Tensor,
-        weight_IO: torch.Tensor,
-        bias_O: torch.Tensor | None,
-        *,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, x_RO: Tensor, inner_RI: Tensor, weight_IO: Tensor, bias_O: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
         if bias_O is None:
             return torch.addmm(x_RO, inner_RI, weight_IO, out=out)
         return torch.add(x_RO, torch.addmm(bias_O, inner_RI, weight_IO), out=out)
 
 
-class OneDnnProducts:
+class AddedProducts(ABC):
+    """What all have alike whose sum is an operation of its own."""
+
+    @abstractmethod
+    def linear(self, x_RI: Tensor, weight_IO: Tensor, bias_O: Tensor | None, out: Tensor | None = None) -> Tensor: ...
+
+    def add_linear(
+        self, x_RO: Tensor, inner_RI: Tensor, weight_IO: Tensor, bias_O: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
+        return torch.add(x_RO, self.linear(inner_RI, weight_IO, bias_O), out=out)
+
+
+class OneDnnProducts(AddedProducts):
     """oneDNN's products, which torch itself takes for half precision only. A weight is read as it lies in a checkpoint,
     [O, I]."""
 
@@ -107,36 +95,18 @@ class OneDnnProducts:
         self.min_rows = min_rows
 
     @staticmethod
-    def multiply(x_RI: torch.Tensor, weight_IO: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+    def multiply(x_RI: Tensor, weight_IO: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """x weight + bias, [R, O]."""
         # The operator that torch's own compiler puts in place of linear layers; it has no public name.
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x_RI, weight_IO.t(), bias_O, "none", [], "")
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x_RI, weight_IO.t(), bias_O, "none", [], "")
         return product
 
-    def linear(
-        self,
-        x_RI: torch.Tensor,
-        weight_IO: torch.Tensor,
-        bias_O: torch.Tensor | None,
-        *,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def linear(self, x_RI: Tensor, weight_IO: Tensor, bias_O: Tensor | None, out: Tensor | None = None) -> Tensor:
         product = self.multiply(x_RI, weight_IO, bias_O)
         return product if out is None else out.copy_(product)
 
-    def add_linear(
-        self,
-        x_RO: torch.Tensor,
-        inner_RI: torch.Tensor,
-        weight_IO: torch.Tensor,
-        bias_O: torch.Tensor | None,
-        *,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return torch.add(self.linear(inner_RI, weight_IO, bias_O), x_RO, out=out)
 
-
-class TiledProducts:
+class TiledProducts(AddedProducts):
     """The library's products of exactly `TILE` rows, the last padded with zeros; or of larger tiles, where these give
     the same bits.
 
@@ -150,30 +120,12 @@ class TiledProducts:
         assert sizes[-1] == TILE, "the smallest tile takes what the others leave"
         self.sizes = tuple(sizes)
 
-    def linear(
-        self,
-        x_RI: torch.Tensor,
-        weight_IO: torch.Tensor,
-        bias_O: torch.Tensor | None,
-        *,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def linear(self, x_RI: Tensor, weight_IO: Tensor, bias_O: Tensor | None, out: Tensor | None = None) -> Tensor:
         out = x_RI.new_empty(x_RI.shape[0], weight_IO.shape[1]) if out is None else out
         product = self._multiply(x_RI, weight_IO, out)
         return product if bias_O is None else product.add_(bias_O)
 
-    def add_linear(
-        self,
-        x_RO: torch.Tensor,
-        inner_RI: torch.Tensor,
-        weight_IO: torch.Tensor,
-        bias_O: torch.Tensor | None,
-        *,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return torch.add(x_RO, self.linear(inner_RI, weight_IO, bias_O), out=out)
-
-    def _multiply(self, x_RI: torch.Tensor, weight_IO: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def _multiply(self, x_RI: Tensor, weight_IO: Tensor, out: Tensor) -> Tensor:
         rows = x_RI.shape[0]
         for start, size in tiles(rows, self.sizes):
             part = x_RI[start : start + size]

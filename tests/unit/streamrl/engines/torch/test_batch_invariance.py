@@ -144,12 +144,7 @@ class CompanyProducts(PlainProducts):
     """A library whose numbers depend on how many rows there are: the first and the last kernel differ."""
 
     def linear(
-        self,
-        x_RI: torch.Tensor,
-        weight_IO: torch.Tensor,
-        bias_O: torch.Tensor | None,
-        *,
-        out: torch.Tensor | None = None,
+        self, x_RI: torch.Tensor, weight_IO: torch.Tensor, bias_O: torch.Tensor | None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         return super().linear(x_RI, weight_IO, bias_O, out=out).mul_(1.0 if len(x_RI) < 7 else 1.0 + 2.0**-20)
 
