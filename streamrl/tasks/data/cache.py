@@ -24,7 +24,7 @@ from streamrl.tasks.data.store import read_meta
 from streamrl.tasks.data.task import DataTask, DemonstratedDataTask
 from streamrl.tasks.data.templating import Renderer
 
-LAYOUT = 2
+LAYOUT = 3
 """Of the folder; another one is prepared anew."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.json")
 

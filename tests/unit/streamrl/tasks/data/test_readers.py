@@ -31,16 +31,14 @@ def csv_of(path: Path, delimiter: str) -> None:
         writer.writerows(ROWS)
 
 
-def stream_of(path: Path) -> None:
-    table = pa.Table.from_pylist(ROWS)
-    with pa.ipc.new_stream(str(path), table.schema) as writer:
+def write_arrow(table: pa.Table, path: Path) -> None:
+    new: Any = pa.ipc.new_file if path.stem == "file" else pa.ipc.new_stream
+    with new(str(path), table.schema) as writer:
         writer.write_table(table, max_chunksize=100)
 
 
-def arrow_file_of(path: Path) -> None:
-    table = pa.Table.from_pylist(ROWS)
-    with pa.ipc.new_file(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=100)
+def write_arrow_rows(path: Path) -> None:
+    write_arrow(pa.Table.from_pylist(ROWS), path)
 
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
@@ -66,8 +64,8 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "a.csv": lambda path: csv_of(path, ","),
     "a.tsv": lambda path: csv_of(path, "\t"),
     "a.parquet": lambda path: pa.parquet.write_table(pa.Table.from_pylist(ROWS), path, row_group_size=100),
-    "stream.arrow": stream_of,
-    "file.arrow": arrow_file_of,
+    "stream.arrow": write_arrow_rows,
+    "file.arrow": write_arrow_rows,
     "a.feather": lambda path: pa.feather.write_feather(pa.Table.from_pylist(ROWS), str(path)),
 }
 
@@ -243,9 +241,7 @@ def twice(path: Path) -> None:
     elif path.suffix == ".csv":
         path.write_text("prompt,answer,answer\nq,a,b\n")
     else:
-        new: Any = pa.ipc.new_file if path.stem == "file" else pa.ipc.new_stream
-        with new(str(path), table.schema) as writer:
-            writer.write_table(table)
+        write_arrow(table, path)
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet", "file.arrow", "stream.arrow"])
@@ -260,6 +256,36 @@ def test_a_map_of_arrow_is_a_record(tmp_path: Path) -> None:
     table = pa.table({"prompt": pa.array([[said]], pa.list_(pa.map_(pa.string(), pa.string())))})
     pa.parquet.write_table(table, tmp_path / "a.parquet")
     assert rows_of(tmp_path / "a.parquet")[0].value == {"prompt": [dict(said)]}
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "file.arrow", "stream.arrow"])
+def test_what_a_table_says_is_json_is_what_it_says(name: str, tmp_path: Path) -> None:
+    """`datasets` keeps columns so whose rows have different types."""
+    texts = ['{"k":1}', '["1", null]', '"one"', "7", "null", None, "no json"]
+    values = pa.array(texts, pa.json_())
+    record = pa.StructArray.from_arrays([values, pa.array(["rule"] * len(texts))], ["ground_truth", "style"])
+    calls = pa.array([[{"calls": text}] for text in texts], pa.list_(pa.struct([("calls", pa.string())])))
+    kind = pa.list_(pa.struct([("calls", pa.json_())]))
+    table = pa.table({"answer": values, "reward_model": record, "prompt": calls.cast(kind)})
+    if name == "a.parquet":
+        pa.parquet.write_table(table, tmp_path / name)
+    else:
+        write_arrow(table, tmp_path / name)
+    found = [row.value for row in rows_of(tmp_path / name)]
+    expected = [{"k": 1}, ["1", None], "one", 7, None, None, "no json"]
+    assert [row["answer"] for row in found] == expected
+    assert [row["reward_model"] for row in found] == [{"ground_truth": one, "style": "rule"} for one in expected]
+    assert [row["prompt"] for row in found] == [[{"calls": one}] for one in expected]
+
+
+def test_json_in_maps_and_of_records_that_are_missing_is_read(tmp_path: Path) -> None:
+    by_name = pa.MapArray.from_arrays([0, 1, 2], ["a", "b"], pa.array(["[1]", "{}"], pa.json_()))
+    record = pa.array([None, {"g": "1"}], pa.struct([("g", pa.string())])).cast(pa.struct([("g", pa.json_())]))
+    pa.parquet.write_table(pa.table({"record": record}), tmp_path / "a.parquet")
+    assert [row.value for row in rows_of(tmp_path / "a.parquet")] == [{"record": None}, {"record": {"g": 1}}]
+    write_arrow(pa.table({"extra_info": by_name}), tmp_path / "stream.arrow")
+    found = [row.value for row in rows_of(tmp_path / "stream.arrow")]
+    assert found == [{"extra_info": {"a": [1]}}, {"extra_info": {"b": {}}}]
 
 
 @pytest.mark.parametrize("address", ["data", "data/*/part.jsonl", "data/**/*.jsonl"])
