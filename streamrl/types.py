@@ -167,6 +167,8 @@ class GenerationRequest:
 
     `grammar`: of the completion's text; what cannot come by it is drawn with probability 0. `adjustments`: of its
     logits; None where there are none. With either, log-probs are of the distribution that is left.
+
+    `tells_routes`: whoever asked through a gateway is told the experts of its tokens, by an engine that records them.
     """
 
     request_id: str
@@ -181,6 +183,7 @@ class GenerationRequest:
     prompt_logprobs: bool = False
     grammar: Grammar | None = None
     adjustments: Adjustments | None = None
+    tells_routes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

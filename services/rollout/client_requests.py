@@ -36,12 +36,13 @@ MOST_GATEWAYS = 1024
 
 @dataclass(slots=True, eq=False)
 class _Caller:
-    """One gateway. session: the number of the newest of its name. given_up: those that run of which it is told nothing
-    but that. untold: what it has not heard."""
+    """One gateway. session: the number of the newest of its name. routed: of those that run, whose experts it is told.
+    given_up: those that run of which it is told nothing but that. untold: what it has not heard."""
 
     name: str
     session: int = -1
     running: set[str] = field(default_factory=set)
+    routed: set[str] = field(default_factory=set)
     given_up: set[str] = field(default_factory=set)
     untold: list[TokenUpdate] = field(default_factory=list)
     some: asyncio.Event = field(default_factory=asyncio.Event)
@@ -85,6 +86,7 @@ class ClientRequests:
         if requests:
             ids = [request.request_id for request in requests]
             caller.running.update(ids)
+            caller.routed.update(request.request_id for request in requests if request.tells_routes)
             self._running.update(dict.fromkeys(ids, caller))
             self._thread.watch(add=ids)
             self._thread.submit(requests)
@@ -119,11 +121,12 @@ class ClientRequests:
                 caller.running.discard(result.request_id)
                 self._thread.watch(drop=[result.request_id])
                 _deliver(caller, self._end_of(caller, result))
+                caller.routed.discard(result.request_id)
         return others
 
     def _end_of(self, caller: _Caller, result: GenerationResult) -> TokenUpdate:
         if result.request_id not in caller.given_up:
-            return final_update(finite(result, self._name))
+            return final_update(finite(result, self._name), routes=result.request_id in caller.routed)
         caller.given_up.remove(result.request_id)
         return given_up(result.request_id)
 
@@ -189,6 +192,7 @@ class ClientRequests:
         if ids:
             caller.running.difference_update(ids)
             caller.given_up.difference_update(ids)
+            caller.routed.difference_update(ids)
             for request_id in ids:
                 self._running.pop(request_id, None)
             self._thread.watch(drop=ids)

@@ -70,6 +70,7 @@ class Conversation:
         self._answers: dict[MessageKey, str] = {}
         self.num_tokens = 0
         self._text_bytes = 0
+        self._route_bytes = 0
 
     @property
     def first_prompt(self) -> Sequence[int]:
@@ -79,7 +80,7 @@ class Conversation:
     @property
     def num_bytes(self) -> int:
         """An estimate of what it takes."""
-        return TOKEN_BYTES * self.num_tokens + self._text_bytes
+        return TOKEN_BYTES * self.num_tokens + self._text_bytes + self._route_bytes
 
     def add(self, call: Call) -> None:
         """Take a call; one that sampled nothing leaves no trace."""
@@ -98,6 +99,7 @@ class Conversation:
         branch.so_far = SoFar(ids, call.text, opening, branch.so_far.ends_within(call.text))
         branch.finish_reason = call.finish_reason
         self.num_tokens += len(between) + len(call.token_ids)
+        self._route_bytes += 0 if call.routes is None else call.routes.nbytes
         if call.answer is not None:
             said, sampled = call.answer
             self._text_bytes += sys.getsizeof(said.content) + 2 * sys.getsizeof(sampled)

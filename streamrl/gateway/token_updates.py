@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from streamrl.types import GenerationResult, PartialTokens, PromptLogprobs, TopLogprobs, VersionSpan
+from streamrl.types import GenerationResult, PartialTokens, PromptLogprobs, RouteArray, TopLogprobs, VersionSpan
 
 GIVEN_UP = "given_up"
 """In the place of a reason to finish: a replica gave up what its gateway did not ask about for too long."""
@@ -17,6 +17,7 @@ class TokenUpdate(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: "" as long as it goes on; else as `streamrl.types.FinishReason`, or `GIVEN_UP`. error: text with
     reason "error".
     top_logprobs: in the places of these tokens, where they were asked for. prompt: as `streamrl.types.PartialTokens`.
+    routes: of prompt and completion, as `streamrl.types.GenerationResult`, with the end.
     """
 
     request_id: str
@@ -28,6 +29,7 @@ class TokenUpdate(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""
     top_logprobs: TopLogprobs | None = None
     prompt: PromptLogprobs | None = None
+    routes: RouteArray | None = None
 
 
 def update_of(tokens: PartialTokens) -> TokenUpdate:
@@ -38,12 +40,13 @@ def update_of(tokens: PartialTokens) -> TokenUpdate:
     return TokenUpdate(tokens.request_id, tokens.start, ids, logprobs, spans, "", "", top_logprobs, prompt)
 
 
-def final_update(result: GenerationResult) -> TokenUpdate:
-    """Of a request that ended: all its tokens. Who has some of them takes the rest."""
+def final_update(result: GenerationResult, *, routes: bool = False) -> TokenUpdate:
+    """Of a request that ended: all its tokens. Who has some of them takes the rest. routes: whether they are told."""
     ids, logprobs = result.token_ids.tolist(), result.logprobs.tolist()
     spans = _plain(result.version_spans)
     ended, top_logprobs, prompt = (result.finish_reason.value, result.error), result.top_logprobs, result.prompt
-    return TokenUpdate(result.request_id, 0, ids, logprobs, spans, *ended, top_logprobs, prompt)
+    told = result.routes if routes else None
+    return TokenUpdate(result.request_id, 0, ids, logprobs, spans, *ended, top_logprobs, prompt, told)
 
 
 def given_up(request_id: str) -> TokenUpdate:

@@ -21,11 +21,16 @@ from streamrl.types import (
     IntArray,
     PartialTokens,
     PromptLogprobs,
+    RouteArray,
     TopLogprobs,
     Version,
     VersionSpan,
 )
 
+NO_ROUTES = (
+    "the server does not say which experts its tokens went to: start it with --enable-return-routed-experts, or set "
+    "learner.router_replay = false"
+)
 _NO_IDS: IntArray = np.empty(0, np.int32)
 _NO_LOGPROBS: FloatArray = np.empty(0, np.float32)
 
@@ -34,11 +39,13 @@ _NO_LOGPROBS: FloatArray = np.empty(0, np.float32)
 class Running:
     """A request that the server works on. `versions`: those that served since it was sent, the first one first.
     `heard`: when it was sent or heard of last, in seconds of a monotonic clock. `told`: tokens that `partial` gave out,
-    those that it came with included."""
+    those that it came with included. `route_size`: layers and experts of a token, of a server that names its experts.
+    """
 
     request: GenerationRequest
     versions: list[Version]
     heard: float
+    route_size: tuple[int, int] | None = None
     ids: list[IntArray] = field(default_factory=list)
     logprobs: list[FloatArray] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
@@ -100,9 +107,11 @@ class Running:
         if not fault and not np.isfinite(logprobs).all():
             place = int(np.flatnonzero(~np.isfinite(logprobs))[0])
             fault = f"the log-prob of token {place} is {logprobs[place]}"
+        if self.route_size is not None and last.routes is None and reason is not FinishReason.ABORT:
+            fault = fault or NO_ROUTES
         if fault:
             return self._error(fault)
-        return self._ended(ids, logprobs, self._shifted(spans), reason)
+        return self._ended(ids, logprobs, self._shifted(spans), reason, last.routes)
 
     def _cut(self, reason: FinishReason) -> GenerationResult:
         """Only the tokens whose version is certain: of an end without spans."""
@@ -113,10 +122,37 @@ class Running:
         return self._ended(ids, logprobs, self._first_spans(certain), reason)
 
     def _ended(
-        self, ids: IntArray, logprobs: FloatArray, spans: tuple[VersionSpan, ...], reason: FinishReason
+        self,
+        ids: IntArray,
+        logprobs: FloatArray,
+        spans: tuple[VersionSpan, ...],
+        reason: FinishReason,
+        routes: RouteArray | None = None,
     ) -> GenerationResult:
-        told, name = self._top_logprobs(0, len(ids)), self.request.request_id
-        return GenerationResult(name, ids, logprobs, spans, reason, top_logprobs=told, prompt=self.prompt)
+        """routes: as the server named them."""
+        return GenerationResult(
+            self.request.request_id,
+            ids,
+            logprobs,
+            spans,
+            reason,
+            top_logprobs=self._top_logprobs(0, len(ids)),
+            prompt=self.prompt,
+            routes=self._routes(routes, len(ids)),
+        )
+
+    def _routes(self, given: RouteArray | None, count: int) -> RouteArray | None:
+        """Of prompt and completion, `count` tokens; -1 where nobody knows. What gave the tokens that it came with stays
+        as it was recorded then. Routes of another number of tokens are of none: whose they are cannot be said."""
+        if self.route_size is None:
+            return None
+        prompt, so_far = len(self.request.prompt_ids), self.request.so_far
+        routes = np.full((prompt + count, *self.route_size), -1, np.int16)
+        if given is not None and given.shape == routes[:-1].shape:
+            routes[:-1] = given
+        if so_far is not None:
+            routes[prompt - 1 : prompt - 1 + self.known] = -1 if so_far.routes is None else so_far.routes
+        return routes
 
     def _top_logprobs(self, start: int, stop: int) -> TopLogprobs | None:
         """In the places of the tokens `start` to stop - 1, those that it came with among them."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from streamrl.config import Config
@@ -12,7 +13,7 @@ from streamrl.engines.server.model_tensors import ModelTensors
 from streamrl.engines.server.process.place import ServerPlace, engine_python
 from streamrl.engines.server.process.private_folder import make_private_folder, remove_private_folder
 from streamrl.engines.server.process.process import ServerProcess
-from streamrl.engines.server.programs import CONTRACTS, has_tokenizer, server_command
+from streamrl.engines.server.programs import CONTRACTS, has_tokenizer, route_size, server_command
 from streamrl.engines.server.server import Server
 from streamrl.errors import ComponentError
 from streamrl.models.grammars import Grammars
@@ -36,7 +37,8 @@ def build_server_engine(
     with ExitStack() as undo:
         folder = make_private_folder(f"{place.prefix}-server")
         undo.callback(remove_private_folder, folder)
-        server = _server(config, model_folder, max_length, place, folder)
+        routes = route_size(model_folder) if config.learner.router_replay else None
+        server = _server(config, model_folder, max_length, place, folder, routes)
         undo.callback(server.close)
         try:
             _await_ready(server, config.deadlines.start_s * _OF_THE_DEADLINE)
@@ -44,17 +46,24 @@ def build_server_engine(
         except ComponentError as error:
             raise type(error)(server.obituary(error)) from error
         undo.pop_all()
-    return ServerEngine(server, version, _limits(config, model_folder, max_length))
+    return ServerEngine(server, version, replace(_limits(config, model_folder, max_length), routes=routes))
 
 
-def _server(config: Config, model_folder: Path, max_length: int, place: ServerPlace, folder: Path) -> Server:
+def _server(
+    config: Config,
+    model_folder: Path,
+    max_length: int,
+    place: ServerPlace,
+    folder: Path,
+    routes: tuple[int, int] | None,
+) -> Server:
     name, endpoint = config.rollout.engine, config.rollout.server.endpoint
     contract = CONTRACTS[name]
     if endpoint is not None:
-        return Server(f"{name} at {endpoint}", contract(Http(endpoint)), folder, None)
+        return Server(f"{name} at {endpoint}", contract(Http(endpoint), routes), folder, None)
     python, listens_at = engine_python(config, place.start_folder), folder / "socket"
     command = server_command(config, python, model_folder, max_length, listens_at)
-    return Server(name, contract(Http(socket=listens_at)), folder, ServerProcess(name, command, [folder]))
+    return Server(name, contract(Http(socket=listens_at), routes), folder, ServerProcess(name, command, [folder]))
 
 
 def _await_ready(server: Server, limit_s: float) -> None:

@@ -19,6 +19,7 @@ from streamrl.types import (
     GenerationRequest,
     IntArray,
     PromptLogprobs,
+    RouteArray,
     ServerLoad,
     TopLogprobs,
     UpdateMode,
@@ -35,7 +36,8 @@ class Piece:
     until the last piece. version_spans: of the whole completion, counted from its first sampled token; only with the
     last piece, and there for every completion with a token. error: the server's text when `finish_reason` is ERROR.
     top_logprobs: in the places of these tokens, as many as the request asks for. prompt: with the first piece of a
-    request that asks for it.
+    request that asks for it. routes: int16 [n, layers, experts of a token], the experts that each token went to but for
+    the last one, the prompt's first; with the last piece, of a server that names them.
     """
 
     token_ids: IntArray
@@ -45,6 +47,7 @@ class Piece:
     error: str = ""
     top_logprobs: TopLogprobs | None = None
     prompt: PromptLogprobs | None = None
+    routes: RouteArray | None = None
 
     @classmethod
     def failed(cls, error: str) -> "Piece":

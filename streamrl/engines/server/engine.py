@@ -7,8 +7,8 @@ Guaranteed:
   died or fell silent, ProcessDiedError: whoever owns the engine replaces it. Never a mix.
 * `close` leaves no process, no socket and no file.
 
-A step is not a token: it waits for news of the server and takes in what has come. Not known here: routes, text, and
-whether a version is newer than another.
+A step is not a token: it waits for news of the server and takes in what has come. Not known here: the server's routes,
+text, and whether a version is newer than another.
 """
 
 import math
@@ -70,7 +70,8 @@ class ServerLimits:
     """slots: requests with the server at once. max_length: tokens of prompt and completion together. vocab_size: ids
     are below it. kv_bytes: of the server's KV cache. silence_s: without a word of a request, the server counts as dead.
     update_s: for a version to be taken up. tensors: what a version must have; None where only the server knows.
-    grammars: over the model's tokens; None where it has no tokenizer."""
+    grammars: over the model's tokens; None where it has no tokenizer. routes: layers and experts of a token, where
+    the server names a token's experts."""
 
     slots: int
     max_length: int
@@ -80,6 +81,7 @@ class ServerLimits:
     update_s: float
     tensors: ModelTensors | None = None
     grammars: Grammars | None = None
+    routes: tuple[int, int] | None = None
 
 
 class ServerEngine:
@@ -248,7 +250,7 @@ class ServerEngine:
                 break
             request = self._waiting.popleft()
             ids.add(request.request_id)
-            self._running[self._sent] = Running(request, [self._version], now)
+            self._running[self._sent] = Running(request, [self._version], now, self._limits.routes)
             plays.append(self._play(self._sent, request))
             self._sent += 1
         if plays:

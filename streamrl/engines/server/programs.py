@@ -1,5 +1,6 @@
 """Which server programs there are: for each, how a configuration starts it, and who speaks to it."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,11 @@ from streamrl.engines.server.vllm.command import vllm_command
 from streamrl.engines.server.vllm.contract import VllmContract
 from streamrl.errors import ConfigError
 
-CONTRACTS: dict[str, Callable[[Http], ServerContract]] = {"vllm": VllmContract, "sglang": SglangContract}
-"""By `rollout.engine`."""
+CONTRACTS: dict[str, Callable[[Http, tuple[int, int] | None], ServerContract]] = {
+    "vllm": lambda http, _: VllmContract(http),
+    "sglang": SglangContract,
+}
+"""By `rollout.engine`: (server, layers and experts of a token where it names a token's experts)."""
 
 
 def server_command(
@@ -30,6 +34,21 @@ def server_command(
 def has_tokenizer(model_folder: Path) -> bool:
     """Whether a server of the model has tokens to follow a grammar over."""
     return (model_folder / "tokenizer.json").exists()
+
+
+def route_size(model_folder: Path) -> tuple[int, int]:
+    """Layers, and experts of a token, of a model that has experts in every layer. Raises ConfigError for another: what
+    a server says of layers without them is not known."""
+    facts, problems = read_folder(model_folder)
+    if facts is None:
+        raise ConfigError("; ".join(map(str, problems)))
+    config = json.loads((model_folder / "config.json").read_bytes())
+    dense = config.get("mlp_only_layers") or (config.get("decoder_sparse_step") or 1) != 1
+    if not facts.num_experts or dense:
+        raise ConfigError(
+            f"learner.router_replay: not every layer of the model ({facts.model_type}) has experts; set false"
+        )
+    return facts.num_layers, facts.experts_per_token
 
 
 def _vllm(config: Config, python: Path, model_folder: Path, max_length: int, listens_at: Path) -> ServerCommand:
@@ -58,6 +77,7 @@ def _common(config: Config, max_length: int) -> dict[str, Any]:
         "threads": rollout.threads,
         "tensor_parallel": rollout.server.tensor_parallel,
         "quantization": rollout.server.quantization,
+        "routes": config.learner.router_replay,
         "further": rollout.server.args,
     }
 

@@ -12,7 +12,7 @@ import numpy as np
 from streamrl.conversations.text import TextStream
 from streamrl.gateway.token_updates import TokenUpdate
 from streamrl.models.tokenizer import TextTokenizer
-from streamrl.types import FinishReason, PromptLogprobs, TopLogprobs
+from streamrl.types import FinishReason, PromptLogprobs, RouteArray, TopLogprobs
 
 Span = tuple[int, int, int]
 """(start, incarnation, step): the version that sampled the tokens from `start` on, counted from the first sampled."""
@@ -22,7 +22,8 @@ class Delta(NamedTuple):
     """What one message adds to a choice. start: the number of its first token. offsets: for each token, the length of
     the text before it. spans: those of the tokens here, the first one starting at `start`. finish_reason: "" unless it
     is the last. stop: the stop string that ended it, "" where none did. top_logprobs: in the places of the tokens
-    here, where they were asked for. prompt: with the first of a choice, where its log-probs were asked for."""
+    here, where they were asked for. prompt: with the first of a choice, where its log-probs were asked for. routes: of
+    the prompt and all tokens of the choice, with its last, where they are told."""
 
     text: str
     start: int
@@ -34,6 +35,7 @@ class Delta(NamedTuple):
     stop: str = ""
     top_logprobs: TopLogprobs | None = None
     prompt: PromptLogprobs | None = None
+    routes: RouteArray | None = None
 
 
 class Choice:
@@ -104,7 +106,8 @@ class Choice:
         spans = self._new_spans(news.spans, start)
         ids, logprobs = news.token_ids[skipped:stop], news.logprobs[skipped:stop]
         top_logprobs, ended = _cut(news.top_logprobs, skipped, stop), (self.finish_reason, self._stream.stop)
-        return Delta(text, start, ids, logprobs, taken.offsets, spans, *ended, top_logprobs, prompt)
+        routes = None if news.routes is None else news.routes[: len(news.routes) - len(news.token_ids) + stop]
+        return Delta(text, start, ids, logprobs, taken.offsets, spans, *ended, top_logprobs, prompt, routes)
 
     def _new_spans(self, spans: Sequence[Span], start: int) -> list[Span]:
         """Of the tokens `start` to `num_tokens` - 1."""
@@ -114,7 +117,8 @@ class Choice:
 
 
 def pieces(news: TokenUpdate, most: int) -> list[TokenUpdate]:
-    """The same, in parts of at most `most` tokens; what ends it is in the last one, the prompt in the first."""
+    """The same, in parts of at most `most` tokens; what ends it and its routes are in the last one, the prompt in the
+    first."""
     count = len(news.token_ids)
     if count <= most or news.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
         return [news]
@@ -124,8 +128,9 @@ def pieces(news: TokenUpdate, most: int) -> list[TokenUpdate]:
         last = first + most >= count
         reason = news.finish_reason if last else ""
         top_logprobs, prompt = _cut(news.top_logprobs, first, first + most), None if first else news.prompt
-        start = news.start + first
-        parts.append(TokenUpdate(news.request_id, start, ids, logprobs, news.spans, reason, "", top_logprobs, prompt))
+        start, routes = news.start + first, news.routes if last else None
+        ended = (reason, "", top_logprobs, prompt, routes)
+        parts.append(TokenUpdate(news.request_id, start, ids, logprobs, news.spans, *ended))
     return parts
 
 
@@ -167,4 +172,5 @@ def joined(deltas: Sequence[Delta]) -> Delta:
         deltas[-1].stop if deltas else "",
         _joined_top(deltas),
         next((delta.prompt for delta in deltas if delta.prompt is not None), None),
+        deltas[-1].routes if deltas else None,
     )

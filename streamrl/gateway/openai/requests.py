@@ -114,6 +114,7 @@ class ParsedRequest:
                 prompt_logprobs=self.extras.prompt_logprobs,
                 grammar=self.grammar,
                 adjustments=self.adjustments,
+                tells_routes=bool(self.conversation),
             )
             made.append(request)
         return made

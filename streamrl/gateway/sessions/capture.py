@@ -88,7 +88,8 @@ class Capture:
             text += self._shown(np.array(one.token_ids, np.int32), one.finish_reason)
         own = self._own(index, one.logprobs)
         answer, ids = self._answer(index, one), prompt.tolist()
-        return Call(ids, one.token_ids, one.logprobs, one.spans, one.finish_reason, text, answer, own=own)
+        said = (one.token_ids, one.logprobs, one.spans, one.finish_reason)
+        return Call(ids, *said, text, answer, routes=one.routes, own=own)
 
     def _prompt(self, index: int) -> IntArray:
         return self._asked.prompts[index // self._asked.n]

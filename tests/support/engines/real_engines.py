@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import psutil
 import torch
+from safetensors.torch import load_file
 from support.engines.real_models import furthest, logprobs_of, logprobs_with_old_cache, reference, write_model
 from transformers import PreTrainedModel
 
@@ -114,6 +115,16 @@ class Served:
         self.engine.load_weights(tensors, version, mode)
         return version
 
+    def load_file(self, mode: UpdateMode) -> Version:
+        """The same under the names of the model's own file, as a learner publishes them, of a family that has others
+        in memory."""
+        version = Version(0, self._steps)
+        self._prepare(1)
+        self._steps += 1
+        path = self.folder.with_name(f"model-{100 + version.step}")
+        self.engine.load_weights(load_file(path / "model.safetensors"), version, mode)
+        return version
+
     def answers(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
         self.engine.submit(requests)
         return self.rest(len(requests))
@@ -183,10 +194,15 @@ class Served:
 
 @contextmanager
 def served(
-    kind: Kind, folder: Path, write: Callable[[Path, int], object] | None = None, context: int = CONTEXT
+    kind: Kind,
+    folder: Path,
+    write: Callable[[Path, int], object] | None = None,
+    context: int = CONTEXT,
+    *,
+    routes: bool = False,
 ) -> Iterator[Served]:
     """A server of the kind, with version UNPUBLISHED; model folders are written to `folder`. write: makes the folder of
-    a seed's model, in place of the preset's."""
+    a seed's model, in place of the preset's. routes: it names the experts of each token."""
 
     def new_model(seed: int) -> PreTrainedModel:
         path = folder / f"model-{seed}"
@@ -206,6 +222,7 @@ def served(
             "kv_bytes": 2**28,
             "server": {"tensor_parallel": kind.ranks, "quantization": kind.quantization},
         },
+        "learner": {"router_replay": routes},
         "deadlines": {"start_s": 600, "update_s": 60, "rollout_s": 120},
     }
     config = msgspec.convert(tree, Config)

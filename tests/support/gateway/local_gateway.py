@@ -23,6 +23,7 @@ from support.runs.probe_parts import Handle
 from support.runs.scripted_owner import ScriptedOwner
 
 from streamrl.config import Config
+from streamrl.config.schema.learner import LearnerConfig
 from streamrl.config.schema.rollout import RolloutConfig, SamplingConfig, ScriptedConfig
 from streamrl.config.schema.run import GatewayConfig, ModelConfig, QueueConfig
 from streamrl.gateway.auth import Scope
@@ -192,7 +193,15 @@ async def until(done: Callable[[], bool]) -> None:
 
 
 def configured(
-    folder: Path, *, engine: str, most: int, latency_steps: int, slots: int, gateway: GatewayConfig, **scripted: Any
+    folder: Path,
+    *,
+    engine: str,
+    most: int,
+    latency_steps: int,
+    slots: int,
+    gateway: GatewayConfig,
+    learner: LearnerConfig,
+    **scripted: Any,
 ) -> Config:
     sampling = SamplingConfig(max_new_tokens=most)
     script = ScriptedConfig(latency_steps=latency_steps, **scripted)
@@ -201,6 +210,7 @@ def configured(
         rollout=RolloutConfig(engine=engine, slots=slots, journal_every_tokens=0, sampling=sampling, scripted=script),
         queue=QueueConfig(durability="memory", segment_bytes=2**20),
         gateway=gateway,
+        learner=learner,
     )
 
 
@@ -217,6 +227,7 @@ async def local_gateway(
     template: str | None = TEMPLATE,
     finish: Callable[[Path], None] | None = None,
     gateway: GatewayConfig | None = None,
+    learner: LearnerConfig | None = None,
     ready: bool = True,
     trains: bool = False,
     patience: Patience = PATIENCE,
@@ -240,7 +251,7 @@ async def local_gateway(
         finish(model)
     settings = gateway or GatewayConfig(enabled=True)
     sizes = {"most": most, "latency_steps": latency_steps, "slots": slots}
-    config = configured(model, engine=engine, gateway=settings, **sizes, **scripted)
+    config = configured(model, engine=engine, gateway=settings, learner=learner or LearnerConfig(), **sizes, **scripted)
     run = open_run(config, folder / "run")
     write_tokens(run)
     async with AsyncExitStack() as stack:

@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from support.engines.bytewise_model import write_bytewise_model
 from support.gateway.local_gateway import LocalGateway, local_gateway, until
 
+from streamrl.models.load import load_model
 from streamrl.types import Version
 
 LONG: dict[str, Any] = {
@@ -25,8 +25,9 @@ LONG: dict[str, Any] = {
 async def torch_gateway(folder: Path, **options: Any) -> AsyncIterator[LocalGateway]:
     """Its replica serves version 0.1."""
     async with local_gateway(folder, ready=False, engine="torch", **options) as gateway:
-        tensors = load_file(folder / "model" / "model.safetensors")
-        await gateway.replicas["rollout-0"]._take_up(gateway.publisher.publish(list(tensors.items()), Version(0, 1)))
+        # Under the names that they have in memory, as a learner publishes them.
+        tensors = [(name, one.detach()) for name, one in load_model(folder / "model", "float32").named_parameters()]
+        await gateway.replicas["rollout-0"]._take_up(gateway.publisher.publish(tensors, Version(0, 1)))
         await gateway.actor.serve(0, gateway.handles)
         await until(lambda: gateway.actor._pool.ready)
         yield gateway

@@ -16,10 +16,7 @@ _NOT_YOURS = {
     "--host": _OPEN,
     "--port": _OPEN,
     "--uds": _OPEN,
-    "--enable-return-routed-experts": (
-        "router replay takes what the torch engine records: the experts that the server names would be recorded "
-        "nowhere, and the learner routes each token by itself"
-    ),
+    "--enable-return-routed-experts": "learner.router_replay = true adds it, and takes what the server says then",
     "--logprobs-mode": "the learner needs log-probs of the distribution that is sampled",
     "--data-parallel-size": "a version is taken up by one rank; set rollout.replicas",
     "--dp-size": "a version is taken up by one rank; set rollout.replicas",

@@ -6,6 +6,7 @@ is guessed or filled in. It reads what a server sends that was started with or w
 and does not know which.
 """
 
+import base64
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from streamrl.types import (
     FloatArray,
     IntArray,
     PromptLogprobs,
+    RouteArray,
     ServerLoad,
     TopLogprobs,
     Version,
@@ -71,6 +73,7 @@ class _Meta(msgspec.Struct, frozen=True):
     input_token_logprobs: list[_Row] = []
     input_top_logprobs: list[list[_Row] | None] = []
     weight_versions: list[_Span] | None = None
+    routed_experts: str | None = None
 
 
 class _Chunk(msgspec.Struct, frozen=True):
@@ -123,12 +126,19 @@ class ChunkReader:
             piece = reader.read(data)
     """
 
-    def __init__(self, max_new_tokens: int, top: int = 0, prompt_ids: IntArray | None = None) -> None:
+    def __init__(
+        self,
+        max_new_tokens: int,
+        top: int = 0,
+        prompt_ids: IntArray | None = None,
+        routes: tuple[int, int] | None = None,
+    ) -> None:
         """top: so many of the likeliest tokens are told in the place of each. prompt_ids: of a prompt whose log-probs
-        are told."""
+        are told. routes: layers and experts of a token, where these are told."""
         self._max_new_tokens = max_new_tokens
         self._top = top
         self._prompt_ids = prompt_ids
+        self._route_size = routes
         self._seen = 0
 
     def read(self, data: bytes | str) -> Piece:
@@ -152,7 +162,22 @@ class ChunkReader:
                 f"cut off after {self._seen} of {self._max_new_tokens} tokens: its context or cache is full"
             )
         spans = () if reason is FinishReason.ERROR else _spans(meta.weight_versions, meta.completion_tokens)
-        return Piece(ids, logprobs, reason, spans, error, top, prompt)
+        return Piece(ids, logprobs, reason, spans, error, top, prompt, self._routes(meta.routed_experts))
+
+    def _routes(self, written: str | None) -> RouteArray | None:
+        """Of int32 numbers in base64, one row of layers and experts after the other."""
+        if written is None or self._route_size is None:
+            return None
+        layers, experts = self._route_size
+        try:
+            return (
+                np.frombuffer(base64.b64decode(written, validate=True), "<i4")
+                .astype(np.int16)
+                .reshape(-1, layers, experts)
+            )
+        except ValueError as error:
+            told = f"{layers} layers and {experts} experts of each token: {_shown(written)}"
+            raise DataError(f"routed_experts ({error}) are not of {told}") from error
 
     def _prompt(self, meta: _Meta) -> PromptLogprobs | None:
         """Told once: the first chunk has it."""

@@ -45,13 +45,14 @@ def sglang_command(
     tensor_parallel: int = 1,
     quantization: str | None = None,
     cpus: Sequence[int] = (0,),
+    routes: bool = False,
     further: Sequence[str] = (),
 ) -> ServerCommand:
     """The server for `model_folder` behind the Unix socket `socket`, run by `python`.
 
     The socket's folder must be private: the server's other files lie there, too. slots: requests at once.
     context_length: tokens of prompt and completion together. kv_tokens: of its KV cache, see `kv_tokens`. cpus: that
-    its ranks may run on, where they run on processors. further: arguments that come last, and so win.
+    its ranks may run on. routes: it names the experts of tokens. further: arguments that come last, and so win.
     """
     argv = [
         *(str(python), str(LAUNCHER), "--model-path", str(model_folder)),
@@ -71,6 +72,7 @@ def sglang_command(
         # What the model's folder recommends is not what was asked for.
         *("--sampling-defaults", "openai"),
         *(() if quantization is None else ("--quantization", quantization)),
+        *(("--enable-return-routed-experts",) if routes else ()),
         *(_CPU if device == "cpu" else ()),
         *further,
     ]

@@ -60,8 +60,10 @@ _T = TypeVar("_T")
 class SglangContract:
     """One SGLang server, for one event loop. See `ServerContract`."""
 
-    def __init__(self, http: Http) -> None:
+    def __init__(self, http: Http, routes: tuple[int, int] | None = None) -> None:
+        """routes: layers and experts of a token, of a server that is asked where tokens go."""
         self._http = http
+        self._routes = routes
         self._sendings = Sendings(self._ask)
         self._label = UNLABELLED
         self._certain = True
@@ -111,8 +113,9 @@ class SglangContract:
     async def _ask(self, sent: Sent) -> AsyncIterator[Piece]:
         request = sent.request
         prompt = request.prompt_ids if request.prompt_logprobs else None
-        reader = ChunkReader(_still_to_come(request), request.top_logprobs, prompt)
-        async with self._http.stream("/generate", _body(sent.request, sent.rid, self._label)) as stream:
+        reader = ChunkReader(_still_to_come(request), request.top_logprobs, prompt, self._routes)
+        body = _body(sent.request, sent.rid, self._label) | {"return_routed_experts": self._routes is not None}
+        async with self._http.stream("/generate", body) as stream:
             if not stream.ok:
                 answer = await stream.whole()
                 if answer.status >= 500:  # not the request's fault

@@ -4,6 +4,8 @@ Guarantees: what cannot be read is an error with the server's words, never a gue
 that is NaN or -inf; it is NaN again here.
 """
 
+import base64
+import io
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +20,7 @@ from streamrl.types import (
     FloatArray,
     IntArray,
     PromptLogprobs,
+    RouteArray,
     ServerLoad,
     TopLogprobs,
     Version,
@@ -67,6 +70,7 @@ class _Choice(msgspec.Struct):
     logprobs: _LogProbs | None = None
     finish_reason: str | None = None
     weight_versions: list[_Span] | None = None
+    routed_experts: str | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -156,7 +160,19 @@ def _piece(choice: _Choice, top: int) -> Piece:
         spans = read_spans(choice.weight_versions or [])
     except ComponentError as error:
         return Piece.failed(str(error))
-    return Piece(ids, logprobs, reason, spans, top_logprobs=told)
+    return Piece(ids, logprobs, reason, spans, top_logprobs=told, routes=_routes(choice.routed_experts))
+
+
+def _routes(written: str | None) -> RouteArray | None:
+    """Of a numpy file in base64. Raises ComponentError for what is none."""
+    if written is None:
+        return None
+    try:
+        found = np.load(io.BytesIO(base64.b64decode(written, validate=True)), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ComponentError(f"routed_experts cannot be read ({error}): {written[:100]!r}") from error
+    routes: RouteArray = found.astype(np.int16)
+    return routes
 
 
 def read_spans(given: Sequence[_Span]) -> tuple[VersionSpan, ...]:

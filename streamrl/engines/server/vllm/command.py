@@ -33,13 +33,15 @@ def vllm_command(
     tensor_parallel: int = 1,
     quantization: str | None = None,
     tokenizer: bool = False,
+    routes: bool = False,
     further: Sequence[str] = (),
 ) -> ServerCommand:
     """The server for `model_folder` behind the Unix socket `socket`, run by `python`.
 
     The socket's folder must be private, and goes with the server: its other sockets lie there, too. slots: requests at
     once. context_length: tokens of prompt and completion together. kv_bytes: of its KV cache. tokenizer: the folder has
-    one, so that it follows grammars. further: arguments that come last, and so win.
+    one, so that it follows grammars. routes: it names the experts of each token. further: arguments that come last, and
+    so win.
     """
     argv = [
         *(str(python), str(INSIDE / "streamrl_vllm_launcher.py"), "serve", str(model_folder)),
@@ -50,12 +52,14 @@ def vllm_command(
         *_FIXED,
         *(_GRAMMARS if tokenizer else ("--skip-tokenizer-init",)),
         *("--kv-cache-memory-bytes", str(kv_bytes)),
+        *(("--enable-return-routed-experts",) if routes else ()),
         *(_cpu(context_length) if device == "cpu" else ()),
         *further,
     ]
     # Its processes meet over sockets that a killed one leaves, in /tmp unless it is told of another folder.
     meeting = {"VLLM_RPC_BASE_PATH": str(socket.parent)}
-    env = {**_ENV, **meeting, "OMP_NUM_THREADS": str(threads), **(_CPU_ENV if device == "cpu" else {})}
+    runner = {"VLLM_USE_V2_MODEL_RUNNER": "1"} if routes else {}  # that of before cannot name experts
+    env = {**_ENV, **meeting, **runner, "OMP_NUM_THREADS": str(threads), **(_CPU_ENV if device == "cpu" else {})}
     return ServerCommand(argv, env)
 
 

@@ -2,8 +2,9 @@
 
 SGLang listens on a port only, where every user of the machine reaches routes that load weights, one of them through
 pickle; and what its processes tell each other of their load stays in /dev/shm when they are killed. Neither has an
-option. Nor has it one to follow grammars while it sends token ids straight to who asked for them. This file runs in
-the server's environment and imports nothing of streamrl.
+option. Nor has it one to follow grammars while it sends token ids straight to who asked for them; and what it keeps of
+routes on a CPU it would show to a GPU's driver. This file runs in the server's environment and imports nothing of
+streamrl.
 """
 
 import os
@@ -11,9 +12,11 @@ import sys
 import tempfile
 from typing import Any
 
+import torch
 import uvicorn
 from sglang.srt.constrained import grammar_manager
 from sglang.srt.managers import load_snapshot
+from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
 
 SOCKET = "SGLANG_UNIX_SOCKET"
 
@@ -57,6 +60,11 @@ class GrammarManager(grammar_manager.GrammarManager):
         )
 
 
+def host_memory(dims: tuple[int, ...], dtype: torch.dtype, **_: object) -> torch.Tensor:
+    """Of a CPU, where no copy to another device is to be fast."""
+    return torch.empty(dims, dtype=dtype)
+
+
 def shm_path_for(_: str) -> str:
     """Where load is told: one server's files are in a folder of its own."""
     return os.path.join(tempfile.gettempdir(), "load")
@@ -86,6 +94,7 @@ def main() -> None:
 # Its processes start by importing this file again, under another name: they need it as well.
 load_snapshot.shm_path_for = shm_path_for
 grammar_manager.GrammarManager = GrammarManager  # type: ignore[misc]
+ALLOC_MEMORY_FUNCS["cpu"] = host_memory
 
 if __name__ == "__main__":
     main()

@@ -1,58 +1,30 @@
 """Turns of a session that follow a grammar: what the model chose is trained, what was chosen for it is not."""
 
-import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 from support.engines.bytewise_model import write_bytewise_model
+from support.gateway.agent_sessions import chosen, grammar_gateway, trained
 from support.gateway.local_gateway import LocalGateway
-from support.gateway.sent_trajectories import SETTINGS
-from support.gateway.torch_gateway import LONG, torch_gateway
 
-from streamrl.buffers.ledger.records import Step
 from streamrl.clock import VirtualClock
-from streamrl.conversations.branches import Branch
 from streamrl.gateway.auth import Scope
 from streamrl.gateway.openai.bodies import CompletionRequest
 from streamrl.gateway.openai.choice import Delta
 from streamrl.gateway.openai.grammars import grammar_of
 from streamrl.gateway.openai.requests import ParsedRequest
 from streamrl.gateway.refusal import Refusal
-from streamrl.gateway.sessions.capture import LEAST_LEFT, Capture
+from streamrl.gateway.sessions.capture import Capture
 from streamrl.gateway.sessions.session_body import HEADER, as_rollouts
 from streamrl.gateway.sessions.sessions import Sessions
-from streamrl.models.load import load_model
 from streamrl.models.tokenizer import load_tokenizer, write_character_tokenizer
 from streamrl.types import SamplingParams
 
-SHARPER = 40.0
 PRINTABLE = "[ -~]{24}"
 """Of the letters that the model has, somewhat more than a third."""
-
-
-def write_sharp_model(folder: Path) -> None:
-    """One that is sure of what it says: in each place its probability is nearly all on a few tokens."""
-    write_bytewise_model(folder)
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    tensors["lm_head.weight"] *= SHARPER
-    save_file(tensors, path, metadata={"format": "pt"})
-
-
-@asynccontextmanager
-async def gateway_of(folder: Path, **options: Any) -> AsyncIterator[LocalGateway]:
-    settings = {**LONG, "finish": write_sharp_model, "trains": True, "gateway": SETTINGS, **options}
-    async with torch_gateway(folder, **settings) as gateway:
-        assert gateway.queue is not None
-        gateway.queue._actor._queue._journal.write(Step(0, []))  # its version was made by a step
-        yield gateway
 
 
 async def said(
@@ -68,29 +40,10 @@ async def said(
     return prompt, told["token_ids"], told["logprobs"], choice["message"]["content"]
 
 
-def chosen(folder: Path, prompt: list[int], sampled: list[int], logprobs: list[float]) -> list[bool]:
-    """Whether the model itself would have chosen each sampled token, by transformers' own forward."""
-    ids = torch.tensor([[*prompt, *sampled]])
-    with torch.inference_mode():
-        own = torch.log_softmax(load_model(folder, "float32")(ids).logits[0, len(prompt) - 1 : -1].double(), dim=-1)
-    scores = own.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
-    left = scores - np.array(logprobs)
-    assert (np.abs(left - math.log(LEAST_LEFT)) > 1e-3).all(), "one of them is too near to the bound to say"
-    return (left > math.log(LEAST_LEFT)).tolist()
-
-
-def trained(branch: Branch) -> list[tuple[int, bool]]:
-    """The ids of a row, and whether they are trained."""
-    row: list[tuple[int, bool]] = []
-    for turn in branch.turns:
-        row += [*((one, False) for one in turn.prompt_ids), *((one, True) for one in turn.token_ids)]
-    return row
-
-
 async def test_what_the_model_would_have_chosen_too_is_trained_and_nothing_else(tmp_path: Path) -> None:
     messages: list[Any] = [{"role": "user", "content": "1"}]
     expected: list[tuple[int, bool]] = []
-    async with gateway_of(tmp_path) as gateway:
+    async with grammar_gateway(tmp_path) as gateway:
         for _ in range(2):
             prompt, sampled, logprobs, text = await said(gateway, messages, structured_outputs={"regex": PRINTABLE})
             assert len(text) == 24
@@ -107,7 +60,7 @@ async def test_what_the_model_would_have_chosen_too_is_trained_and_nothing_else(
 
 
 async def test_a_turn_without_a_grammar_is_trained_whole_behind_one_that_has_one(tmp_path: Path) -> None:
-    async with gateway_of(tmp_path) as gateway:
+    async with grammar_gateway(tmp_path) as gateway:
         messages: list[Any] = [{"role": "user", "content": "1"}]
         *_, text = await said(gateway, messages, guided_regex=PRINTABLE)
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "2"}]
@@ -121,7 +74,7 @@ async def test_a_turn_without_a_grammar_is_trained_whole_behind_one_that_has_one
 async def test_a_session_of_which_a_grammar_chose_everything_is_told_so_and_has_its_reward_refused(
     tmp_path: Path,
 ) -> None:
-    async with gateway_of(tmp_path, finish=write_bytewise_model) as gateway:
+    async with grammar_gateway(tmp_path, finish=write_bytewise_model) as gateway:
         await said(gateway, [{"role": "user", "content": "1"}], guided_choice=["ja"])
         headers = {"authorization": f"Bearer {gateway.token(Scope.SUBMIT)}"}
         status, answer = await gateway.ask("/api/sessions/agent/reward", {"reward": 1.0}, headers=headers)

@@ -116,3 +116,8 @@ def test_ranks_on_processors_may_run_on_all_cores_and_one_rank_is_left_alone():
     assert command(device="cpu", tensor_parallel=2, cpus=[0, 1, 5]).env[name] == "0,1,5|0,1,5"
     assert name not in command(device="cpu", cpus=[0, 1]).env
     assert name not in command(tensor_parallel=2).env
+
+
+def test_it_names_experts_where_they_are_asked_for() -> None:
+    assert "--enable-return-routed-experts" in command(routes=True).argv
+    assert "--enable-return-routed-experts" not in command().argv

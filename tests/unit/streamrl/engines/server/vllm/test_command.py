@@ -44,3 +44,11 @@ def test_it_reads_a_tokenizer_only_to_follow_grammars_by_the_library_of_the_torc
     assert "--structured-outputs-config" not in without
     assert "--skip-tokenizer-init" not in argv
     assert json.loads(argv[argv.index("--structured-outputs-config") + 1]) == {"backend": "guidance"}
+
+
+def test_it_names_experts_where_they_are_asked_for_by_the_part_of_it_that_can() -> None:
+    asked, plain = command(routes=True), command()
+    assert "--enable-return-routed-experts" in asked.argv
+    assert asked.env["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert "--enable-return-routed-experts" not in plain.argv
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in plain.env
