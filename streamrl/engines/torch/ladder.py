@@ -151,7 +151,8 @@ class Probe:
         return torch.equal(self.product(size), small) and self.keeps_places(size)
 
     def depends(self, rows: int, on: str) -> Dependence:
-        return Dependence(*self.weight.shape, rows, on)
+        inner, columns = self.weight.shape
+        return Dependence(inner, columns, rows, on)
 
 
 def settings(environment: Mapping[str, str]) -> list[str]:

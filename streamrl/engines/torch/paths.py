@@ -6,7 +6,7 @@ takes.
 
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers import PretrainedConfig
@@ -25,23 +25,32 @@ from streamrl.system.kernel_cache import compiles_kernels
 
 
 class ModelPath(Protocol):
-    """How a model is run. runs_graphs: whether the weights that serve stay where they are. shapes: [inner, columns] of
-    the weights that it multiplies with. routes: layers and experts of a token, of a path that says where tokens go."""
+    """How a model is run."""
 
     vocab_size: int
     context: int
     runs_graphs: bool
-    shapes: Collection[tuple[int, int]]
-    routes: tuple[int, int] | None
+    """Whether the weights that serve stay where they are."""
+
+    @property
+    def shapes(self) -> Collection[tuple[int, int]]:
+        """[inner, columns] of the weights that it multiplies with."""
+        ...
+
+    @property
+    def routes(self) -> tuple[int, int] | None:
+        """Layers and experts of a token, of a path that says where tokens go."""
+        ...
 
     def new_weights(self) -> WeightSet: ...
 
     def weights_over(self, tensors: Mapping[str, torch.Tensor]) -> WeightSet: ...
 
     def runner(
-        self, weights: WeightSet, *, slots: int, max_length: int, kv_bytes: int, products: RowProducts | None
+        self, weights: Any, *, slots: int, max_length: int, kv_bytes: int, products: RowProducts | None
     ) -> Runner:
-        """products: how rows are multiplied, so that none depends on another; None where they may."""
+        """weights: of its own making. products: how rows are multiplied, so that none depends on another; None where
+        they may."""
         ...
 
 
@@ -97,12 +106,12 @@ class FamilyPath:
     def runner(
         self, weights: FusedWeights, *, slots: int, max_length: int, kv_bytes: int, products: RowProducts | None
     ) -> Runner:
-        size = {"slots": slots, "max_length": max_length, "kv_bytes": kv_bytes}
+        size: dict[str, Any] = {"slots": slots, "max_length": max_length, "kv_bytes": kv_bytes}
         if self.runs_graphs:
             from streamrl.engines.torch.cuda.runner import GraphRunner
 
-            kind = {"dtype": self._dtype, "device": self._device, "deterministic": products is not None}
-            return GraphRunner(self._config, self._shape, weights, **size, **kind)
+            kind: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
+            return GraphRunner(self._config, self._shape, weights, **size, **kind, deterministic=products is not None)
         products = products or PlainProducts()
         cache = KvCache(self._shape, **size, dtype=self._dtype, device=self._device)
         decoder = self._decoder(max_length, products)
@@ -111,5 +120,5 @@ class FamilyPath:
     def _decoder(self, max_length: int, products: RowProducts) -> Decoder:
         if self._compiled and self._device.type == "cpu" and self._dtype is torch.float32:
             return KernelDecoder(self._config, self._shape, max_length=max_length, products=products)
-        kind = {"dtype": self._dtype, "device": self._device, "products": products}
-        return Decoder(self._config, self._shape, max_length=max_length, **kind)
+        kind: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
+        return Decoder(self._config, self._shape, max_length=max_length, products=products, **kind)

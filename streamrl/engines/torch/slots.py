@@ -154,7 +154,8 @@ class SlotTable:
         """Add one sampled token (int64, float32 [num_rows]) to each running row, in whose place one that is known
         stays. Returns the results of the rows that end with it and frees those rows; a row whose log-prob is not finite
         ends as ERROR without that token."""
-        rows, at = self._rows[: self.num_rows], slice(self.num_rows)
+        rows = self._rows[: self.num_rows]
+        at: slice | LongArray = slice(self.num_rows)
         if self._holes:
             rows = at = np.flatnonzero(self.taken())
             token_ids, logprobs = token_ids[rows], logprobs[rows]

@@ -62,8 +62,9 @@ class Decoder:
         self._products = products
         self._chosen: list[torch.Tensor] = []
         self._eps = torch.tensor(shape.rms_norm_eps, dtype=torch.float32, device=device)
-        kind = {"dtype": dtype, "device": device, "min_rows": products.min_rows}
-        self._maker = PassMaker(config, shape, max_length=max_length, **kind)
+        self._maker = PassMaker(
+            config, shape, max_length=max_length, dtype=dtype, device=device, min_rows=products.min_rows
+        )
 
     def begin(self, plan: Plan, cache: KvCache) -> Pass:
         return self._maker.make(plan, cache)

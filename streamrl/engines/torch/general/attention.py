@@ -48,7 +48,7 @@ def attend(
     for start in range(KEY_BLOCK, length, KEY_BLOCK):
         stop = min(start + KEY_BLOCK, length)
         out.baddbmm_(probabilities[..., start:stop], value_BLE[:, start:stop])
-    return out.unflatten(1, (heads, queries))
+    return out.unflatten(1, (heads, queries))  # type: ignore[no-any-return]  # torch has no type for it
 
 
 def hidden_of(last: torch.Tensor, places_L: torch.Tensor, window: int | None) -> torch.Tensor:

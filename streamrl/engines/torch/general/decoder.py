@@ -8,6 +8,7 @@ Shapes: T packed tokens, N running slots, W written tokens.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -72,7 +73,7 @@ class GeneralDecoder:
 
     def begin(self, plan: Plan, cache: LayeredCache) -> GeneralPass:
         count = len(plan.slot_positions)
-        up = lambda array: to_device(array, self._device)  # noqa: E731 - a word for what is said nine times
+        up = partial(to_device, device=self._device)
         slots = torch.arange(count, device=self._device)
         kept = max(plan.decode_rows, self._min_rows) if plan.decode_rows else 0
         first = torch.arange(kept, device=self._device)

@@ -39,4 +39,5 @@ class _LinearLayers(TorchFunctionMode):
 
     def _linear(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         rows = input.flatten(0, -2).contiguous()
-        return self._products.linear(rows, weight.t(), bias).unflatten(0, input.shape[:-1])
+        product = self._products.linear(rows, weight.t(), bias)
+        return product.unflatten(0, input.shape[:-1])  # type: ignore[no-any-return]  # torch has no type for it

@@ -32,13 +32,26 @@ class Prompts:
 class Pass(Protocol):
     """What is asked of a pass on the device (`general.decoder.GeneralPass`)."""
 
-    rows: int
-    kept: int
-    slots: int
-    last: torch.Tensor
-    slot_of_row: torch.Tensor
-    row_of_slot: torch.Tensor | None
-    prompts: tuple[Prompts, ...]
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def kept(self) -> int: ...
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def last(self) -> torch.Tensor: ...
+
+    @property
+    def slot_of_row(self) -> torch.Tensor: ...
+
+    @property
+    def row_of_slot(self) -> torch.Tensor | None: ...
+
+    @property
+    def prompts(self) -> tuple[Prompts, ...]: ...
 
 
 def prompts_of(plan: Plan, min_rows: int, device: torch.device) -> tuple[Prompts, ...]:

@@ -174,12 +174,14 @@ def _without_weights(model: PreTrainedModel | PretrainedConfig) -> PreTrainedMod
     """A copy with its buffers and without its weights."""
     if isinstance(model, PretrainedConfig):
         with torch.random.fork_rng(devices=[]):
-            model = AutoModelForCausalLM.from_config(model)
+            made: PreTrainedModel = AutoModelForCausalLM.from_config(model)
+    else:
+        made = model
     meta = {
         id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
-        for parameter in model.parameters()
+        for parameter in made.parameters()
     }
-    return copy.deepcopy(model, meta)
+    return copy.deepcopy(made, meta)
 
 
 def _parameters(
@@ -226,5 +228,6 @@ def _attention(
     if attend is None or attention_mask is not None:
         raise ValueError("the model does not hand its arguments on to its attention, or makes a mask of its own")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    parts = (x[0].transpose(0, 1) for x in (query, key, value))
-    return attend(int(module.layer_idx), *parts, Form(scale, sliding_window, softcap, s_aux))[None], None  # type: ignore[arg-type]
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+    form = Form(scale, sliding_window, softcap, s_aux)
+    return attend(int(module.layer_idx), query, key, value, form)[None], None  # type: ignore[arg-type]

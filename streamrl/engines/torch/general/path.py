@@ -1,6 +1,7 @@
 """The way of every decoder that is not in `families`: by transformers' own modules, slower and exact."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -47,7 +48,7 @@ class GeneralPath:
                 "or rollout.sampling.max_new_tokens"
             )
         sizes = self._model.layer_sizes(weights)
-        kind = {"dtype": self._dtype, "device": self._device}
+        kind: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
         require_exact(self._model, weights, sizes, self.vocab_size, **kind)
         # What is no linear layer, a recurrence for one, goes by the library whatever multiplies the rows of those.
         rows = 1 if products is None else max(products.min_rows, LEAST_ROWS)

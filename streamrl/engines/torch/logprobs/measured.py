@@ -35,7 +35,9 @@ class AskingRows:
         if self.most:
             self._rows = np.flatnonzero(asking)
             self._on_device = torch.from_numpy(self._rows).to(device)
-            self._sampling = sampling_rows(*(part[self._rows] for part in table.sampling()), device)
+            temperature, top_k, top_p, min_p = table.sampling()
+            rows = self._rows
+            self._sampling = sampling_rows(temperature[rows], top_k[rows], top_p[rows], min_p[rows], device)
 
     def look(self, logits_NV: torch.Tensor) -> "Looked | None":
         """At the logits of all rows."""
