@@ -20,6 +20,39 @@ from streamrl.learner.model.routers import Routers
 SumOverRanks = Callable[[torch.Tensor], torch.Tensor]
 
 
+def expert_shares(counts_X: torch.Tensor, experts_per_token: int) -> tuple[torch.Tensor, float]:
+    """f of each expert, [X], and how many choices there were, one for each token and layer. counts: how often each
+    expert was chosen, over all layers. No token at all leaves a loss of 0."""
+    choices = max(float(counts_X.sum()) / experts_per_token, 1.0)
+    return counts_X / choices, choices
+
+
+def router_metrics(
+    counts_LX: torch.Tensor,
+    probs_LX: torch.Tensor,
+    entropy: float,
+    replayed: float | None,
+    experts_per_token: int,
+) -> dict[str, float]:
+    """Of a mini-batch on all ranks. counts, probs: by layer and expert, how often it was chosen and the sum of its
+    probabilities; entropy: the sum of the distributions', in nats; replayed: choices that were the engine's, None where
+    routes are not replayed.
+
+    `router/load_max_over_mean`: choices of the busiest expert of a layer over their mean, of the layer where that is
+    most. `router/entropy`: of a router's distribution, in nats, the mean over tokens and layers. `loss/router_aux`: the
+    loss without its coefficient. `router/replayed_share`, where routes are replayed: how many of the choices, by token
+    and layer, were those of the engine. No token is ever dropped."""
+    num_experts = counts_LX.shape[-1]
+    share_X, choices = expert_shares(counts_LX.sum(0), experts_per_token)
+    busiest = counts_LX.max(-1).values / counts_LX.mean(-1).clamp(min=1.0 / num_experts)
+    return {
+        **({} if replayed is None else {"router/replayed_share": replayed / choices}),
+        "router/load_max_over_mean": float(busiest.max()),
+        "router/entropy": entropy / choices,
+        "loss/router_aux": float(num_experts * (share_X * probs_LX.sum(0)).sum() / choices),
+    }
+
+
 class RouterBalance:
     """Of one mini-batch.
 
@@ -49,10 +82,7 @@ class RouterBalance:
         for pack in packs:
             forward(pack)
             counts_X = counts_X + self._counted(pack).sum(0)
-        counts_X = self._sum(counts_X)
-        # One for each token and layer; no token at all leaves a loss of 0.
-        self._choices = max(float(counts_X.sum()) / self._routers.experts_per_token, 1.0)
-        self._share_X = counts_X / self._choices
+        self._share_X, self._choices = expert_shares(self._sum(counts_X), self._routers.experts_per_token)
 
     def term(self, pack: PackedBatch) -> torch.Tensor | float:
         """What a pack adds to the loss, by what the routers said in its forward."""
@@ -70,22 +100,11 @@ class RouterBalance:
         return self._coefficient * self._routers.num_experts / self._choices * (probs_LX.sum(0) * share_X).sum()
 
     def metrics(self) -> dict[str, float]:
-        """Collective. `router/load_max_over_mean`: choices of the busiest expert of a layer over their mean, of the
-        layer where that is most. `router/entropy`: of a router's distribution, in nats, the mean over tokens and
-        layers. `loss/router_aux`: the loss without its coefficient. `router/replayed_share`, where routes are replayed:
-        how many of the choices, by token and layer, were those of the engine. No token is ever dropped."""
+        """Collective. As `router_metrics`."""
         counts_LX, probs_LX = self._sum(self._counts_LX), self._sum(self._probs_LX)
         entropy = float(self._sum(self._entropy))
-        choices = max(float(counts_LX.sum()) / self._routers.experts_per_token, 1.0)
-        aux = self._routers.num_experts * (counts_LX.sum(0) * probs_LX.sum(0)).sum() / choices**2
-        busiest = counts_LX.max(-1).values / counts_LX.mean(-1).clamp(min=1.0 / self._routers.num_experts)
-        replayed = {"router/replayed_share": float(self._sum(self._replayed)) / choices} if self._replays else {}
-        return {
-            **replayed,
-            "router/load_max_over_mean": float(busiest.max()),
-            "router/entropy": entropy / choices,
-            "loss/router_aux": float(aux),
-        }
+        replayed = float(self._sum(self._replayed)) if self._replays else None
+        return router_metrics(counts_LX, probs_LX, entropy, replayed, self._routers.experts_per_token)
 
     def _counted(self, pack: PackedBatch) -> torch.Tensor:
         """float64 [L, X]. As a product, since a scatter on a GPU has no order."""

@@ -10,7 +10,7 @@ from support.megatron.core_rank import CHAIN, prepare
 from support.repository import TESTS
 
 PROGRAM = TESTS / "support" / "megatron" / "core_rank.py"
-LAYOUTS = ("tensor", "pipeline", "data")
+LAYOUTS = ("tensor", "pipeline", "data", "context")
 
 
 @pytest.fixture(scope="module")

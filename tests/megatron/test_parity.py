@@ -1,5 +1,6 @@
-"""Every layout is one process with the whole Hugging Face model: log-probs, metrics, gradients, three updates; and the
-weights that go out are those that came in, to the bit.
+"""Every layout is one process with the whole Hugging Face model: log-probs, metrics, gradients, three updates, also
+where tokens go to experts that rows name and experts are balanced; and the weights that go out are those that came in,
+to the bit.
 
 On a CPU, by gloo and a shim for megatron-core: none of it says anything of NCCL.
 """
@@ -40,3 +41,4 @@ def test_a_layout_is_one_process_with_the_whole_model(name: str, told: Callable[
         assert found["gradients"] <= 1.5e-5
         assert found["weights"] <= 1.5e-5
         assert found["moments"] <= 1.5e-5
+        assert ("router/replayed_share" in found["told"]) == CASES[name].routed

@@ -30,9 +30,10 @@ from streamrl.learner.batch.packing import PackedBatch
 from streamrl.learner.blame import Logprobs
 from streamrl.learner.checkpoint.digest import weight_digest
 from streamrl.learner.finite import require_finite
+from streamrl.learner.megatron.balance import MegatronBalance
 from streamrl.learner.megatron.families import FAMILIES, Family
 from streamrl.learner.megatron.optimizer import MASTER, MegatronAdamW, moments_of
-from streamrl.learner.megatron.pipeline import hidden_by, logprobs_of, on_device, run_packs
+from streamrl.learner.megatron.pipeline import hidden_by, logprobs_of, on_device, read_packs, run_packs
 from streamrl.learner.megatron.placed import Placed, place, with_gradients
 from streamrl.learner.megatron.policy import MegatronPolicy
 from streamrl.learner.megatron.ranks import MegatronRanks
@@ -48,9 +49,11 @@ if TYPE_CHECKING:
 
 
 class _Update(NamedTuple):
-    """One optimizer update: sums over the mini-batch, the gradient norm before clipping, seconds from it on."""
+    """One optimizer update: sums over the mini-batch, what its routers did, the gradient norm before clipping, seconds
+    from it on."""
 
     sums: Sums
+    routing: dict[str, float]
     grad_norm: float
     optimizer_s: float
 
@@ -80,14 +83,15 @@ class MegatronBackend:
         uses_start: bool = False,
         referred: MegatronReference | None = None,
         average: AveragedReference | None = None,
+        balance: MegatronBalance | None = None,
         idle_steps: int = 0,
         sums: type[Sums] = Sums,
         clock: Clock | None = None,
     ) -> None:
         """chunks: of this rank, with their weights, which `weights` and `policy` bring together. adamw: over them, and
         begun with `optimizer`. objective, total_steps, temperature, uses_start, average, idle_steps: as `FsdpBackend`
-        has them. referred: gives the packs of a step their `reference_logprobs`, before its first update. sums: the
-        kind of those that the objective gives."""
+        has them. referred: gives the packs of a step their `reference_logprobs`, before its first update. balance: of
+        the routers of a model with experts. sums: the kind of those that the objective gives."""
         self.ranks = ranks
         self.policy = policy
         self._chunks = chunks
@@ -99,6 +103,7 @@ class MegatronBackend:
         self._uses_start = uses_start
         self._referred = referred
         self._average = average
+        self._balance = balance
         self._idle_steps = idle_steps
         self._kind = sums
         self._clock = clock or SystemClock()
@@ -158,6 +163,7 @@ class MegatronBackend:
         optimizing = sum(update.optimizer_s for update in updates)
         return {
             **mean_over_updates([update.sums for update in updates], epochs),
+            **{name: sum(one.routing[name] for one in updates) / len(updates) for name in updates[0].routing},
             "grad/norm": sum(update.grad_norm for update in updates) / len(updates),
             "learner/lr": rate,
             "time/forward_backward": self._clock.now() - started - optimizing,
@@ -166,29 +172,33 @@ class MegatronBackend:
 
     def _update(self, mini_batch: MiniBatch) -> _Update:
         self._optimizer.clear_gradients()
-        sums = self._backward(mini_batch)
+        sums, routing = self._backward(mini_batch)
         learned = self._clock.now()
         norm = self._optimizer.gradient_norm()
         place = f"learner step {self._steps_done + 1}, update {self._updates_done + 1}"
         try:
-            require_finite({**sums.metrics(), "grad/norm": norm}, place)
+            require_finite({**sums.metrics(), **routing, "grad/norm": norm}, place)
         except NonFiniteError:
             self._optimizer.clear_gradients()
             raise
         self._optimizer.step(norm)
         self._updates_done += 1
-        return _Update(sums, norm, self._clock.now() - learned)
+        return _Update(sums, routing, norm, self._clock.now() - learned)
 
-    def _backward(self, mini_batch: MiniBatch) -> Sums:
-        """Leave the mini-batch's gradients at the parameters; return the sums over all packs and ranks."""
+    def _backward(self, mini_batch: MiniBatch) -> tuple[Sums, dict[str, float]]:
+        """Leave the mini-batch's gradients at the parameters; return the sums over all packs and ranks, and what the
+        routers of a model with experts did."""
         packs = on_device([pack for share in mini_batch.shares for pack in share], self._chunks, self.ranks)
 
         def loss_of(chunk: nn.Module, pack: PackedBatch) -> tuple[torch.Tensor, Sums]:
             return self._objective(chunk, pack, mini_batch.total)
 
+        if self._balance is not None:
+            self._balance.begin(partial(read_packs, self._chunks, packs, self._temperature))
         results = run_packs(self._chunks, packs, loss_of, forward=hidden_by(self._temperature), backward=True)
         sums = reduce(lambda one, other: one.plus(other), results, self._kind.zero(self.ranks.group.device))
-        return self._kind(self.ranks.sum_of_reports(sums.added), self.ranks.group.max(sums.greatest))
+        routing = {} if self._balance is None else self._balance.metrics()
+        return self._kind(self.ranks.sum_of_reports(sums.added), self.ranks.group.max(sums.greatest)), routing
 
     @torch.no_grad()
     def logprobs(self, packs: Sequence[PackedBatch]) -> list[torch.Tensor]:
@@ -272,6 +282,8 @@ def build(
     reference: MegatronReference | None = None,
     adapters: "AdapterSettings | None" = None,
     idle_steps: int = 0,
+    router_aux_loss_coef: float = 0.0,
+    router_replay: bool = False,
     clock: Clock | None = None,
     families: dict[str, Family] = FAMILIES,
 ) -> MegatronBackend:
@@ -280,11 +292,14 @@ def build(
     model: on the CPU, the same weights on every rank; it is read, and no part of it is kept. temperature: the one that
     rollouts are sampled with. dtype: of forward, backward and published weights; the optimizer's are float32. watch: as
     `policy_loss` has it. reference: what the loss holds the policy to, or learns from; one that follows the policy is
-    part of the state. adapters: where they are trained in the place of the weights; they use the model up. Raises
-    ConfigError for a model that has no mapping.
+    part of the state. adapters: where they are trained in the place of the weights; they use the model up.
+    router_aux_loss_coef, router_replay: as `FsdpBackend` has them. Raises ConfigError for a model that has no mapping.
     """
     placed = place(model, families, megatron, dtype, ranks, adapted=adapters is not None)
     policy = _policy(model, placed, adapters, ranks, dtype)
+    routers = [chunk.routers for chunk in placed.chunks if chunk.routers is not None]
+    for one in routers:
+        one.replays = router_replay
     wrapped = with_gradients(placed, megatron)
     objective = partial(policy_loss, algorithm=algorithm, temperature=temperature, watch=watch)
     return MegatronBackend(
@@ -300,6 +315,7 @@ def build(
         uses_start=algorithm.uses_start,
         referred=reference if algorithm.kl_in_loss or algorithm.loss in TEACHER_LOSSES else None,
         average=reference if isinstance(reference, AveragedReference) else None,
+        balance=MegatronBalance(routers, router_aux_loss_coef, ranks) if routers else None,
         idle_steps=idle_steps,
         clock=clock,
     )

@@ -25,14 +25,14 @@ LossOf = Callable[[nn.Module, PackedBatch], tuple[torch.Tensor, Result]]
 
 def even_packs(packs: Sequence[PackedBatch], ranks: MegatronRanks, *, spread: bool) -> list[PackedBatch]:
     """Collective. As many packs as the rank that has most, one at least: with experts each forward is a collective of
-    ranks with different rows. Interleaved stages take a multiple of their number. Where tokens are spread, too, each
-    of the ranks has as many of a pack."""
+    ranks with different rows. Interleaved stages take a multiple of their number. Where tokens are spread, each of the
+    ranks has as many of a pack."""
     layout = ranks.layout
     most, length = ranks.group.max_int(max(len(packs), 1)), 0
     if layout.virtual > 1:
         most += -most % layout.pipeline
         length = max((pack.num_tokens for pack in packs), default=1)
-    multiple = layout.tensor if spread else 1
+    multiple = layout.context * (layout.tensor if spread else 1)
     more = (empty_pack() for _ in range(most - len(packs)))
     return [_lengthened(pack, max(length, pack.num_tokens), multiple) for pack in (*packs, *more)]
 
@@ -43,7 +43,9 @@ def _lengthened(pack: PackedBatch, tokens: int, multiple: int) -> PackedBatch:
     if not missing:
         return pack
     ids, position_ids = (F.pad(tensor, (0, missing)) for tensor in (pack.ids, pack.position_ids))
-    return replace(pack, ids=ids, position_ids=position_ids, layout=pack.layout.with_lone_tokens(missing))
+    routes = None if pack.routes is None else F.pad(pack.routes, (0, 0, 0, 0, 0, missing), value=-1)
+    layout = pack.layout.with_lone_tokens(missing)
+    return replace(pack, ids=ids, position_ids=position_ids, layout=layout, routes=routes)
 
 
 def run_packs(
@@ -90,6 +92,17 @@ def hidden_by(temperature: float) -> Callable[[nn.Module, PackedBatch], torch.Te
         return hidden
 
     return forward
+
+
+@torch.no_grad()
+def read_packs(chunks: Sequence[nn.Module], packs: Sequence[PackedBatch], temperature: float) -> None:
+    """Collective. A forward of packs as `on_device` gives them, for what layers see."""
+
+    def loss_of(chunk: nn.Module, pack: PackedBatch) -> tuple[torch.Tensor, None]:
+        found_K, _ = chunk(pack, temperature)
+        return found_K.sum(), None
+
+    run_packs(chunks, packs, loss_of, forward=hidden_by(temperature), backward=False)
 
 
 @torch.no_grad()

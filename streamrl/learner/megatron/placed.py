@@ -94,7 +94,7 @@ def _chunks(
     shapes = {name: param.shape for name, param in names.items()}
     weights = ModelWeights(plan, shapes, sizes, chunks, ranks)
     weights.load(lambda name: names[name].detach())
-    weights.mark_cut()
+    weights.mark()
     return chunks, weights
 
 

@@ -11,8 +11,10 @@ import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
 from streamrl.config.estimates.megatron import MegatronLayout
+from streamrl.learner.parallel.meeting import Meeting
 from streamrl.learner.parallel.process_group import LearnerGroup, open_group
 from streamrl.learner.parallel.rank_mesh import RowRank
+from streamrl.learner.parallel.sequence_parallel import SequenceRanks
 
 _SEED = 1
 """Of megatron-core's generators. Nothing is drawn from them: weights are loaded, and there is no dropout."""
@@ -106,10 +108,19 @@ class MegatronRanks:
         return self.gatherers.expert.rank()
 
     @property
+    def sequence(self) -> SequenceRanks | None:
+        """The ranks that a pack's tokens are spread over; None where each has all of them."""
+        if self.layout.context == 1:
+            return None
+        group = parallel_state.get_context_parallel_group()
+        return SequenceRanks(group, self.layout.context_rank(self.group.rank), self.layout.context)
+
+    @property
     def reports(self) -> bool:
         """Whether the sums over this rank's rows are told by this one: they are known on the last stage, by each of its
-        tensor ranks."""
-        return self.stage == self.layout.pipeline - 1 and self.tensor_rank == 0
+        tensor ranks and of those that have other tokens of a pack."""
+        first = self.tensor_rank == 0 and self.layout.context_rank(self.group.rank) == 0
+        return first and self.stage == self.layout.pipeline - 1
 
     @property
     def row_rank(self) -> RowRank:
@@ -133,14 +144,14 @@ class MegatronRanks:
 
 def open_ranks(
     rank: int,
-    store_path: Path,
+    meeting: Path | Meeting,
     layout: MegatronLayout,
     *,
     device: torch.device,
     timeout_s: float = 120.0,
 ) -> MegatronRanks:
-    """Join the ranks that meet at the file `store_path`. Raises ComponentError as `open_group`."""
-    group = open_group(rank, layout.world_size, store_path, device=device, timeout_s=timeout_s)
+    """Join the ranks that meet there. Raises ComponentError as `open_group`."""
+    group = open_group(rank, layout.world_size, meeting, device=device, timeout_s=timeout_s)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,

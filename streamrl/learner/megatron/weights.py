@@ -62,11 +62,16 @@ class ModelWeights:
                 for number, place in enumerate(entry.places):
                     yield entry, number, self.params[place]
 
-    def mark_cut(self) -> None:
+    def mark(self) -> None:
         """Tell megatron-core which parameters each tensor rank has another part of: it counts the others once in a
-        gradient norm. Its layers say so themselves only where they draw their weights."""
+        gradient norm. Its layers say so themselves only where they draw their weights. And which experts have their
+        gradients summed over other ranks than the rest: those of one rank see tokens of others also where each tensor
+        rank has all experts whole, which its layers pass over."""
+        layout = self._ranks.layout
+        as_the_rest = layout.expert == 1 and layout.expert_tensor == layout.tensor
         for entry, _, param in self.own():
             param.tensor_model_parallel = entry.cut is not WHOLE
+            param.allreduce = as_the_rest or not entry.of_experts
 
     def part(self, entry: Entry, number: int, tensor: TensorByName) -> torch.Tensor:
         """This rank's part of what `tensor` gives whole. Raises DataError for another shape than the weight's."""

@@ -31,6 +31,21 @@ class Routed(NamedTuple):
     experts: torch.Tensor
 
 
+def require_routes_of(routes_TLK: torch.Tensor, num_layers: int, num_experts: int, experts_per_token: int) -> None:
+    """Raise DataError for routes of another model."""
+    expected = num_layers, experts_per_token
+    if tuple(routes_TLK.shape[1:]) != expected:
+        raise DataError(
+            f"rollouts have routes of {tuple(routes_TLK.shape[1:])} layers and experts of a token, this model has "
+            f"{expected}: they were recorded with another model; set learner.router_replay = false"
+        )
+    if routes_TLK.numel() and int(routes_TLK.max()) >= num_experts:
+        raise DataError(
+            f"rollouts have routes to expert {int(routes_TLK.max())} of {num_experts}: they were recorded "
+            "with another model; set learner.router_replay = false"
+        )
+
+
 class Routers:
     """Those of one model, whose forward it takes over."""
 
@@ -57,17 +72,8 @@ class Routers:
     def begin(self, routes_TLK: torch.Tensor | None = None) -> None:
         """Before a forward. routes: int64 [T, L, K], experts that it takes; -1 where the router chooses itself. Raises
         DataError for routes of another model."""
-        expected = self.num_layers, self.experts_per_token
-        if routes_TLK is not None and tuple(routes_TLK.shape[1:]) != expected:
-            raise DataError(
-                f"rollouts have routes of {tuple(routes_TLK.shape[1:])} layers and experts of a token, this model has "
-                f"{expected}: they were recorded with another model; set learner.router_replay = false"
-            )
-        if routes_TLK is not None and routes_TLK.numel() and int(routes_TLK.max()) >= self.num_experts:
-            raise DataError(
-                f"rollouts have routes to expert {int(routes_TLK.max())} of {self.num_experts}: they were recorded "
-                "with another model; set learner.router_replay = false"
-            )
+        if routes_TLK is not None:
+            require_routes_of(routes_TLK, self.num_layers, self.num_experts, self.experts_per_token)
         self._routes = routes_TLK
         self._said = {}
 

@@ -63,6 +63,11 @@ class Stretch:
         return slice(self.start, self.ends[self.ranks.rank + 1])
 
     @property
+    def predictors(self) -> torch.Tensor:
+        """int64 [k], the tokens that predict these, counted from the first one here."""
+        return self.pack.predictors.index_select(0, self.mine) - self.start
+
+    @property
     def targets(self) -> torch.Tensor:
         """int64 [k], the ids of those that are predicted here."""
         return self.pack.targets.index_select(0, self.mine)
@@ -124,7 +129,7 @@ def hidden_at_predictors(decoder: nn.Module, pack: PackedBatch, stretch: Stretch
     ).last_hidden_state[0]
     if stretch is None:
         return hidden_TH.index_select(0, pack.predictors)
-    return hidden_TH.index_select(0, pack.predictors.index_select(0, stretch.mine) - stretch.start)
+    return hidden_TH.index_select(0, stretch.predictors)
 
 
 class _Exchange(torch.autograd.Function):

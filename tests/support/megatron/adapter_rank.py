@@ -73,6 +73,7 @@ CASES: dict[str, Case] = {
     "pipeline": Case("qwen3", PIPELINE),
     "pipeline_tied": Case("qwen2", _layout(pipeline_parallel=2), sizes=TIED),
     "interleaved": Case("llama", _layout(pipeline_parallel=2, virtual_pipeline=2), SOME),
+    "context": Case("qwen3", _layout(context_parallel=2)),
     "data": Case("qwen3", _layout(recompute="layers")),
     "data_distributed_optimizer": Case("qwen2", _layout(distributed_optimizer=True, recompute="attention"), sizes=TIED),
     "experts": Case("qwen3_moe", _layout(expert_parallel=2, distributed_optimizer=True), ATTENTION),

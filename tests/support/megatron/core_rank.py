@@ -38,6 +38,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "tensor": {"backend": "megatron", "megatron": MegatronConfig(tensor_parallel=2)},
     "pipeline": {"backend": "megatron", "megatron": MegatronConfig(pipeline_parallel=2)},
     "data": {"backend": "megatron", "megatron": MegatronConfig()},
+    "context": {"backend": "megatron", "megatron": MegatronConfig(context_parallel=2)},
     "fsdp_held": {"algorithm": HELD},
     "pipeline_held": {
         "backend": "megatron",
@@ -142,7 +143,7 @@ def one_step(core: LearnerCore, frames: list[Any], step: int) -> dict[str, float
 def main(store: str, rank: str, world: str, folder: str, out: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    elsewhere = {"fsdp": "tensor", "tensor": "pipeline", "pipeline": "data", "data": "fsdp"}
+    elsewhere = {"fsdp": "tensor", "tensor": "pipeline", "pipeline": "data", "data": "context", "context": "fsdp"}
     elsewhere |= {"fsdp_held": "tensor_held", "tensor_held": "pipeline_held", "pipeline_held": "fsdp_held"}
     elsewhere |= {"fsdp_critic": "pipeline_critic", "pipeline_critic": "fsdp_critic"}
     with cuda_is_cpu():

@@ -8,19 +8,21 @@ from streamrl.config.schema.learner import MegatronConfig
 
 @dataclass(frozen=True)
 class Case:
-    """sizes: of the model, where they are not the usual ones."""
+    """sizes: of the model, where they are not the usual ones. routed: rows have routes, which are replayed, and experts
+    are balanced."""
 
     world: int
     family: str
     megatron: MegatronConfig
     sizes: dict[str, Any] = field(default_factory=dict)
+    routed: bool = False
 
 
 TIED = {"tie_word_embeddings": True}
 
 
-def _case(world: int, family: str, sizes: dict[str, Any] | None = None, **layout: Any) -> Case:
-    return Case(world, family, MegatronConfig(**{"distributed_optimizer": False, **layout}), sizes or {})
+def _case(world: int, family: str, sizes: dict[str, Any] | None = None, *, routed: bool = False, **layout: Any) -> Case:
+    return Case(world, family, MegatronConfig(**{"distributed_optimizer": False, **layout}), sizes or {}, routed)
 
 
 CASES: dict[str, Case] = {
@@ -35,6 +37,9 @@ CASES: dict[str, Case] = {
     "recompute_attention": _case(1, "qwen3", recompute="attention"),
     "recompute_layers": _case(1, "qwen3", recompute="layers"),
     "added_family": _case(1, "phi3"),
+    "routed": _case(1, "qwen3_moe", routed=True),
+    "routed_weights_below_1": _case(1, "qwen3_moe", {"norm_topk_prob": False}, routed=True),
+    "routed_recompute_layers": _case(1, "mixtral", routed=True, recompute="layers"),
     "tensor_2_added_family": _case(2, "phi3", tensor_parallel=2),
     "tensor_2": _case(2, "qwen3", tensor_parallel=2),
     "tensor_2_tied": _case(2, "qwen2", TIED, tensor_parallel=2),
@@ -52,10 +57,29 @@ CASES: dict[str, Case] = {
     "tensor_2_expert_tensor_2": _case(
         2, "mixtral", tensor_parallel=2, sequence_parallel=True, expert_tensor_parallel=2, distributed_optimizer=True
     ),
+    "tensor_2_whole_experts": _case(
+        2, "mixtral", tensor_parallel=2, sequence_parallel=True, distributed_optimizer=True
+    ),
+    "tensor_2_routed": _case(2, "qwen3_moe", routed=True, tensor_parallel=2, sequence_parallel=True),
+    "pipeline_2_routed_recompute": _case(2, "mixtral", routed=True, pipeline_parallel=2, recompute="layers"),
+    "pipeline_2_interleaved_routed": _case(2, "qwen3_moe", routed=True, pipeline_parallel=2, virtual_pipeline=2),
+    "expert_2_routed": _case(2, "qwen3_moe", routed=True, expert_parallel=2),
+    "context_2": _case(2, "qwen3", context_parallel=2),
+    "context_2_tied": _case(2, "qwen2", TIED, context_parallel=2, distributed_optimizer=True),
+    "context_2_recompute_layers": _case(2, "llama", context_parallel=2, recompute="layers"),
+    "context_2_routed": _case(2, "qwen3_moe", routed=True, context_parallel=2, expert_parallel=2),
+    "tensor_2_context_2": _case(4, "qwen3", tensor_parallel=2, sequence_parallel=True, context_parallel=2),
+    "context_2_pipeline_2_interleaved": _case(
+        4, "llama", TIED, context_parallel=2, pipeline_parallel=2, virtual_pipeline=2
+    ),
+    "context_2_data_2": _case(4, "mixtral", routed=True, context_parallel=2, distributed_optimizer=True),
     "tensor_2_pipeline_2": _case(4, "qwen2", TIED, tensor_parallel=2, pipeline_parallel=2),
     "tensor_2_data_2": _case(4, "qwen3", tensor_parallel=2, distributed_optimizer=True),
+    "tensor_2_data_2_routed": _case(
+        4, "qwen3_moe", routed=True, tensor_parallel=2, sequence_parallel=True, distributed_optimizer=True
+    ),
     "expert_2_data_2": _case(4, "qwen3_moe", expert_parallel=2, distributed_optimizer=True),
-    "expert_2_pipeline_2": _case(4, "mixtral", expert_parallel=2, pipeline_parallel=2),
+    "expert_2_pipeline_2": _case(4, "mixtral", routed=True, expert_parallel=2, pipeline_parallel=2),
 }
 """Also what facts say refuses a CPU: with norms of our own, tokens are spread over tensor ranks there, too."""
 

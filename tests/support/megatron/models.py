@@ -1,5 +1,6 @@
 """Small models of the families that Megatron trains, of one that a user adds, and rows for them."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ VOCAB = 67
 PADDING = 5
 """A token that rows have, too. transformers gives its embedding no gradient."""
 _HEADS = {"head_dim": 8}
-_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+LAYERS, EXPERTS, CHOSEN = 4, 4, 2
+_EXPERTS = {"num_local_experts": EXPERTS, "num_experts_per_tok": CHOSEN}
 _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, _HEADS),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
@@ -50,7 +52,7 @@ def small_model(family: str, **sizes: Any) -> PreTrainedModel:
         "vocab_size": VOCAB,
         "hidden_size": 32,
         "intermediate_size": 48,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": LAYERS,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "initializer_range": 0.2,
@@ -88,3 +90,18 @@ def small_rows(step: int, *, groups: int = 5, group_size: int = 3) -> RolloutRow
         rewards=random.random(rows),
         valid=np.ones(rows, bool),
     )
+
+
+def with_routes(rows: RolloutRows, step: int) -> RolloutRows:
+    """With routes that no router would choose, and none for some tokens; as in an engine, the same ones for what a
+    group's prompts have in common."""
+    random = np.random.default_rng([4, step])
+    each = np.stack([random.permutation(EXPERTS)[:CHOSEN] for _ in range(rows.num_tokens * LAYERS)])
+    routes = each.reshape(rows.num_tokens, LAYERS, CHOSEN).astype(np.int16)
+    routes[random.random(rows.num_tokens) < 0.2] = -1
+    for row in range(rows.num_rows):
+        first = rows.offsets[np.flatnonzero(rows.group == rows.group[row])[0]]
+        start, stop = rows.offsets[row], rows.offsets[row + 1]
+        prompt = int((rows.token_origin[start:stop] == 0).sum())
+        routes[start : start + prompt] = routes[first : first + prompt]
+    return replace(rows, routes=routes)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from support.megatron.cpu_shim import cuda_is_cpu
 from support.megatron.layouts import Case, cases_of
-from support.megatron.models import small_model, small_rows
+from support.megatron.models import small_model, small_rows, with_routes
 from support.megatron.new_family import PHI3
 from support.megatron.plain_learner import PlainLearner
 
@@ -35,6 +35,13 @@ SETTINGS: dict[str, Any] = {
     "total_steps": TOTAL_STEPS,
     "temperature": 0.9,
 }
+
+
+ROUTED = {"router_replay": True, "router_aux_loss_coef": 0.05}
+
+
+def rows_of(case: Case, step: int) -> RolloutRows:
+    return with_routes(small_rows(step), step) if case.routed else small_rows(step)
 
 
 def advantages_of(rows: RolloutRows) -> np.ndarray:
@@ -61,25 +68,27 @@ def compare(case: Case, store: Path, rank: int) -> dict[str, Any]:
 
     layout = MegatronLayout.of(case.megatron, case.world)
     ranks = open_ranks(rank, store, layout, device=torch.device("cpu"), timeout_s=60)
-    plain = PlainLearner(small_model(case.family, **case.sizes), **SETTINGS)
+    settings = {**SETTINGS, **(ROUTED if case.routed else {})}
+    plain = PlainLearner(small_model(case.family, **case.sizes), **settings)
     source = {name: param.detach().clone() for name, param in plain.model.named_parameters()}
     families = {**FAMILIES, "phi3": PHI3}
-    backend = build(plain.model, megatron=case.megatron, ranks=ranks, families=families, **SETTINGS)
+    backend = build(plain.model, megatron=case.megatron, ranks=ranks, families=families, **settings)
     out = dict(backend.iter_hf_weights())
     found: dict[str, Any] = {
         "names": list(out) == list(source),
         "equal": all(torch.equal(out[name], whole) for name, whole in source.items()),
         "metrics": 0.0,
     }
-    rows, packs = own_packs(small_rows(0), ranks.data_rank, ranks.data_size)
+    rows, packs = own_packs(rows_of(case, 0), ranks.data_rank, ranks.data_size)
     with torch.no_grad():
         pairs = [(ours, plain.logprobs(rows, one)[0]) for one, ours in zip(packs, backend.logprobs(packs), strict=True)]
     found["packs"] = len(packs)
     found["logprobs"] = max((ours - theirs).abs().max().item() for ours, theirs in pairs)
     for step in range(STEPS):
-        rows = small_rows(step)
+        rows = rows_of(case, step)
         _, packs = own_packs(rows, ranks.data_rank, ranks.data_size)
         ours, theirs = backend.step(packs, count_targets(rows)), plain.step(rows, advantages_of(rows))
+        found["told"] = sorted(theirs)
         apart = (abs(ours[name] - theirs[name]) / max(abs(theirs[name]), 1.0) for name in theirs)
         found["metrics"] = max(found["metrics"], *apart)
         if step == 0:  # the first moment is a share of the gradient

@@ -38,9 +38,6 @@ def layout_makes_sense(config: Config) -> Iterator[Problem]:
             "tokens are spread over the tensor parallel ranks, and there is one; set false, or tensor_parallel above 1"
         )
         yield _problem("sequence_parallel", what, True, (f"{_TABLE}.tensor_parallel",))
-    if megatron.context_parallel > 1:
-        what = "a pack's attention is not spread over ranks yet; set 1"
-        yield _problem("context_parallel", what, megatron.context_parallel)
     if megatron.precision == "bfloat16" and config.model.dtype == "float32":
         what = 'gradients of a model in float32 are float32; set "float32", or model.dtype = "bfloat16"'
         yield _problem("precision", what, megatron.precision, ("model.dtype",))
@@ -59,11 +56,8 @@ def what_is_of_fsdp(config: Config) -> Iterator[Problem]:
         what = f'under "megatron" it is {_TABLE}.tensor_parallel; set 1'
         yield _of_backend("learner.tensor_parallel", what, learner.tensor_parallel)
     if learner.sequence_parallel > 1:
-        what = f'under "megatron" packs are not spread over ranks in attention yet; set 1, or {_OTHERWISE}'
+        what = f'under "megatron" it is {_TABLE}.context_parallel; set 1'
         yield _of_backend("learner.sequence_parallel", what, learner.sequence_parallel)
-    if learner.router_aux_loss_coef:
-        what = f'"megatron" has no loss that balances experts yet; set 0, or {_OTHERWISE}'
-        yield _of_backend("learner.router_aux_loss_coef", what, learner.router_aux_loss_coef)
     if learner.shares is not None:
         what = 'under "megatron" gradients of all shares are added at once, in no order of shares; leave this key out'
         yield _of_backend("learner.shares", what, learner.shares)

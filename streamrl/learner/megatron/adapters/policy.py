@@ -93,5 +93,5 @@ def _adapted(model: PreTrainedModel, placed: Placed, settings: AdapterSettings, 
     plan = [entry for linear in linears for entry in linear.entries()]
     weights = ModelWeights(plan, shapes, base.sizes, placed.chunks, ranks)
     weights.load(lambda name: adapters[name].detach())
-    weights.mark_cut()
+    weights.mark()
     return weights

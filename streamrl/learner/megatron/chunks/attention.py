@@ -15,15 +15,20 @@ from torch import nn
 from streamrl.learner.attention.packed import attend_pack
 from streamrl.learner.batch.attention_layout import SegmentLayout
 from streamrl.learner.layers.layer_ops import norm, rotate
+from streamrl.learner.megatron.chunks.routers import PackRouting
+from streamrl.learner.parallel.sequence_parallel import Stretch
 
 
 @dataclass
 class PackLayout(PackedSeqParams):
-    """A pack on its way through the layers. layout: which tokens attend to which. cos, sin: [T, head_dim]."""
+    """A pack on its way through the layers. layout: which tokens attend to which. cos, sin: [T, head_dim]. routing: of
+    layers with experts. stretch: what this rank has of a pack that is spread over several; T are its tokens then."""
 
     layout: SegmentLayout | None = None
     cos: torch.Tensor | None = None
     sin: torch.Tensor | None = None
+    routing: PackRouting | None = None
+    stretch: Stretch | None = None
 
 
 class PackedAttention(nn.Module):
@@ -47,7 +52,8 @@ class PackedAttention(nn.Module):
         if pack is None or attention_mask is not None:
             raise ValueError("packed attention needs a PackLayout and no attention_mask")
         query_THD, key_THD = (rotate(x[:, 0], None, pack.cos, pack.sin, 0.0) for x in (query, key))
-        return attend_pack(query_THD, key_THD, value[:, 0], pack.layout, self.scale).flatten(1)[:, None]
+        found_THD = attend_pack(query_THD, key_THD, value[:, 0], pack.layout, self.scale, pack.stretch)
+        return found_THD.flatten(1)[:, None]
 
 
 class RmsNorm(nn.Module):

@@ -1,6 +1,7 @@
 """One chunk of a model's layers on megatron-core, with what is before the first. Heads are subclasses'.
 
-Where tokens are spread over the tensor ranks, a pack has a multiple of their number.
+Where tokens are spread over the tensor ranks, or over ranks that attend with a part of the heads, a pack has a multiple
+of their number.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from transformers import PretrainedConfig
 
 from streamrl.learner.batch.packing import PackedBatch
 from streamrl.learner.megatron.chunks.attention import PackedAttention, PackLayout, RmsNorm
+from streamrl.learner.megatron.chunks.routers import ChunkRouters
 from streamrl.learner.megatron.ranks import MegatronRanks
+from streamrl.learner.parallel.sequence_parallel import Stretch
 
 Rotary = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """A Hugging Face model's rotary embedding: (any tensor of the dtype and device, positions) to cos and sin."""
@@ -83,23 +86,40 @@ class Chunk(GPTModel):
         self._padding = padding
         self._tensor_rank = ranks.tensor_rank
         self._rotary = (rotary,)  # in a tuple, so that it is no module of this one
+        self._sequence = ranks.sequence
+        self.routers: ChunkRouters | None = None
+        if config.num_moe_experts is not None:
+            spread = config.tensor_model_parallel_size if config.sequence_parallel else 1
+            rank = ranks.tensor_rank if config.sequence_parallel else 0
+            if self._sequence is not None:
+                rank, spread = self._sequence.rank * spread + rank, self._sequence.size * spread
+            self.routers = ChunkRouters(list(self.decoder.layers), config.num_layers, rank=rank, ranks=spread)
 
-    def hidden(self, pack: PackedBatch) -> torch.Tensor:
+    def stretch_of(self, pack: PackedBatch) -> Stretch | None:
+        """What this rank has of a pack's tokens; None for all of them."""
+        return None if self._sequence is None else self._sequence.stretch(pack)
+
+    def hidden(self, pack: PackedBatch, stretch: Stretch | None) -> torch.Tensor:
         """[T, 1, H] behind this chunk's layers, or this rank's part of T."""
-        cos, sin = self._rotary[0](self._like(), pack.position_ids[None])
-        layout = PackLayout(qkv_format="sbhd", layout=pack.layout, cos=cos[0], sin=sin[0])
-        first = self._embedded(pack) if self.pre_process else None
+        tokens = slice(None) if stretch is None else stretch.tokens
+        ids, position_ids = pack.ids[tokens], pack.position_ids[tokens]
+        cos, sin = self._rotary[0](self._like(), position_ids[None])
+        routing = None if self.routers is None else self.routers.begin(pack)
+        layout = PackLayout(
+            qkv_format="sbhd", layout=pack.layout, cos=cos[0], sin=sin[0], routing=routing, stretch=stretch
+        )
+        first = self._embedded(ids, position_ids) if self.pre_process else None
         if first is not None and torch.is_grad_enabled() and self.config.recompute_granularity == "full":
             first.requires_grad_()  # behind an embedding that is not trained layers would be computed again for nothing
         hidden: torch.Tensor = self.decoder(hidden_states=first, attention_mask=None, packed_seq_params=layout)
         return hidden
 
-    def _embedded(self, pack: PackedBatch) -> torch.Tensor:
-        """[T, 1, H], or this rank's part of T."""
-        embedded = self.embedding(input_ids=pack.ids[None], position_ids=pack.position_ids[None])
+    def _embedded(self, ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """[T, 1, H], or the part of T of this one of the tensor ranks."""
+        embedded = self.embedding(input_ids=ids[None], position_ids=position_ids[None])
         if self._padding is None:
             return embedded
-        is_padding = pack.ids == self._padding
+        is_padding = ids == self._padding
         if self.config.sequence_parallel:
             is_padding = is_padding.chunk(self.config.tensor_model_parallel_size)[self._tensor_rank]
         return torch.where(is_padding[:, None, None], embedded.detach(), embedded)

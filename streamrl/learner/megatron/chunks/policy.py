@@ -39,17 +39,28 @@ class PolicyChunk(Chunk):
         self, pack: PackedBatch, temperature: float, entropy_gradient: bool = False
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Of the last chunk (logprobs_K, entropy_K); of another one hidden states, [T, 1, H]."""
-        hidden = self.hidden(pack)
-        return self._logprobs(hidden, pack, temperature, entropy_gradient) if self.post_process else hidden
+        stretch = self.stretch_of(pack)
+        hidden = self.hidden(pack, stretch)
+        if not self.post_process:
+            return hidden
+        if stretch is None:
+            return self._logprobs(hidden, pack.predictors, pack.targets, temperature, entropy_gradient)
+        found = self._logprobs(hidden, stretch.predictors, stretch.targets, temperature, entropy_gradient)
+        return stretch.of_all_targets(found[0]), stretch.of_all_targets(found[1])
 
     def _logprobs(
-        self, hidden: torch.Tensor, pack: PackedBatch, temperature: float, entropy_gradient: bool
+        self,
+        hidden: torch.Tensor,
+        predictors: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         tied = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
         # Behind either, each rank has the gradient of its own rows: summed over the ranks on the way back.
         if self.config.sequence_parallel:
-            hidden_KH = gather_from_sequence_parallel_region(hidden)[pack.predictors, 0]
+            hidden_KH = gather_from_sequence_parallel_region(hidden)[predictors, 0]
         else:
-            hidden_KH = copy_to_tensor_model_parallel_region(hidden[pack.predictors, 0])
-        return spread_logprobs(hidden_KH, weight, pack.targets, temperature, self._rows, entropy_gradient)
+            hidden_KH = copy_to_tensor_model_parallel_region(hidden[predictors, 0])
+        return spread_logprobs(hidden_KH, weight, targets, temperature, self._rows, entropy_gradient)

@@ -17,7 +17,8 @@ from streamrl.learner.megatron.ranks import MegatronRanks
 
 
 class ValueHead(nn.Module):
-    """The whole head on each tensor rank. Each has the hidden states of all targets, so each has the whole gradient."""
+    """The whole head on each tensor rank. Each has the hidden states of all targets, so each has the whole gradient; of
+    ranks that have other tokens of a pack, that of its own."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -41,10 +42,12 @@ class ValueChunk(Chunk):
 
     def forward(self, pack: PackedBatch, temperature: float = 1.0) -> torch.Tensor:
         """Of the last chunk float32 [K], of another one hidden states, [T, 1, H]. temperature: has no part."""
-        hidden = self.hidden(pack)
+        stretch = self.stretch_of(pack)
+        hidden = self.hidden(pack, stretch)
         if not self.post_process:
             return hidden
         if self.config.sequence_parallel:
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
-        values: torch.Tensor = self.output_layer(hidden[pack.predictors, 0])
-        return values
+        predictors = pack.predictors if stretch is None else stretch.predictors
+        values: torch.Tensor = self.output_layer(hidden[predictors, 0])
+        return values if stretch is None else stretch.of_all_targets(values)
