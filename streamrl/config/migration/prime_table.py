@@ -107,7 +107,7 @@ TABLE: Final[Table] = {
     f"{TR}.ckpt.keep_last": To("checkpoint.keep"),
     f"{TR}.ckpt.*": Left("see [checkpoint]"),
     f"{TR}.wandb.*": Left("give wandb.project and wandb.name at the top"),
-    f"{TR}.enable_router_replay": Left("router replay does not exist here"),
+    f"{TR}.enable_router_replay": To("learner.router_replay", {True: True, False: None}),
     f"{TR}.weight_broadcast.*": Left(_WEIGHTS),
     f"{TR}.rollout_transport.*": Left("rows travel through the run's queue: [queue]"),
     f"{TR}.log.*": Left(_LOGS),

@@ -71,7 +71,7 @@ _ONE_COPY = (
 _MEMORY = "an engine gets bytes of KV cache, and no share of a GPU's memory: set rollout.kv_bytes"
 _TIMELINE = "profiles are streamrl's own: observe.trace"
 _NO_VLM = "no images here: text alone is trained"
-_NO_ROUTER = "router replay does not exist here"
+_R3 = "learner.router_replay takes the choices of the engine (R3), not those of an earlier pass of the learner"
 _NEVER = "evaluation before and after is always done"
 _OWN_DEADLINES = "see [deadlines]"
 _FOLDERS = "everything of a run lies in its folder, <runs>/<name>"
@@ -80,7 +80,7 @@ _LOADER = "streamrl prepares prompts once and reads them by number"
 _RESUME = "a run resumes by itself: the same `streamrl up`"
 _TEMPLATE = "the chat template is the tokenizer's own"
 _NO_ADAPTIVE = "the coefficient of the divergence stays what it is"
-_MEGATRON = "Megatron is not here; learner.tensor_parallel and learner.sequence_parallel spread a model"
+_MEGATRON = "see [learner.megatron], which has a key for each part of a layout"
 
 TABLE: Final[Table] = {
     "data.train_files": Units(),
@@ -155,7 +155,7 @@ TABLE: Final[Table] = {
     f"{ACTOR}.tis_imp_ratio_cap": Units(),
     f"{ACTOR}.grad_clip": To("learner.optimizer.max_grad_norm"),
     f"{ACTOR}.ulysses_sequence_parallel_size": Units(),
-    f"{ACTOR}.strategy": Left(_MEGATRON, unless=(None, "fsdp", "fsdp2")),
+    f"{ACTOR}.strategy": Units(),
     f"{ACTOR}.use_torch_compile": Left("see learner.execution.compile", unless=(True, False, None)),
     f"{ACTOR}.shuffle": Left("rows of a batch have no order in the loss", unless=(True, False, None)),
     f"{ACTOR}.use_prefix_grouper": Left(
@@ -168,10 +168,20 @@ TABLE: Final[Table] = {
         "moments and sums are float32; model.dtype is the weights'", unless=(None, "fp32", "bf16")
     ),
     f"{ACTOR}.fsdp_config.*": Left(_ONE_COPY),
+    f"{ACTOR}.megatron.tensor_model_parallel_size": Units(),
+    f"{ACTOR}.megatron.pipeline_model_parallel_size": Units(),
+    f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size": Units(),
+    f"{ACTOR}.megatron.context_parallel_size": Units(),
+    f"{ACTOR}.megatron.expert_model_parallel_size": Units(),
+    f"{ACTOR}.megatron.expert_tensor_parallel_size": Units(),
+    f"{ACTOR}.megatron.sequence_parallel": Units(),
+    f"{ACTOR}.megatron.use_distributed_optimizer": Units(),
+    f"{ACTOR}.megatron.override_transformer_config.recompute_granularity": Units(),
     f"{ACTOR}.megatron.*": Left(_MEGATRON),
     f"{ACTOR}.checkpoint.*": Left("a checkpoint has all that a resume needs"),
     f"{ACTOR}.profiler.*": Left(_TIMELINE),
-    f"{ACTOR}.router_replay.*": Left(_NO_ROUTER),
+    f"{ACTOR}.router_replay.mode": To("learner.router_replay", {"disabled": None, "R3": True}, _R3),
+    f"{ACTOR}.router_replay.*": Left(_R3),
     f"{ACTOR}.qat.*": Left("training in lower formats is not here"),
     f"{ACTOR}.freeze_vision_tower": Left(_NO_VLM),
     f"{ACTOR}.calculate_*": Left("entropy is always told"),
@@ -251,7 +261,7 @@ TABLE: Final[Table] = {
     f"{ROLLOUT}.engine_kwargs.*": Left("give the server's own arguments: rollout.server.args"),
     f"{ROLLOUT}.checkpoint_engine.*": Left("see [weights]"),
     f"{ROLLOUT}.update_weights_bucket_megabytes": Left("see [weights]", unless=(None, 512, 2048)),
-    f"{ROLLOUT}.enable_rollout_routing_replay": Left(_NO_ROUTER),
+    f"{ROLLOUT}.enable_rollout_routing_replay": To("learner.router_replay", {True: True, False: None}, _R3),
     f"{ROLLOUT}.trace.*": Left(_TIMELINE),
     f"{ROLLOUT}.profiler.*": Left(_TIMELINE),
     f"{ROLLOUT}.*": Left("of verl's own engine; rollout.server.args has what the server takes"),

@@ -21,6 +21,7 @@ from streamrl.config.migration.shared import (
     write_warmup,
 )
 from streamrl.config.migration.table import Findings, Source
+from streamrl.config.migration.verl_layout import convert_layout
 from streamrl.config.migration.verl_loss import convert_loss
 from streamrl.config.migration.verl_table import ACTOR, ALGORITHM, CRITIC, MODEL, OPTIM, ROLLOUT
 
@@ -97,6 +98,7 @@ def convert_units(source: Source, found: Findings, *, rows: int | None, is_folde
     _adapters(source, found)
     _engine(source, found)
     _evaluation(source, found)
+    convert_layout(source, found)
 
 
 def _names(source: Source, found: Findings) -> None:

@@ -208,3 +208,62 @@ def test_a_value_that_no_key_of_ours_can_have_is_left_out(tmp_path: Path) -> Non
     done = migrate("verl", [File("x.sh", "data.train_batch_size=8 actor_rollout_ref.rollout.n=-3")])
     assert "group_size" not in values(done)["rollout"]
     assert any("rollout.group_size" in one.reason for one in done.left)
+
+
+MEGATRON = """\
+actor_rollout_ref.actor.strategy=megatron \\
+actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 \\
+actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2 \\
+actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size=null \\
+actor_rollout_ref.actor.megatron.expert_model_parallel_size=4 \\
+actor_rollout_ref.actor.megatron.param_offload=True \\
+actor_rollout_ref.actor.megatron.use_distributed_optimizer=False \\
++actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full \\
+actor_rollout_ref.actor.router_replay.mode=R3 \\
+data.train_batch_size=8
+"""
+
+
+def test_a_layout_of_megatron_is_ours() -> None:
+    done = migrate("verl", [File("x.sh", MEGATRON)])
+    learner = values(done)["learner"]
+    assert (learner["backend"], learner["router_replay"]) == ("megatron", True)
+    assert learner["megatron"] == {
+        "tensor_parallel": 2,
+        "pipeline_parallel": 2,
+        "expert_parallel": 4,
+        "sequence_parallel": True,
+        "recompute": "layers",
+        "distributed_optimizer": False,
+    }
+    assert "execution" not in learner, "of FSDP"
+    assert "[learner.megatron]" in reason(done, "actor_rollout_ref.actor.megatron.param_offload")
+
+
+def test_the_layout_says_the_backend_where_nothing_else_does() -> None:
+    text = "\n".join(line for line in MEGATRON.splitlines() if "strategy" not in line)
+    assert values(migrate("verl", [File("x.sh", text)]))["learner"]["backend"] == "megatron"
+
+
+def test_a_layout_that_nothing_trains_in_is_left_out() -> None:
+    done = migrate("verl", [File("x.sh", MEGATRON.replace("strategy=megatron", "strategy=fsdp2"))])
+    assert "megatron" not in values(done)["learner"]
+    assert "execution" in values(done)["learner"]
+    assert "is not megatron" in reason(done, "actor_rollout_ref.actor.megatron.tensor_model_parallel_size")
+
+
+def test_a_backend_that_is_not_here_is_told() -> None:
+    done = migrate("verl", [File("x.sh", "actor_rollout_ref.actor.strategy=veomni data.train_batch_size=8")])
+    assert "FSDP2 or megatron-core" in reason(done, "actor_rollout_ref.actor.strategy")
+    assert "backend" not in values(done)["learner"]
+
+
+@pytest.mark.parametrize(
+    ("said", "replayed"),
+    [("actor.router_replay.mode=R3", True), ("actor.router_replay.mode=disabled", False),
+     ("actor.router_replay.mode=R2", None), ("rollout.enable_rollout_routing_replay=True", True)],
+)  # fmt: skip
+def test_routes_of_the_engine_are_replayed(said: str, replayed: bool | None) -> None:
+    done = migrate("verl", [File("x.sh", f"actor_rollout_ref.{said} data.train_batch_size=8")])
+    assert values(done)["learner"].get("router_replay", False) == bool(replayed)
+    assert (replayed is None) == any("router_replay" in one.name for one in done.left)
