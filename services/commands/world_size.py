@@ -55,12 +55,12 @@ def _model_of(config: Config, gpu_gib: float) -> ModelFacts:
 
 def _lines(path: str, config: Config, model: ModelFacts, memory: Sequence[RankMemory], gpu_gib: float) -> list[str]:
     layout = MegatronLayout.of(config.learner.megatron, config.learner.num_workers)
-    sizes = f"{layout.data_size} data x {layout.pipeline} pipeline x {layout.tensor} tensor parallel"
+    stretches = f" x {layout.context} context" if layout.context > 1 else ""
+    sizes = f"{layout.data_size} data x {layout.pipeline} pipeline x {layout.tensor} tensor{stretches} parallel"
     experts = f", the experts of a layer over {layout.expert} x {layout.expert_tensor}" if model.num_experts else ""
     each = model.num_layers // layout.pipeline
     lines = [f"{path}: {layout.world_size} ranks = {sizes}{experts}; {each} layers a stage"]
     lines += [f"stage {one.stage}: {human_bytes(one.total)} of {gpu_gib:g} GiB ({_parts(one)})" for one in memory]
-    lines.append("the ranks of a learner are placed on one node so far; what is beyond it is arithmetic")
     return lines
 
 

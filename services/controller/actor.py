@@ -285,7 +285,7 @@ class Controller:
     async def _start_learner(self) -> None:
         """Bring the ranks to the newest checkpoint, or through the warm-up, under an incarnation of their own."""
         me = ray.get_runtime_context().current_actor
-        built, *_ = await self._learners.call("build", me)
+        built, *_ = await self._learners.build(me)
         step = built["checkpoint"]
         if self._opened.is_set():
             incarnation = await self._queue.resume_from.remote(step or 0)

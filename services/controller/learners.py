@@ -8,10 +8,11 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
+from streamrl.errors import ConfigError
 from streamrl.learner.parallel.dispatch import Dispatch, DispatchTable
 from streamrl.learner.parallel.rank_mesh import RankMesh
 from streamrl.services.actors.deaths import DIED, process_died
-from streamrl.services.controller.parts import Parts
+from streamrl.services.controller.parts import Parts, sees_run
 from streamrl.services.controller.worker_group import WorkerGroup
 from streamrl.services.run.folder import RunFolder
 
@@ -19,6 +20,7 @@ LEARNER_CALLS = DispatchTable(
     "learner",
     {
         # Collective, or of what each rank has for itself.
+        "meet": Dispatch.RANK_ZERO,
         "build": Dispatch.ONE_TO_ALL,
         "enter": Dispatch.ONE_TO_ALL,
         "warm_up": Dispatch.ONE_TO_ALL,
@@ -41,7 +43,7 @@ class Learners:
 
     Example:
         learners.make()
-        built, *_ = await learners.call("build", controller)
+        built, *_ = await learners.build(controller)
         result, *_ = await learners.call("run")
     """
 
@@ -61,6 +63,8 @@ class Learners:
         self._mesh = mesh
         self._home = home
         self._group: WorkerGroup | None = None
+        self._nodes: list[str] = []
+        """Ray's ids of those that ranks are on, where there are several."""
 
     def make(self) -> None:
         """Start the processes of all ranks, in place of those that there are."""
@@ -68,7 +72,8 @@ class Learners:
             ray.kill(rank)
         meeting = self._new_meeting()
         told = meeting, self._queue, self._store, self._home
-        ranks = [self._parts.learner(rank, *told) for rank in range(self._mesh.world_size)]
+        self._nodes = self._parts.learner_nodes(self._nodes)
+        ranks = [self._parts.learner(rank, *told, self._nodes) for rank in range(self._mesh.world_size)]
         self._group = WorkerGroup(LEARNER_CALLS, self._mesh, ranks, progress="progress")
 
     def _new_meeting(self) -> str:
@@ -76,6 +81,16 @@ class Learners:
         for old in self._run.path.glob("learner-*.store"):
             old.unlink(missing_ok=True)
         return str(self._run.path / f"learner-{secrets.token_hex(4)}.store")
+
+    async def build(self, controller: ActorHandle) -> Any:
+        """Have the ranks find each other and load the model; what each found. Raises ConfigError where one does not see
+        the run's folder."""
+        if not self._nodes:
+            return await self.call("build", controller)
+        for node in self._nodes[1:]:
+            if why := await sees_run(node, str(self._run.path), self._run.run_id):
+                raise ConfigError(why)
+        return await self.call("build", controller, await self.call("meet"))
 
     async def call(self, method: str, *args: Any) -> Any:
         """As `WorkerGroup.call`."""

@@ -6,7 +6,8 @@ node, where the run folder is, but for the replicas, if the configuration says w
 computes on GPUs asks Ray for them, and sees those that it is given alone (`CUDA_VISIBLE_DEVICES`), the first as cuda:0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,13 +17,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from streamrl.config import Config
 from streamrl.config.estimates.gpus import gpus_of_a_rank
+from streamrl.errors import RunFolderError
 from streamrl.scheduling.replica_names import replica_name
 from streamrl.services.actors.process_environment import import_path, variables
-from streamrl.services.controller.supply import Placer
+from streamrl.services.controller.supply import Placer, rank_nodes
 from streamrl.services.learner.actor import LearnerRank
 from streamrl.services.queue.actor import QueueActor
 from streamrl.services.reward.actor import RewardActor
 from streamrl.services.rollout.actor import RolloutReplica
+from streamrl.services.run.folder import RunFolder
 from streamrl.services.weights.actor import WeightStoreActor
 from streamrl.services.weights.node import NodeActor
 from streamrl.services.weights.node_folder import Visit
@@ -65,13 +68,29 @@ class Parts:
         told = name, self._run_folder, self._data, queue, store
         return self._make(name, RolloutReplica, threads, *told, **self._placer.options())
 
+    def learner_nodes(self, before: Sequence[str] = ()) -> list[str]:
+        """Ray's ids of the nodes that ranks go to, the run's own first; none where all are on that. before: those that
+        ranks were on, which they stay on. Raises ResourceError. Blocks for a call to Ray."""
+        return rank_nodes(self._config, before)
+
     def learner(
-        self, rank: int, meeting: str, queue: ActorHandle, store: ActorHandle, home: ActorHandle | None = None
+        self,
+        rank: int,
+        meeting: str,
+        queue: ActorHandle,
+        store: ActorHandle,
+        home: ActorHandle | None = None,
+        nodes: Sequence[str] = (),
     ) -> ActorHandle:
-        """meeting: path of the file at which the ranks find each other; it may not exist yet."""
+        """meeting: path of the file at which the ranks find each other; it may not exist yet. nodes: as
+        `learner_nodes`."""
+        learner = self._config.learner
         told = rank, self._run_folder, self._data, meeting, queue, store, home
-        gpus = {"num_gpus": gpus_of_a_rank(self._config)}
-        return self._make(f"learner-{rank}", LearnerRank, self._config.learner.threads, *told, **gpus)
+        options = {
+            "num_gpus": gpus_of_a_rank(self._config),
+            **(_on(nodes[rank // learner.ranks_per_node]) if nodes else {}),
+        }
+        return self._make(f"learner-{rank}", LearnerRank, learner.threads, *told, **options)
 
     def gateway(
         self, controller: ActorHandle, queue: ActorHandle, store: ActorHandle, home: ActorHandle | None
@@ -110,6 +129,27 @@ class Parts:
         handle: Any = ray.remote(cls).options(**told).remote(*args)
         self._made(name, handle)
         return handle
+
+
+async def sees_run(ray_node: str, run_folder: str, run_id: str) -> str:
+    """Why a node does not see the folder of a run, in words; "" where it does."""
+    asked: Any = ray.remote(_sees_run).options(num_cpus=0, **_on(ray_node)).remote(run_folder)
+    found = await asked
+    if found == run_id:
+        return ""
+    there = f"has a run {found} there" if found else "has no run there"
+    return (
+        f"learner.nodes: node {ray_node[:8]} {there}, at {run_folder}: set `runs` to a folder of a file system that "
+        "all nodes of the learner see"
+    )
+
+
+def _sees_run(run_folder: str) -> str:
+    """The id of the run in that folder; "" where there is none."""
+    try:
+        return RunFolder.open(Path(run_folder)).run_id
+    except RunFolderError:
+        return ""
 
 
 def this_node() -> dict[str, Any]:

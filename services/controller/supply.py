@@ -16,11 +16,12 @@ from streamrl.config.estimates.gpus import (
     gpus_of_a_replica,
     gpus_on_run_node,
     largest_request,
+    node_demand,
     replica_demand,
     too_few,
 )
 from streamrl.errors import ResourceError
-from streamrl.scheduling.placement import Supply, fullest, impossible
+from streamrl.scheduling.placement import Supply, fullest, impossible, shared_out, standing, too_few_nodes
 
 KNOWN_AFTER_S = 2.0
 """Seconds after which what is free tells of a replica that was made."""
@@ -51,10 +52,29 @@ def cannot_be_placed(config: Config, nodes: Sequence[Supply], home: str) -> str:
     demand = replica_demand(config)
     if demand is not None and (why := impossible(demand, nodes)):
         return f"rollout.resources: {why}; ask for less, or start Ray on a node that has it"
+    learner = config.learner
+    if learner.nodes > 1 and (why := too_few_nodes(learner.nodes, node_demand(config), nodes, home)):
+        return f"learner.nodes = {learner.nodes}: {why}"
     demands = gpus_on_run_node(config)
     there = sum(int(node.total.get(GPU, 0)) for node in nodes if node.node == home)
     why = too_few(demands, there)
     return f"this node: {largest_request(demands)}: {why}" if why else ""
+
+
+def rank_nodes(config: Config, before: Sequence[str] = ()) -> list[str]:
+    """Ray's ids of the nodes that ranks of the learner go to, the run's own first; none where all are on that. before:
+    where ranks were. Raises ResourceError where too few have room. Blocks as `supply` does."""
+    count = config.learner.nodes
+    if count == 1:
+        return []
+    nodes, home = supply(), ray.get_runtime_context().get_node_id()
+    chosen = shared_out(home, count, node_demand(config), nodes, before)
+    if len(chosen) < count:
+        have = standing(node_demand(config), nodes)
+        raise ResourceError(
+            f"learner.nodes = {count}: {len(chosen)} nodes have room for {config.learner.ranks_per_node} ranks; {have}"
+        )
+    return chosen
 
 
 class Placer:

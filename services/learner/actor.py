@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-import numpy as np
+import ray
 from ray.actor import ActorHandle
 
-from streamrl.algorithms.advantages.estimate import baseline_rows
 from streamrl.buffers.rows.records import Lease
 from streamrl.clock import SystemClock
 from streamrl.config import Config
@@ -31,16 +30,16 @@ from streamrl.services.actors.filtered_share import FilteredShare
 from streamrl.services.actors.observe import Observer
 from streamrl.services.actors.process_environment import extend_import_path
 from streamrl.services.actors.step_schedule import checkpoint_due, evaluation_due
+from streamrl.services.learner.lease_facts import lease_facts
 from streamrl.services.learner.publisher import Publisher
 from streamrl.services.learner.saver import Saver
-from streamrl.services.learner.step_plan import FINISH, SAVE, STOP, StepPlan, overlong_penalties
+from streamrl.services.learner.step_plan import FINISH, SAVE, STOP, StepPlan
 from streamrl.services.learner.thread_watch import ThreadWatch
 from streamrl.services.queue.far_rows import FarRows
 from streamrl.services.run.folder import RunFolder
 from streamrl.services.weights.actor import EVALUATION
 from streamrl.system.disk import free_bytes
 from streamrl.system.disk_space import LOOK_EVERY_S
-from streamrl.types import LongArray
 
 if TYPE_CHECKING:
     from streamrl.learner.supervised.warmup import WarmupProgress
@@ -105,8 +104,15 @@ class LearnerRank:
 
     # ---- start
 
-    async def build(self, controller: ActorHandle) -> dict[str, Any]:
-        """Load model and checkpoint; returns what `LearnerCore.build` does."""
+    async def meet(self) -> str:
+        """Of rank 0, where ranks are on several nodes: the place at which it waits for the others."""
+        return self._core.meet(ray.util.get_node_ip_address())
+
+    async def build(self, controller: ActorHandle, place: str = "") -> dict[str, Any]:
+        """Load model and checkpoint; returns what `LearnerCore.build` does. place: as `meet` says, where it was
+        asked."""
+        if place and self._rank:
+            self._core.come_to(place, ray.util.get_node_ip_address())
         self._controller = controller
         self._event_sender = EventSender(controller.report.remote)
         self._publisher = Publisher(
@@ -227,7 +233,7 @@ class LearnerRank:
             publication = await self._publisher.begin(self._compute)
             await self._step_reported()  # of the step before, so no more than one step is untold at any time
         with timer.phase("commit"):
-            counts = await committed if committed is not None else {}
+            counts: dict[str, Any] = {} if committed is None else await committed
         self._line.clear()
         with timer.phase("checkpoint"):
             await self._save_if_due()
@@ -289,7 +295,7 @@ class LearnerRank:
                 return lease
 
     async def _next_lease(self) -> Lease | None:
-        lease = asyncio.ensure_future(self._queue.lease.remote(self._core.step))
+        lease: asyncio.Future[Lease | None] = asyncio.ensure_future(self._queue.lease.remote(self._core.step))
         stop = asyncio.create_task(self._stop.wait())
         await asyncio.wait({lease, stop}, return_when=asyncio.FIRST_COMPLETED)
         if self._stop.is_set():
@@ -344,9 +350,6 @@ class LearnerRank:
 
     def _facts(self, lease: Lease, counts: dict[str, Any], seconds: float) -> dict[str, Any]:
         """What the step's line of metrics says beside the learner's own numbers."""
-        sampled = lease.sampled_tokens > 0
-        staleness = np.maximum(lease.step - lease.oldest_step[sampled], 0)
-        rewards = lease.rewards[lease.valid & ~baseline_rows(lease.sample_index, self._config)]
         components = self._components.since_last(counts["components"])
         generated = counts["tokens_accepted"] + counts["tokens_ignored"]
         tokens_per_s = (generated - self._generated) / seconds
@@ -354,16 +357,8 @@ class LearnerRank:
         return {
             "step": self._core.step,
             "version": str(self._core.version),
-            "reward/mean": float(rewards.mean()) if len(rewards) else None,
-            "reward/std": float(rewards.std()) if len(rewards) else None,
-            "reward/failed": int((~lease.valid).sum()),
-            "reward/zero_variance_share": _zero_variance_share(lease),
-            "reward/truncated_share": float(lease.truncated.mean()),
-            "reward/overlong_mean": float(overlong_penalties(lease, self._config)[lease.valid].mean()),
+            **lease_facts(lease, self._config),
             "reward/filtered_share": self._filtered.since_last(counts),
-            "staleness/mean": float(staleness.mean()) if len(staleness) else 0.0,
-            "staleness/max": int(staleness.max(initial=0)),
-            **_lengths(lease.sampled_tokens[sampled]),
             "tokens/trained": counts["tokens_trained"],
             "tokens/generated": generated,
             "tokens/dropped": counts["tokens_dropped"],
@@ -378,22 +373,3 @@ class LearnerRank:
             "rollout/replicas": self._replicas,
             **{f"reward/{name}/mean": mean for name, mean in components.items()},
         }
-
-
-def _lengths(tokens_N: LongArray) -> dict[str, float]:
-    """Of the rows of a step, in sampled tokens."""
-    if not len(tokens_N):
-        return {}
-    figures = {"mean": float(tokens_N.mean()), "min": int(tokens_N.min()), "max": int(tokens_N.max())}
-    return {f"length/{name}": value for name, value in {**figures, "sum": int(tokens_N.sum())}.items()}
-
-
-def _zero_variance_share(lease: Lease) -> float:
-    """Share of the groups whose scores are all equal, in each component where there are any: they teach nothing."""
-    judged = lease.components if lease.components.shape[1] else lease.rewards[:, None]
-    judged, groups = judged[lease.valid], lease.group[lease.valid]
-    if not len(groups):
-        return 0.0
-    starts = np.flatnonzero(np.diff(groups, prepend=groups[0] - 1))
-    equal = np.maximum.reduceat(judged, starts) == np.minimum.reduceat(judged, starts)
-    return float(equal.all(axis=1).mean())

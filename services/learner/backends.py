@@ -25,6 +25,7 @@ from streamrl.learner.fsdp import FsdpBackend, on_policy
 from streamrl.learner.model.sharding import ShardedPolicy
 from streamrl.learner.model.value_model import ShardedCritic, decoder_of
 from streamrl.learner.objectives import Objective
+from streamrl.learner.parallel.meeting import Meeting
 from streamrl.learner.parallel.process_group import LearnerGroup, open_group
 from streamrl.learner.parallel.rank_mesh import RowRank
 from streamrl.learner.references.averaged import AveragedPolicy
@@ -95,13 +96,13 @@ class Ranks(Protocol):
 class FsdpRanks:
     """`Ranks` over FSDP2."""
 
-    def __init__(self, config: Config, run: Path, rank: int, store_path: Path) -> None:
+    def __init__(self, config: Config, run: Path, rank: int, meeting: Path | Meeting) -> None:
         learner = config.learner
         self._config, self._run = config, run
         self.group = open_group(
             rank,
             learner.num_workers,
-            store_path,
+            meeting,
             device=torch.device(learner.device),
             timeout_s=config.deadlines.step_s,
             tensor_size=learner.tensor_parallel,
@@ -157,7 +158,7 @@ class FsdpRanks:
 class MegatronRanks:
     """`Ranks` over megatron-core, in the layout of `learner.megatron`."""
 
-    def __init__(self, config: Config, run: Path, rank: int, store_path: Path) -> None:
+    def __init__(self, config: Config, run: Path, rank: int, meeting: Path | Meeting) -> None:
         from streamrl.learner.megatron.installed import require_megatron
 
         device = torch.device(config.learner.device)
@@ -167,7 +168,7 @@ class MegatronRanks:
         self._config, self._run = config, run
         layout = MegatronLayout.of(config.learner.megatron, config.learner.num_workers)
         timeout_s = config.deadlines.step_s
-        self._ranks = open_ranks(rank, store_path, layout, device=device, timeout_s=timeout_s)
+        self._ranks = open_ranks(rank, meeting, layout, device=device, timeout_s=timeout_s)
         self.group, self.row_rank = self._ranks.group, self._ranks.row_rank
 
     def build(self, model: PreTrainedModel, watch: TokenWatch | None = None) -> Trained:
@@ -188,6 +189,8 @@ class MegatronRanks:
             reference=reference,
             adapters=adapter_settings(model, self._config),
             idle_steps=learner.critic.warmup_steps,
+            router_aux_loss_coef=learner.router_aux_loss_coef,
+            router_replay=learner.router_replay,
         )
         asked = None if reference is None else reference.logprobs
         return Trained(backend.policy, backend, asked, backend.supervised)
@@ -227,5 +230,8 @@ class MegatronRanks:
         self._ranks.close()
 
 
-BACKENDS: dict[str, Callable[[Config, Path, int, Path], Ranks]] = {"fsdp": FsdpRanks, "megatron": MegatronRanks}
-"""By `learner.backend`: (configuration, run folder, rank, the file at which the ranks meet)."""
+BACKENDS: dict[str, Callable[[Config, Path, int, Path | Meeting], Ranks]] = {
+    "fsdp": FsdpRanks,
+    "megatron": MegatronRanks,
+}
+"""By `learner.backend`: (configuration, run folder, rank, where the ranks meet)."""

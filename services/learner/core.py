@@ -7,6 +7,7 @@ what it publishes.
 
 import gc
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -31,6 +32,7 @@ from streamrl.learner.blame import Logprobs, with_its_row
 from streamrl.learner.checkpoint import checkpoint
 from streamrl.learner.checkpoint.retention import oldest_step
 from streamrl.learner.objectives import nll_loss
+from streamrl.learner.parallel.meeting import Meeting, listen
 from streamrl.learner.sources import Sources
 from streamrl.learner.supervised.warmup import Warmup, WarmupProgress, warmup_optimizer
 from streamrl.models.export import export_hf
@@ -54,8 +56,8 @@ from streamrl.weights.tensors import snapshot, weights_digest
 
 
 class LearnerCore:
-    """See the module. The ranks meet at the file `store_path`. `incarnation` is the first half of every version that it
-    makes: set it, by what the queue's ledger says, before the first one."""
+    """See the module. The ranks meet at the file `store_path`, or at an address. `incarnation` is the first half of
+    every version that it makes: set it, by what the queue's ledger says, before the first one."""
 
     def __init__(self, run: RunFolder, config: Config, rank: int, store_path: Path) -> None:
         self._run = run
@@ -64,6 +66,7 @@ class LearnerCore:
         self._rank = rank
         self._reader = SegmentReader(run.path)
         self._store_path = store_path
+        self._meeting: Path | Meeting = store_path
         self._versions: VersionWriter | None = None
         self._room = DiskSpace()
 
@@ -76,7 +79,23 @@ class LearnerCore:
     def version(self) -> Version:
         return Version(self.incarnation, self.step)
 
+    @property
+    def _built_versions(self) -> VersionWriter:
+        assert self._versions is not None, "build comes first"
+        return self._versions
+
     # ---- start
+
+    def meet(self, address: str) -> str:
+        """Rank 0 of ranks on several machines: have the others come to this address of its own. Returns the place that
+        they are told."""
+        meeting = listen(address, timedelta(seconds=self._config.deadlines.step_s))
+        self._meeting = meeting
+        return meeting.place
+
+    def come_to(self, place: str, address: str) -> None:
+        """The other ranks: meet there, being reached at `address`."""
+        self._meeting = Meeting(place, address)
 
     def build(self, resume: bool = True) -> dict[str, Any]:
         """Collective. Load the model and, to `resume`, the newest verified checkpoint if there is one.
@@ -88,7 +107,7 @@ class LearnerCore:
         if self._rank == 0:
             prepare_model_folder(self._config.model, self._config.seed, model_folder(self._run.path, self._config))
         learner = self._config.learner
-        self._ranks = BACKENDS[learner.backend](self._config, self._run.path, self._rank, self._store_path)
+        self._ranks = BACKENDS[learner.backend](self._config, self._run.path, self._rank, self._meeting)
         self._group = self._ranks.group
         self._group.wait_for_first()
         model = load_model(model_folder(self._run.path, self._config), self._config.model.dtype)
@@ -161,8 +180,10 @@ class LearnerCore:
             read = [[(self._rows(plan, share), share) for share in mini_batch] for mini_batch in shares]
         paid: dict[str, float] = {}
         if learner.algorithm.kl_in_rows:
+            referred = self._referred()
+            assert referred is not None, "whoever pays for a divergence has a reference"
             with timer.phase("forward_backward"):
-                plan, paid = pay_divergence(plan, list(chain(*read)), self._config, self._referred(), self._ranks)
+                plan, paid = pay_divergence(plan, list(chain(*read)), self._config, referred, self._ranks)
             judged = iter(chain(*shares_of(plan, self._ranks.row_rank.data_rank, self._config)))
             read = [[(rows, next(judged)) for rows, _ in mini_batch] for mini_batch in read]
         with timer.phase("pack"):
@@ -202,18 +223,18 @@ class LearnerCore:
 
         span: what to enter while it does the part of that name (`gather`, `write`, `encode`).
         """
-        return self._versions.publish(snapshot, span)
+        return self._built_versions.publish(snapshot, span)
 
     def lack_of_memory(self) -> str:
         """Why shared memory has no room for a further version, in words; "" when it has."""
-        return self._versions.lack(self.incarnation)
+        return self._built_versions.lack(self.incarnation)
 
     def unlink(self, versions: list[Version]) -> None:
-        self._versions.unlink([Version(*version) for version in versions])
+        self._built_versions.unlink([Version(*version) for version in versions])
 
     def keep_only(self, versions: list[Version]) -> None:
         """Give back the memory of all other versions, those of an earlier learner too."""
-        self._versions.keep_only([Version(*version) for version in versions])
+        self._built_versions.keep_only([Version(*version) for version in versions])
 
     def weight_digest(self) -> str:
         """Collective. The digest that a manifest of the weights carries."""
@@ -252,7 +273,7 @@ class LearnerCore:
             self.version,
             tensors,
             ledger_position=self.step,
-            extra={**self._state_extra(), "published": self._versions.published},
+            extra={**self._state_extra(), "published": self._built_versions.published},
         )
 
     def commit(self, snapshot: checkpoint.Snapshot) -> int:
@@ -315,7 +336,7 @@ class LearnerCore:
         if self._auxiliary is not None:
             self._auxiliary.load_state(found.tensor, found.extra.get(self._auxiliary.name))
         checkpoint.prove_loaded(found, self._state_tensors())
-        self._versions.published = found.extra.get("published")
+        self._built_versions.published = found.extra.get("published")
         return {"checkpoint": found.version.step, "skipped": list(search.skipped)}
 
     def _state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

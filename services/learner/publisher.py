@@ -10,7 +10,7 @@ memory: the next snapshot waits for the publication before it.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +24,7 @@ from streamrl.services.actors.deadline import within
 from streamrl.services.actors.observe import Observer
 from streamrl.services.actors.step_schedule import evaluation_due
 from streamrl.services.weights.actor import EVALUATION
+from streamrl.types import Version
 from streamrl.weights.manifest import encode
 
 if TYPE_CHECKING:
@@ -141,7 +142,8 @@ class Publisher:
                 self._tell("notice", {"text": f"version {snapshot.version} waits for shared memory: {lack}"})
             said = True
             # A replica has so long to take a version up, and an evaluation to let go of one.
-            limit, gone = deadlines.update_s + deadlines.rollout_s, self._store.retired.remote()
+            limit = deadlines.update_s + deadlines.rollout_s
+            gone: Awaitable[list[Version]] = self._store.retired.remote()
             versions = await within(limit, gone, who=self._who, what=f"room for a version, {lack}")
             if not versions:
                 return  # the store is closed: nobody lets go of anything any more

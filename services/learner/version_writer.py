@@ -88,7 +88,7 @@ class VersionWriter:
         started, version = time.monotonic(), snapshot.version
         with span("gather"):
             self._publish_base(version)
-            weights = list(self._policy.gather(snapshot.shards)) if self._rank == 0 else self._take_part(snapshot)
+            weights = self._gather(snapshot)
         if weights is None:
             return None
         gathered = time.monotonic()
@@ -123,9 +123,14 @@ class VersionWriter:
 
     # ---- inside
 
-    def _take_part(self, snapshot: WeightSnapshot) -> None:
-        for _ in self._policy.gather(snapshot.shards):
+    def _gather(self, snapshot: WeightSnapshot) -> list[tuple[str, torch.Tensor]] | None:
+        """Collective. None on the ranks that only take part."""
+        gathered = self._policy.gather(snapshot.shards)
+        if self._rank == 0:
+            return list(gathered)
+        for _ in gathered:
             pass
+        return None
 
     def _publish_base(self, version: Version) -> None:
         """Collective. What the adapters of an incarnation change, before the first of them; nothing where all weights

@@ -47,6 +47,12 @@ def _one_container(config: Config) -> Iterator[Problem]:
         yield Problem(key="rollout.resources", what=what, given=quoted(config.rollout.resources))
 
 
+def _learner_on_one_node(config: Config) -> Iterator[Problem]:
+    if config.learner.nodes > 1:
+        what = "these files start one node with ranks; set 1, or start Ray on the nodes yourself (docs/guides/nodes.md)"
+        yield Problem(key="learner.nodes", what=what, given=str(config.learner.nodes))
+
+
 def _nothing_of_this_machine(config: Config) -> Iterator[Problem]:
     """Servers at addresses that mean another machine elsewhere."""
     if config.rollout.server.endpoint is not None:
@@ -70,11 +76,12 @@ _IN_CONTAINERS: tuple[Rule, ...] = (
     _port_of_its_own,
     _reached_by_others,
     _no_ray_of_others,
+    _learner_on_one_node,
     _nothing_of_this_machine,
 )
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "docker": (*_IN_CONTAINERS, _one_container),
     "k8s": _IN_CONTAINERS,
-    "slurm": (_shared_runs, _no_ray_of_others, _nothing_of_this_machine),
+    "slurm": (_shared_runs, _no_ray_of_others, _learner_on_one_node, _nothing_of_this_machine),
 }
 """By the name of the target."""

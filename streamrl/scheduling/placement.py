@@ -42,6 +42,25 @@ def impossible(demand: Mapping[str, float], nodes: Sequence[Supply]) -> str:
     return f"a replica takes {as_toml(demand)} of its node, and no node has as much; {_listed(nodes)}"
 
 
+def shared_out(
+    home: str, count: int, demand: Mapping[str, float], nodes: Sequence[Supply], before: Sequence[str] = ()
+) -> list[str]:
+    """`count` nodes that have a demand each, the run's own first, then those of `before` that are up, then those with
+    most room; fewer where there are not as many."""
+    up = {one.node for one in nodes}
+    stays = [node for node in before if node != home and node in up]
+    rooms = sorted((-fits(demand, one.free), one.name, one.node) for one in nodes if one.node not in (home, *stays))
+    return [home, *stays, *(node for room, _, node in rooms if room <= -1)][:count]
+
+
+def too_few_nodes(count: int, demand: Mapping[str, float], nodes: Sequence[Supply], home: str) -> str:
+    """Why `count` nodes, the run's own among them, can never have a demand each, in words; "" where they can."""
+    able = [one for one in nodes if one.node == home or fits(demand, one.total) >= 1]
+    if len(able) >= count:
+        return ""
+    return f"ranks take {as_toml(demand)} of each node, and {len(able)} have as much; {_listed(nodes)}"
+
+
 def standing(demand: Mapping[str, float], nodes: Sequence[Supply]) -> str:
     """The demand against the supply of each node, in words."""
     return f"it takes {as_toml(demand)} of its node; {_listed(nodes)}"

@@ -38,6 +38,12 @@ def gpus_of_a_rank(config: Config) -> float:
     return config.learner.gpu_share if config.learner.device == "cuda" else 0.0
 
 
+def node_demand(config: Config) -> dict[str, float]:
+    """What the learner's ranks take of each node that they are shared out to, by Ray's names."""
+    gpus = config.learner.ranks_per_node * gpus_of_a_rank(config)
+    return {GPU: gpus} if gpus else {}
+
+
 def gpus_of_a_replica(config: Config) -> float:
     return (config.rollout.resources or {}).get(GPU, _gpus_of_an_engine(config))
 
@@ -56,6 +62,8 @@ def gpus_on_run_node(config: Config) -> list[GpuDemand]:
     learner, rollout = config.learner, config.rollout
     rank, engine = gpus_of_a_rank(config), 0.0 if rollout.resources is not None else _gpus_of_an_engine(config)
     why_rank, why_engine = f"learner.num_workers = {learner.num_workers}", f"rollout.replicas = {rollout.replicas}"
+    if learner.nodes > 1:
+        why_rank = f"{why_rank}, learner.nodes = {learner.nodes}"
     if rank < 1:
         why_rank = f"{why_rank}, learner.gpu_share = {rank:g}"
     if engine > 1:
@@ -63,7 +71,7 @@ def gpus_on_run_node(config: Config) -> list[GpuDemand]:
     elif engine < 1:
         why_engine = f"{why_engine}, rollout.gpu_share = {engine:g}"
     demands = [
-        GpuDemand("learner.device", learner.num_workers, rank, why_rank),
+        GpuDemand("learner.device", learner.ranks_per_node, rank, why_rank),
         GpuDemand("rollout.device", rollout.replicas, engine, why_engine),
     ]
     return [demand for demand in demands if demand.requested]

@@ -20,8 +20,9 @@ _WORKERS = "learner.num_workers"
 @dataclass(frozen=True, slots=True)
 class MegatronLayout:
     """`world_size` ranks, and over how many of them each thing is spread. virtual: model chunks that a rank has;
-    above 1 a pipeline goes over its stages as often. expert: ranks that the experts of a layer are shared out to, which
-    have different rows. expert_tensor: ranks that the matrices of one expert are spread over."""
+    above 1 a pipeline goes over its stages as often. context: stretches of a pack's tokens. expert: ranks that the
+    experts of a layer are shared out to, which have different rows. expert_tensor: ranks that the matrices of one
+    expert are spread over."""
 
     world_size: int = 1
     tensor: int = 1
@@ -56,6 +57,10 @@ class MegatronLayout:
     def data_rank(self, rank: int) -> int:
         """Whose rows a rank has, of `data_size`."""
         return rank // (self.tensor * self.context) % self.data_size
+
+    def context_rank(self, rank: int) -> int:
+        """Which stretch of a pack's tokens a rank has, of `context`."""
+        return rank // self.tensor % self.context
 
     def stage(self, rank: int) -> int:
         """Which stage of its pipeline a rank is."""
@@ -121,6 +126,10 @@ def model_fits(config: Config, model: ModelFacts) -> Iterator[Problem]:
     ):
         if count % layout.tensor:
             yield _uneven("tensor_parallel", layout.tensor, f"the model's {count} {name}")
+    if layout.context > 1 and model.num_heads % (layout.tensor * layout.context):
+        beside = f" times tensor_parallel = {layout.tensor}" if layout.tensor > 1 else ""
+        what = f"the model's {model.num_heads} attention heads are no multiple of it{beside}; set a divisor"
+        yield Problem(key=f"{_TABLE}.context_parallel", what=what, given=str(layout.context))
     if model.num_layers % (layout.pipeline * layout.virtual):
         yield _layers(layout, model.num_layers)
     if not layout.own_vocabulary(model.vocab_size, layout.tensor - 1):

@@ -114,7 +114,7 @@ def _parameters(model: ModelFacts, layout: MegatronLayout, stage: int) -> _Parts
 def _activations(config: Config, model: ModelFacts, layout: MegatronLayout, stage: int) -> int:
     """Of the packs that a stage has done forwards of and no backward yet, and of the logits in its last one."""
     megatron, size = config.learner.megatron, DTYPE_BYTES[config.model.dtype]
-    tokens, layers = config.learner.micro_batch_tokens, model.num_layers // layout.pipeline
+    tokens, layers = -(-config.learner.micro_batch_tokens // layout.context), model.num_layers // layout.pipeline
     under_way = layout.pipeline - stage
     if layout.virtual > 1:
         # Interleaved: a stage is ahead by all chunks but one of each stage behind it, too.

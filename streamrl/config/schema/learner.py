@@ -164,7 +164,8 @@ class MegatronConfig(Table, frozen=True):
     """Model chunks that a stage has: with several, a pack goes over the stages as often, and a stage waits less.
     It needs `pipeline_parallel` above 1."""
     context_parallel: Positive = 1
-    """Ranks that the tokens of a pack are spread over in attention, for rows that are too long for one."""
+    """Ranks that the tokens of a pack are spread over, for rows that are too long for one: in attention each has all of
+    them and a part of the heads."""
     expert_parallel: Positive = 1
     """Ranks that the experts of a layer are shared out to. They are among the data parallel and tensor parallel
     ones."""
@@ -193,6 +194,9 @@ class LearnerConfig(Table, frozen=True):
     """Batches of the whole run; each makes a version."""
     num_workers: Positive = 1
     """Ranks, each a process with a device of its own. FSDP2 shards the parameters over them."""
+    nodes: Positive = 1
+    """Nodes of a cluster that the ranks are shared out to, as many to each, the first to the run's own. Above 1 `runs`
+    is in a file system that all of these nodes see."""
     tensor_parallel: Positive = 1
     """Ranks that each layer is spread over, a divisor of `num_workers`. They see the same rows, and wait for each other
     four times in a layer."""
@@ -233,8 +237,8 @@ class LearnerConfig(Table, frozen=True):
     0 leaves routers to the rewards."""
     router_replay: bool = False
     """Whether the engine records which experts each token goes to, and the learner sends it to the same ones, with the
-    weights of its own router (Qwen3-MoE, Mixtral; the torch engine on a CPU). Tokens of which nothing is recorded go
-    where the learner's router sends them."""
+    weights of its own router (Qwen3-MoE, Mixtral). Engines that record: SGLang, vLLM on a GPU, `torch` on a CPU. Tokens
+    of which nothing is recorded go where the learner's router sends them."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
@@ -244,6 +248,10 @@ class LearnerConfig(Table, frozen=True):
     lora: LoraConfig = field(default_factory=LoraConfig)
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
     megatron: MegatronConfig = field(default_factory=MegatronConfig)
+
+    @property
+    def ranks_per_node(self) -> int:
+        return -(-self.num_workers // self.nodes)
 
     @property
     def data_ranks(self) -> int:

@@ -1,6 +1,7 @@
-"""The learner's ranks: one process group from a rank, a size and a file.
+"""The learner's ranks: one process group from a rank, a size and a meeting.
 
-Guarantees: rendezvous by a file, so no port is chosen or raced for; locally gloo listens on loopback only;
+Guarantees: rendezvous by a file, or at an address where ranks are on several machines, so no port is raced for; on one
+machine gloo listens on loopback only;
 bytes travel as uint8 tensors, never pickled; a collective in which a rank is late ends with an error, and a wait for
 rank 0, which may wait for rows or for a disk, has no end but its death. `close` leaves nothing behind in this process.
 Knows nothing of models.
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from streamrl.errors import ComponentError
+from streamrl.learner.parallel.meeting import Meeting
 from streamrl.learner.parallel.rank_mesh import RankMesh
 from streamrl.learner.parallel.sequence_parallel import SequenceRanks
 
@@ -128,43 +130,48 @@ class LearnerGroup:
 def open_group(
     rank: int,
     world_size: int,
-    store_path: Path,
+    meeting: Path | Meeting,
     *,
     device: torch.device,
-    interface: str | None = LOOPBACK,
     timeout_s: float = 120.0,
     tensor_size: int = 1,
     sequence_size: int = 1,
 ) -> LearnerGroup:
-    """Join the group of `world_size` ranks that meet at the file `store_path` (one file for one group, once).
+    """Join the group of `world_size` ranks that meet at the file `meeting` (one file for one group, once), or at an
+    address.
 
-    Gloo on CPU, NCCL on CUDA. interface: the network interface gloo binds; None lets it choose (ranks on
-    several machines). tensor_size, sequence_size: ranks that a layer and the tokens of a row are spread over; their
-    product divides `world_size`. Raises ComponentError when the others do not come within `timeout_s`, or a group is
-    open already.
+    Gloo on CPU, NCCL on CUDA. tensor_size, sequence_size: ranks that a layer and the tokens of a row are spread over;
+    their product divides `world_size`. Raises ComponentError when the others do not come within `timeout_s`, or a group
+    is open already.
     """
     if dist.is_initialized():
         raise ComponentError("this process is in a process group already; close it before another is opened")
+    limit, device = timedelta(seconds=timeout_s), _own(device, rank)
+    interface = LOOPBACK if isinstance(meeting, Path) else meeting.interface
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-    limit, device = timedelta(seconds=timeout_s), _own(device, rank)
+    store = dist.FileStore(str(meeting), world_size) if isinstance(meeting, Path) else meeting.store(limit)
     try:
         dist.init_process_group(
             _BACKENDS[device.type],
-            store=dist.FileStore(str(store_path), world_size),
+            store=store,
             rank=rank,
             world_size=world_size,
             timeout=limit,
         )
     except (RuntimeError, ValueError) as error:
         raise ComponentError(
-            f"learner rank {rank} of {world_size} could not join its group at {store_path} within "
+            f"learner rank {rank} of {world_size} could not join its group at {_place(meeting)} within "
             f"{timeout_s:g} s: {error}"
         ) from error
     sequence, peers = _stretched(RankMesh.of(world_size, tensor_size, sequence_size), rank, limit, device)
     waits = [dist.new_group(timeout=_WITHOUT_LIMIT, backend="gloo") for _ in range(2)] if world_size > 1 else []
     mesh, beside = _meshes(device, world_size, tensor_size, limit)
     return LearnerGroup(rank, world_size, device, mesh, beside, tensor_size, sequence, peers, *waits)
+
+
+def _place(meeting: Path | Meeting) -> str:
+    return str(meeting) if isinstance(meeting, Path) else meeting.place
 
 
 def _own(device: torch.device, rank: int) -> torch.device:

@@ -17,6 +17,19 @@ def ranks_have_rows(config: Config) -> Iterator[Problem]:
         yield Problem(key="learner.num_workers", what=what, given=str(config.learner.num_workers), involves=involves)
 
 
+def nodes_have_ranks(config: Config) -> Iterator[Problem]:
+    """As many each, on a cluster."""
+    nodes, ranks = config.learner.nodes, config.learner.num_workers
+    if nodes == 1:
+        return
+    if ranks % nodes:
+        what = f"the {ranks} ranks are shared out evenly; set a divisor of learner.num_workers"
+        yield Problem(key="learner.nodes", what=what, given=str(nodes), involves=("learner.num_workers",))
+    if config.ray.address == "local":
+        what = "a Ray of the run's own has one node, this one; set ray.address to a cluster's, or 1"
+        yield Problem(key="learner.nodes", what=what, given=str(nodes), involves=("ray.address",))
+
+
 def shares_fit_the_ranks(config: Config) -> Iterator[Problem]:
     shares, ranks, rows = config.learner.shares, config.learner.data_ranks, config.rollouts_per_step
     if shares is None:
@@ -109,6 +122,7 @@ RANK_RULES = (
     packs_are_spread_evenly,
     what_is_not_spread,
     ranks_have_rows,
+    nodes_have_ranks,
     shares_fit_the_ranks,
     offload_from_a_gpu,
 )

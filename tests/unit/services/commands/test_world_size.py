@@ -36,12 +36,26 @@ def command(tmp_path: Path, name: str, ranks: int, *more: str, **changes: object
 
 def test_ranks_and_what_each_keeps_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(command(tmp_path, "30B-A3B", 32, *EXPERTS)) == 0
-    first, stage, place = capsys.readouterr().out.splitlines()
+    first, stage = capsys.readouterr().out.splitlines()
     parts = "8 data x 1 pipeline x 4 tensor parallel, the experts of a layer over 8 x 1; 48 layers a stage"
     assert first.endswith(f"run.toml: 32 ranks = {parts}")
     assert stage.startswith("stage 0: ")
     assert "of 80 GiB (weights 7.5 GiB, gradients 15.0 GiB, optimizer 14.2 GiB, activations" in stage
-    assert "one node so far" in place
+
+
+def test_ranks_that_have_a_stretch_of_a_pack_each_are_told_and_keep_less(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = []
+    for stretches in ("1", "2"):
+        folder = tmp_path / stretches
+        folder.mkdir()
+        asked = [*command(folder, "30B-A3B", 32, *EXPERTS), "--learner.megatron.context_parallel", stretches]
+        assert run_app(asked) == 0
+        assert ("x 4 tensor x 2 context parallel" in capsys.readouterr().out) == (stretches == "2")
+        assert run_app([*asked, "--json"]) == 0
+        kept.append(json.loads(capsys.readouterr().out)["stages"][0]["activations"])
+    assert kept[1] < 0.6 * kept[0]
 
 
 def test_stages_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ import torch
 from support.data.probe_data import prompts_of_data
 from support.environments import probe_environment as environment
 from support.gateway import probe_gateway as gateway
+from support.kernels import NEEDS_KERNELS
 from support.learner import probe_learner as learner
 from support.rewards import probe_reward_model as scores
 from support.runs import probe_autoscaling as autoscaling
@@ -25,7 +26,7 @@ from support.runs import probe_parts as parts
 from support.sandbox import probe_sandbox as sandbox
 
 from streamrl.config import Config
-from streamrl.config.estimates.gpus import gpus_of_a_rank, gpus_of_a_replica
+from streamrl.config.estimates.gpus import gpus_of_a_rank, gpus_of_a_replica, node_demand
 from streamrl.config.estimates.machine import Machine
 from streamrl.config.estimates.model_of import model_facts
 from streamrl.config.estimates.resources import estimate, shortages
@@ -146,6 +147,7 @@ SHORT = {"rollout.sampling.max_new_tokens": 5}
 KL = {**RATE, "learner.algorithm.kl_coef": 1.0}
 REFERENCE = "learner.algorithm.reference.kind"
 PLACED = {"ray.address": "10.0.0.1:6379", "rollout.resources": {"rollout-node": 1.0}}
+RANKS = {"ray.address": "10.0.0.1:6379", "learner.device": "cuda", "learner.num_workers": 2}
 SCORES = {"reward.function": "reward_model", "reward.model.path": "one"}
 SCALED = {"rollout.autoscaling.max_replicas": 4, "rollout.autoscaling.downscale_delay_s": 30.0}
 NEVER = 1e-6
@@ -309,6 +311,11 @@ def paused(config: Config, folder: Path) -> str:
 def gpus_asked(config: Config, folder: Path) -> tuple[float, float]:
     """What a rank and a replica ask Ray for."""
     return gpus_of_a_rank(config), gpus_of_a_replica(config)
+
+
+def gpus_of_a_node(config: Config, folder: Path) -> dict[str, float]:
+    """What the learner's ranks ask of each node."""
+    return node_demand(config)
 
 
 def device_of(config: Config, folder: Path) -> str:
@@ -518,6 +525,7 @@ KEYS: dict[str, Key] = {
     "reward.model.rows_at_once": Key(scores.forwards, 2, 3, SCORES),
     "learner.steps": Key(parts.taken_groups, 1, 2),
     "learner.num_workers": Key(parts.started_parts, 1, 2),
+    "learner.nodes": Key(gpus_of_a_node, 1, 2, RANKS),
     "learner.tensor_parallel": Key(shares_of_a_step, 1, 2, {"learner.num_workers": 2}),
     "learner.sequence_parallel": Key(shares_of_a_step, 1, 2, {"learner.num_workers": 2}),
     "learner.shares": Key(learner.learn, None, 2),
@@ -815,7 +823,11 @@ def probed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Probed:
     return Probed(model, tmp_path_factory.mktemp("probes"))
 
 
-@pytest.mark.parametrize("key", KEYS)
+KERNELS_MAKE = ("weights.delta",)
+"""What only compiled kernels make: under NUMBA_DISABLE_JIT=1 there is none either way."""
+
+
+@pytest.mark.parametrize("key", [pytest.param(key, marks=NEEDS_KERNELS if key in KERNELS_MAKE else ()) for key in KEYS])
 def test_a_key_changes_what_the_code_does(key: str, probed: Probed) -> None:
     first, second = KEYS[key].first, KEYS[key].second
     seen = probed.run(key, first), probed.run(key, second)

@@ -60,3 +60,9 @@ def test_a_job_that_is_queued_again_must_see_its_folder() -> None:
     assert told("slurm", (), "--runs", "/tmp/runs").startswith("runs: a job that is queued again may get other nodes")
     assert told("slurm", (), "--runs", "/scratch/runs") == ""
     assert told("slurm", (SAMPLE,), "--gateway.port", "0") == ""
+
+
+@pytest.mark.parametrize("target", ["k8s", "slurm"])
+def test_a_learner_on_several_nodes_is_started_by_hand(target: str) -> None:
+    keys = ("--learner.num_workers", "2", "--learner.nodes", "2", "--ray.address", "auto")
+    assert told(target, (SAMPLE,), *keys).startswith("learner.nodes: these files start one node with ranks; set 1, or")

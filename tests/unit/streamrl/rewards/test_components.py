@@ -24,7 +24,7 @@ from streamrl.config.schema.learner import FilterConfig, LearnerConfig
 from streamrl.errors import DataError, RunFolderError
 from streamrl.rewards.base import component_columns, to_score, with_components
 from streamrl.services.inspect.queue import _settings as books_settings
-from streamrl.services.learner.actor import _zero_variance_share
+from streamrl.services.learner.lease_facts import _zero_variance_share
 from streamrl.services.learner.step_plan import make_plan
 from streamrl.services.queue.actor import queue_settings as queue_settings_of
 from streamrl.tasks.resolve import resolve_task

@@ -2,7 +2,16 @@
 
 import pytest
 
-from streamrl.scheduling.placement import SHOWN, Supply, fits, fullest, impossible, standing
+from streamrl.scheduling.placement import (
+    SHOWN,
+    Supply,
+    fits,
+    fullest,
+    impossible,
+    shared_out,
+    standing,
+    too_few_nodes,
+)
 
 DEMAND = {"GPU": 1.0, "rollout-node": 0.5}
 
@@ -69,3 +78,27 @@ def test_replicas_that_are_made_at_once_fill_one_node_after_the_other() -> None:
         assert chosen is not None
         sent.append(chosen)
     assert sent == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_ranks_are_shared_out_to_the_runs_own_node_and_those_with_most_room() -> None:
+    nodes = [node("b", free=1.0), node("home", free=0.0), node("a"), node("c", free=0.5), node("d")]
+    assert shared_out("home", 1, {"GPU": 1.0}, nodes) == ["home"]
+    assert shared_out("home", 3, {"GPU": 1.0}, nodes) == ["home", "a", "d"]
+    assert shared_out("home", 4, {"GPU": 1.0}, nodes) == ["home", "a", "d", "b"]
+    assert shared_out("home", 5, {"GPU": 1.0}, nodes) == ["home", "a", "d", "b"], "the last has no room"
+    assert shared_out("home", 5, {}, nodes) == ["home", "a", "b", "c", "d"]
+
+
+def test_ranks_stay_where_they_were_though_what_they_had_is_not_free_yet() -> None:
+    nodes = [node("home"), node("a"), node("b", free=0.0)]
+    assert shared_out("home", 2, {"GPU": 1.0}, nodes, ["home", "b"]) == ["home", "b"]
+    assert shared_out("home", 2, {"GPU": 1.0}, nodes, ["home", "gone"]) == ["home", "a"]
+
+
+def test_nodes_that_can_never_have_ranks_are_told() -> None:
+    nodes = [node("home", GPU=0.0), node("a"), node("b", GPU=1.0)]
+    assert too_few_nodes(2, {"GPU": 2.0}, nodes, "home") == ""
+    why = too_few_nodes(3, {"GPU": 2.0}, nodes, "home")
+    assert why.startswith(
+        "ranks take { GPU = 2 } of each node, and 2 have as much; free of what each node has: host-home"
+    )

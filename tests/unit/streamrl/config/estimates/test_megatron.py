@@ -52,6 +52,22 @@ def test_ranks_of_one_model_have_the_same_rows_and_each_stage_comes_once(
     )
 
 
+@pytest.mark.parametrize(("tensor", "context"), [(1, 2), (2, 2), (3, 2), (2, 3)])
+def test_ranks_of_one_pack_have_a_stretch_each(tensor: int, context: int) -> None:
+    layout = MegatronLayout(tensor * context * 4, tensor, 2, context=context)
+    seen = [(layout.data_rank(n), layout.stage(n), layout.context_rank(n)) for n in range(layout.world_size)]
+    assert all(seen.count(place) == tensor for place in product(range(2), range(2), range(context)))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "context", "told"), [(1, 4, ""), (2, 4, ""), (1, 3, "it"), (4, 4, "it times tensor")]
+)
+def test_heads_that_are_not_shared_out_to_the_stretches_are_told(tensor: int, context: int, told: str) -> None:
+    problems = said(tensor * context, facts(DENSE), tensor_parallel=tensor, context_parallel=context)
+    assert len(problems) == bool(told)
+    assert all(f"8 attention heads are no multiple of {told}" in one for one in problems)
+
+
 @pytest.mark.parametrize(("pipeline", "virtual"), [(1, 1), (2, 1), (3, 2), (2, 3), (4, 3)])
 def test_each_layer_is_in_one_chunk_in_the_order_in_which_a_pack_goes(pipeline: int, virtual: int) -> None:
     layout, num_layers = MegatronLayout(pipeline, pipeline=pipeline, virtual=virtual), 12
